@@ -1,0 +1,71 @@
+"""Certified defense of any image classifier against adversarial patches."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from patchcleanser.classifiers import (
+        CallableClassifier,
+        Classifier,
+        Preprocessing,
+        TorchClassifier,
+        load_classifier,
+    )
+    from patchcleanser.core.masks import MaskSet
+    from patchcleanser.core.threats import Threat
+    from patchcleanser.core.verdicts import Case, Certificate, Verdict
+    from patchcleanser.core.windows import Window
+    from patchcleanser.defenses import ChallengerMasking, DoubleMasking, MinorityReports
+    from patchcleanser.errors import PatchCleanserError
+
+__version__ = "0.1.0"
+
+# Where each public name lives. They are imported when first used, so that `import patchcleanser`
+# and everything in core stay free of torch.
+_HOMES = {
+    "CallableClassifier": "classifiers",
+    "Case": "core.verdicts",
+    "Certificate": "core.verdicts",
+    "ChallengerMasking": "defenses",
+    "Classifier": "classifiers",
+    "DoubleMasking": "defenses",
+    "MaskSet": "core.masks",
+    "MinorityReports": "defenses",
+    "PatchCleanserError": "errors",
+    "Preprocessing": "classifiers",
+    "Threat": "core.threats",
+    "TorchClassifier": "classifiers",
+    "Verdict": "core.verdicts",
+    "Window": "core.windows",
+    "load_classifier": "classifiers",
+}
+
+__all__ = [
+    "CallableClassifier",
+    "Case",
+    "Certificate",
+    "ChallengerMasking",
+    "Classifier",
+    "DoubleMasking",
+    "MaskSet",
+    "MinorityReports",
+    "PatchCleanserError",
+    "Preprocessing",
+    "Threat",
+    "TorchClassifier",
+    "Verdict",
+    "Window",
+    "load_classifier",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'patchcleanser' has no attribute {name!r}")
+    return getattr(import_module(f"patchcleanser.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

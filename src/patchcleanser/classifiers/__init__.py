@@ -1,0 +1,16 @@
+"""Anything that classifies images, behind one protocol: images in, logits out."""
+
+from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.callable import CallableClassifier
+from patchcleanser.classifiers.load import as_classifier, load_classifier
+from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.torch import TorchClassifier
+
+__all__ = [
+    "CallableClassifier",
+    "Classifier",
+    "Preprocessing",
+    "TorchClassifier",
+    "as_classifier",
+    "load_classifier",
+]

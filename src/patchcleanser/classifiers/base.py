@@ -1,0 +1,66 @@
+"""The Classifier protocol: images in, logits out, always the same answer."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.errors import OutputError
+
+
+class Classifier(ABC):
+    """What a defense needs of a model. Subclasses say how to get logits and what they are.
+
+    A classifier must be a function: the same input gives the same logits, whatever else is in
+    the batch. `fingerprint` names everything that decides a label, so that stored labels are
+    never mistaken for another model's.
+    """
+
+    def __init__(
+        self,
+        preprocessing: Preprocessing | None = None,
+        *,
+        classes: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.preprocessing = preprocessing or Preprocessing()
+        self.classes = classes
+        self.device = torch.device(device)
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """[N, C, H, W] in [0, 1] → the model's input: resized, cropped, normalised."""
+        return self.preprocessing(images)
+
+    @abstractmethod
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Prepared inputs [N, C, h, w] on `device` → logits [N, classes]."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> str:
+        """A hash of the weights and the structure of the model."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the weights, the structure and the preprocessing."""
+        parts = (type(self).__name__, self.weights, repr(self.preprocessing))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def checked_logits(self, inputs: Tensor) -> Tensor:
+        """Logits as float32 [N, classes]; anything else is an OutputError."""
+        logits = self.logits(inputs)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(inputs):
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise OutputError(f"the classifier must return logits [{len(inputs)}, classes], got {got}")
+        if self.classes is None:
+            self.classes = logits.shape[1]
+        if logits.shape[1] != self.classes or self.classes < 2:
+            raise OutputError(f"the classifier must return {max(2, self.classes)} classes, got {logits.shape[1]}")
+        logits = logits.float()
+        if torch.isnan(logits).any() or torch.isposinf(logits).any():
+            raise OutputError("the classifier returned NaN or infinite logits; check its weights and preprocessing")
+        return logits

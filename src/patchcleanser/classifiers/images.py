@@ -1,0 +1,59 @@
+"""Images from users, checked: float in [0, 1], channels first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from patchcleanser.errors import ImageError
+
+
+def checked_images(images: Any, channels: int | None) -> Iterator[Tensor]:
+    """Each image as a float32 tensor [C, H, W]; sizes may differ.
+
+    Takes a batch [N, C, H, W] or any iterable of images [C, H, W]: tensors, arrays or PIL
+    images. Iterables are read as they are needed, so a stream of any length is fine.
+    """
+    if isinstance(images, (Tensor, np.ndarray)):
+        if images.ndim != 4:
+            raise ImageError(f"a batch of images has shape [N, C, H, W], got {tuple(images.shape)}")
+        if len(images) == 0:
+            raise ImageError(f"a batch needs at least 1 image, got shape {tuple(images.shape)}")
+    elif isinstance(images, (str, bytes, Image.Image)) or not isinstance(images, Iterable):
+        raise ImageError(f"images come as a batch [N, C, H, W] or a list of images, got {type(images).__name__}")
+    count = -1
+    for count, image in enumerate(images):
+        yield checked_image(image, channels, count)
+    if count < 0:
+        raise ImageError("a batch needs at least 1 image, got none")
+
+
+def checked_image(image: Any, channels: int | None, number: int = 0) -> Tensor:
+    """One image as float32 [C, H, W]; what is wrong with it is said with its number."""
+    where = f"image {number}"
+    if isinstance(image, Image.Image):
+        array = np.array(image.convert("L" if channels == 1 else "RGB"), dtype=np.float32) / 255
+        return torch.from_numpy(np.ascontiguousarray(np.atleast_3d(array).transpose(2, 0, 1)))
+    if not isinstance(image, (Tensor, np.ndarray)):
+        raise ImageError(f"{where} is a {type(image).__name__}; pass a tensor, an array or a PIL image")
+    tensor = torch.as_tensor(image)
+    if not tensor.is_floating_point():
+        raise ImageError(f"{where} has type {tensor.dtype}; pass floats in [0, 1] (divide 8-bit pixels by 255)")
+    if tensor.ndim != 3:
+        raise ImageError(f"{where} has shape {tuple(tensor.shape)}; one image is [channels, height, width]")
+    if channels is not None and tensor.shape[0] != channels:
+        hint = "; channels come first" if tensor.shape[-1] == channels else ""
+        raise ImageError(f"{where} has {tensor.shape[0]} channels, the classifier takes {channels}{hint}")
+    if min(tensor.shape) < 1:
+        raise ImageError(f"{where} has no pixels: shape {tuple(tensor.shape)}")
+    tensor = tensor.detach().to(torch.float32)
+    low, high = (float(v) for v in tensor.aminmax())
+    if not (low >= 0 and high <= 1):  # NaN fails this too
+        got = "NaN" if low != low or high != high else f"values from {low:g} to {high:g}"
+        raise ImageError(f"{where} has {got}; pixels lie in [0, 1]")
+    return tensor

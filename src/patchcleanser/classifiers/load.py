@@ -1,0 +1,126 @@
+"""One string, or any model, to a Classifier."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import torch
+from torch import nn
+
+from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.callable import CallableClassifier
+from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.errors import ClassifierError, InputError
+
+
+def load_classifier(spec: str, *, device: str = "auto", **options: Any) -> Classifier:
+    """A classifier from a string `kind:name?option=value&…`; keyword options win.
+
+    - ``timm:vit_tiny_patch16_224?img_size=32&patch_size=4&weights=none``
+    - ``torchvision:mobilenet_v2?weights=mobilenet_v2.pth``
+    - ``transformers:FOLDER_OR_HUB_NAME``
+    - ``onnx:model.onnx``
+    - ``python:my_package.models:make`` calls make() and wraps what it returns
+    """
+    kind, _, rest = spec.partition(":")
+    if kind not in KINDS or not rest:
+        raise InputError(f"cannot read classifier {spec!r}; write one of {', '.join(f'{k}:…' for k in KINDS)}")
+    name, _, query = rest.partition("?")
+    settings = {key: _value(text) for key, text in parse_qsl(query, keep_blank_values=True)} | options
+    try:
+        return KINDS[kind](name, pick_device(device), settings)
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        raise InputError(f"{kind}: classifiers do not take {sorted(settings)}: {error}") from error
+
+
+def as_classifier(model: Any) -> Classifier:
+    """A Classifier from a Classifier, a spec string, a torch module or any function."""
+    if isinstance(model, Classifier):
+        return model
+    if isinstance(model, str):
+        return load_classifier(model)
+    if isinstance(model, nn.Module):
+        return TorchClassifier(model)
+    if callable(model):
+        return CallableClassifier(model)
+    raise InputError(f"a classifier is a Classifier, torch module, function or string, got {type(model).__name__}")
+
+
+def pick_device(device: str) -> torch.device:
+    """The device meant: "auto" is cuda, else mps, else cpu; one that is not there is refused."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return chosen
+
+
+def _timm(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    from patchcleanser.classifiers.timm import TimmClassifier
+
+    return TimmClassifier(name, device=device, **options)
+
+
+def _torchvision(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    from patchcleanser.classifiers.torchvision import TorchvisionClassifier
+
+    return TorchvisionClassifier(name, device=device, **options)
+
+
+def _transformers(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    from patchcleanser.classifiers.transformers import TransformersClassifier
+
+    return TransformersClassifier(name, device=device, **options)
+
+
+def _onnx(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    from patchcleanser.classifiers.onnx import OnnxClassifier
+
+    if "providers" not in options and device.type == "cpu":
+        options["providers"] = ["CPUExecutionProvider"]
+    return OnnxClassifier(name, **options)
+
+
+def _python(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    module, _, function = name.partition(":")
+    if not function:
+        raise InputError(f"write python:module:function, got python:{name}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a user's own file is found
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ClassifierError(f"cannot import python:{name}: {error}") from error
+    model = make(**options)
+    return as_classifier(model.to(device) if isinstance(model, nn.Module) else model)
+
+
+def _value(text: str) -> Any:
+    """Numbers and booleans from a query string; anything else stays text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+KINDS: dict[str, Callable[[str, torch.device, dict[str, Any]], Classifier]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "transformers": _transformers,
+    "onnx": _onnx,
+    "python": _python,
+}

@@ -1,0 +1,219 @@
+"""THE hot path: labels and margins of images under unions of masks, in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from patchcleanser.classifiers.base import Classifier
+from patchcleanser.core.tables import Indices, LabelTable
+from patchcleanser.core.threats import Grid
+from patchcleanser.errors import NotAFunctionError, OutOfMemoryError
+
+CPU_ELEMENTS = 8_000_000
+"""Input numbers per chunk on a CPU: 53 images at 224×224. Larger chunks only fill memory."""
+
+CUDA_BYTES_PER_NUMBER = 160
+"""Memory a network is assumed to need per input number (ViT-B needs about 40)."""
+
+COPY_BYTES = 256_000_000
+"""The most memory spent on masked copies of large source images at a time."""
+
+
+@dataclass
+class Subject:
+    """One image on the grid its threat speaks of, on the device, with the labels known so far."""
+
+    pixels: Tensor
+    table: LabelTable
+
+
+class Request(NamedTuple):
+    """Unions whose labels are wanted for one image."""
+
+    subject: Subject
+    unions: Indices
+
+
+class _Piece(NamedTuple):
+    """What one forward pass works on: pairs of a subject and a union."""
+
+    subjects: list[Subject]
+    which: NDArray[np.intp]
+    unions: Indices
+
+    def __len__(self) -> int:
+        return len(self.unions)
+
+    def part(self, start: int, stop: int) -> _Piece:
+        return _Piece(self.subjects, self.which[start:stop], self.unions[start:stop])
+
+
+class MaskedClassifier:
+    """Computes labels under masks, on the device, in chunks that fit its memory.
+
+    On the source grid an image is masked as it came and each masked copy is resized; on the
+    input grid it is prepared once and masked afterwards. Labels do not depend on how pairs
+    are put into chunks, apart from rounding in the model's own kernels: two labels computed
+    in different chunks can differ only where the margin is within rounding of zero.
+    """
+
+    def __init__(self, classifier: Classifier, *, grid: Grid, chunk: int | None = None) -> None:
+        self.classifier, self.grid, self.chunk = classifier, grid, chunk
+        self._probed = False
+
+    def place(self, image: Tensor) -> Tensor:
+        """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
+        pixels = image.to(self.classifier.device)
+        if self.grid == "source":
+            return pixels
+        with torch.inference_mode():
+            return self.classifier.prepare(pixels[None])[0]
+
+    def fill_in(self, requests: Sequence[Request]) -> None:
+        """Compute the labels that the tables do not know yet, all requests batched together."""
+        # Images of one size sit together, so that most chunks are one stack of equal images.
+        wanted = [(r.subject, r.subject.table.missing(r.unions)) for r in requests]
+        wanted = sorted((w for w in wanted if len(w[1])), key=lambda w: tuple(w[0].pixels.shape))
+        if not wanted:
+            return
+        piece = _Piece(
+            [subject for subject, _ in wanted],
+            np.repeat(np.arange(len(wanted)), [len(unions) for _, unions in wanted]),
+            np.concatenate([unions for _, unions in wanted]),
+        )
+        with torch.inference_mode():
+            start = 0
+            while start < len(piece):
+                stop = min(start + self._size(piece, start), len(piece))
+                self._store(piece.part(start, stop))
+                start = stop
+
+    def _size(self, piece: _Piece, start: int) -> int:
+        pixels = piece.subjects[piece.which[start]].pixels
+        if self.chunk is None:
+            with torch.inference_mode():
+                shape = pixels if self.grid == "input" else self.classifier.prepare(pixels[None])
+            self.chunk = default_chunk(self.classifier.device, shape.numel())
+        if self.grid == "source":
+            return int(max(1, min(self.chunk, COPY_BYTES // (4 * pixels.numel()))))
+        return self.chunk
+
+    def _store(self, piece: _Piece) -> None:
+        logits = self._logits(piece)
+        top = logits.topk(2, dim=1).values
+        labels = logits.argmax(dim=1).cpu().numpy()
+        margins = (top[:, 0] - top[:, 1]).cpu().numpy()
+        confidences = logits.softmax(dim=1).amax(dim=1).cpu().numpy()
+        for s in np.unique(piece.which):
+            table, mine = piece.subjects[s].table, piece.which == s
+            table.labels[piece.unions[mine]] = labels[mine]
+            table.margins[piece.unions[mine]] = margins[mine]
+            table.confidences[piece.unions[mine]] = confidences[mine]
+
+    def _logits(self, piece: _Piece) -> Tensor:
+        """Logits of one piece; if memory runs out, of its halves, and smaller chunks from then on."""
+        try:
+            logits = self._forward(piece)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            shape = tuple(piece.subjects[piece.which[0]].pixels.shape)
+            if len(piece) == 1:
+                raise OutOfMemoryError(
+                    f"not even one image of {shape} fits into the memory of {self.classifier.device}; "
+                    "use a smaller model or another device"
+                ) from error
+        else:
+            if not self._probed:
+                self._probe(piece, logits)
+            return logits
+        if self.classifier.device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = len(piece) // 2
+        self.chunk = max(1, min(self.chunk or half, half))
+        return torch.cat([self._logits(piece.part(0, half)), self._logits(piece.part(half, len(piece)))])
+
+    def _forward(self, piece: _Piece) -> Tensor:
+        runs: list[Tensor] = []
+        inputs: list[Tensor] = []
+        shapes = [tuple(piece.subjects[s].pixels.shape) for s in piece.which]
+        bounds = [0, *(i for i in range(1, len(shapes)) if shapes[i] != shapes[i - 1]), len(shapes)]
+        for start, stop in pairwise(bounds):
+            batch = self._masked(piece.part(start, stop))
+            if inputs and inputs[-1].shape[1:] != batch.shape[1:]:
+                runs.append(self.classifier.checked_logits(torch.cat(inputs)))
+                inputs = []
+            inputs.append(batch)
+        runs.append(self.classifier.checked_logits(torch.cat(inputs) if len(inputs) > 1 else inputs[0]))
+        return torch.cat(runs) if len(runs) > 1 else runs[0]
+
+    def _masked(self, piece: _Piece) -> Tensor:
+        """Prepared inputs of pairs whose images all have one size."""
+        used, local = np.unique(piece.which, return_inverse=True)
+        subjects = [piece.subjects[s] for s in used]
+        device = self.classifier.device
+        images = torch.stack([s.pixels for s in subjects])[torch.as_tensor(local, device=device)]
+        boxes = _boxes([(s.table, piece.unions[local == k]) for k, s in enumerate(subjects)])
+        hidden = _hidden(torch.as_tensor(boxes, device=device), images.shape[-2:])
+        preprocessing, channels = self.classifier.preprocessing, images.shape[1]
+        source = self.grid == "source"
+        fill = preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
+        colour = torch.tensor(fill, dtype=images.dtype, device=device)[:, None, None]
+        images = torch.where(hidden[:, None], colour, images)
+        return self.classifier.prepare(images) if source else images
+
+    def _probe(self, piece: _Piece, logits: Tensor) -> None:
+        """Refuse a classifier that answers differently when the first pair comes alone."""
+        self._probed = True
+        alone = self._forward(piece.part(0, 1))[0]
+        scale = max(1.0, float(logits[0].abs().max()))
+        tolerance = 1e-3 if getattr(self.classifier, "dtype", torch.float32) == torch.float32 else 5e-2
+        difference = float((alone - logits[0]).abs().max())
+        if difference > tolerance * scale:
+            raise NotAFunctionError(
+                f"the same image got logits {difference:.3g} apart (limit {tolerance * scale:.3g}) alone and in a "
+                "batch; turn off dropout and batch statistics: a certificate needs a deterministic classifier"
+            )
+
+
+def default_chunk(device: torch.device, numbers: int) -> int:
+    """How many inputs of this many numbers to classify at once, to begin with."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return max(1, min(1024, free // 2 // (numbers * CUDA_BYTES_PER_NUMBER)))
+    return max(1, min(512, CPU_ELEMENTS // numbers))
+
+
+def _boxes(wanted: Sequence[tuple[LabelTable, Indices]]) -> NDArray[np.int32]:
+    """The boxes of all wanted unions in order, filled up to the same number of windows."""
+    found = [table.mask_set.unions.boxes[unions] for table, unions in wanted]
+    most = max(boxes.shape[1] for boxes in found)
+    return np.concatenate([np.pad(b, ((0, 0), (0, most - b.shape[1]), (0, 0))) for b in found])
+
+
+def _hidden(boxes: Tensor, size: Sequence[int]) -> Tensor:
+    """Boxes [N, windows, (top, bottom, left, right)] → bool [N, H, W], True where hidden."""
+    rows = torch.arange(size[0], device=boxes.device)
+    columns = torch.arange(size[1], device=boxes.device)
+    top, bottom, left, right = (boxes[..., k, None] for k in range(4))
+    down = (rows >= top) & (rows < bottom)
+    across = (columns >= left) & (columns < right)
+    hidden = down[:, 0, :, None] & across[:, 0, None, :]
+    for k in range(1, boxes.shape[1]):
+        hidden |= down[:, k, :, None] & across[:, k, None, :]
+    return hidden
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    text = str(error).lower()
+    return "out of memory" in text or "can't allocate memory" in text or "alloc_cpu" in text

@@ -1,0 +1,62 @@
+"""torchvision models by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torchvision import models
+
+from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.classifiers.weights import load_weights
+from patchcleanser.errors import ClassifierError
+
+
+class TorchvisionClassifier(TorchClassifier):
+    """Builds a torchvision classification model with its published preprocessing.
+
+    `weights` is "hub" (torchvision's default weights, downloaded), the name of one of its
+    weight sets (IMAGENET1K_V1), "none", or a .safetensors/.pth file. The preprocessing is that
+    of the weight set, and of IMAGENET1K_V1 for files.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        weights: str = "hub",
+        size: int | None = None,
+        preprocessing: Preprocessing | None = None,
+        device: torch.device | str = "cpu",
+        **options: Any,
+    ) -> None:
+        if name not in models.list_models(module=models):
+            raise ClassifierError(
+                f"torchvision has no classification model {name!r}; see torchvision.models.list_models()"
+            )
+        sets = models.get_model_weights(name)
+        known = {entry.name: entry for entry in sets}
+        chosen = known.get("DEFAULT" if weights == "hub" else weights) or (sets.DEFAULT if weights == "hub" else None)
+        try:
+            module = models.get_model(name, weights=chosen, **options)
+        except (TypeError, ValueError) as error:
+            raise ClassifierError(f"torchvision cannot build {name!r} with {options}: {error}") from error
+        except OSError as error:
+            raise ClassifierError(
+                f"no weights for torchvision:{name} ({error}); give a file with weights=PATH, or weights=none"
+            ) from error
+        module = module.eval().to(device)
+        if chosen is None and weights != "none":
+            load_weights(module, weights)
+        recipe = chosen or known.get("IMAGENET1K_V1") or sets.DEFAULT
+        super().__init__(module, preprocessing or _preprocessing(recipe.transforms(), size))
+        self.name = name
+
+
+def _preprocessing(preset: Any, size: int | None) -> Preprocessing:
+    mean, std = tuple(preset.mean), tuple(preset.std)
+    if size is not None:
+        return Preprocessing((size, size), None, preset.interpolation.value, mean, std)
+    crop = preset.crop_size[0]
+    return Preprocessing(preset.resize_size[0], (crop, crop), preset.interpolation.value, mean, std)

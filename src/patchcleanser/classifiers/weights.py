@@ -1,0 +1,53 @@
+"""Weight files into modules: safetensors or torch, checked, never executed."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from patchcleanser.errors import ClassifierError
+
+_NESTED = ("state_dict", "model_state_dict", "model", "ema", "net")
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors, .pth or .pt file, without a DataParallel prefix."""
+    path = Path(path)
+    if not path.is_file():
+        raise ClassifierError(f"no weight file at {path}")
+    try:
+        state: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise ClassifierError(f"cannot read weights from {path}: {error}") from error
+    for key in _NESTED:
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ClassifierError(f"{path} holds no dictionary of tensors")
+    return {str(k).removeprefix("module."): v for k, v in state.items()}
+
+
+def load_weights(module: nn.Module, path: str | Path) -> None:
+    """Put a file's weights into a module of exactly that architecture; half floats are widened."""
+    state = read_weights(path)
+    own = module.state_dict()
+    problems = [f"{name} is missing" for name in own if name not in state]
+    problems += [f"{name} is unknown" for name in state if name not in own]
+    problems += [
+        f"{name} is {tuple(state[name].shape)}, wanted {tuple(own[name].shape)}"
+        for name in own
+        if name in state and own[name].shape != state[name].shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ClassifierError(
+            f"{path} does not fit {type(module).__name__}: {'; '.join(problems[:3])}{more}; "
+            "check the architecture and the number of classes"
+        )
+    module.load_state_dict(state)

@@ -1,0 +1,1 @@
+"""Integers and facts: threats, masks, proofs and verdicts. Nothing here needs torch."""

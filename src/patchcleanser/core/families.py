@@ -1,0 +1,84 @@
+"""A few rectangles that contain every rectangle of at most a given area, and masks for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from patchcleanser.core.axes import axis_starts, axis_stride
+from patchcleanser.core.windows import Size
+
+SLACK = 1.6
+"""How many times the pixels of a mask for the square of the same area a mask may hide.
+
+At 1% of 224×224 with 6×6 masks: 1.0 → 197 masks, 1.4 → 98, 1.6 → 72, 2.0 → 46, 3.0 → 20.
+The paper's six shapes with 6×6 masks each are 156 masks, the largest 2.9 times the square's."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Masks for one covering rectangle: its size, the strides, how many, and pixels in each."""
+
+    shape: Size
+    strides: Size
+    masks: int
+    area: int
+
+
+def near_square(area: int, room: Size) -> Size:
+    """The rectangle of at least `area` pixels nearest to a square that fits the room.
+
+    >>> near_square(502, (224, 224)), near_square(502, (10, 224))
+    ((23, 22), (10, 51))
+    """
+    height = min(math.isqrt(area - 1) + 1, room[0])
+    width = min(-(-area // height), room[1])
+    return (min(-(-area // width), room[0]), width) if width == room[1] else (height, width)
+
+
+def fewest_masks(shape: Size, room: Size, largest: float) -> Plan | None:
+    """The fewest masks of at most `largest` pixels that cover one rectangle, if there are any.
+
+    A band as wide as the room takes one mask across, so all of its masks go down the image:
+    the best split between the axes is searched, not fixed at k by k.
+    """
+    best: Plan | None = None
+    for stride in sorted({axis_stride(room[0], shape[0], k) for k in range(1, room[0] - shape[0] + 2)}):
+        tops, height = axis_starts(room[0], shape[0], stride)
+        width = min(int(largest // height), room[1])
+        if width < shape[1]:
+            break  # longer strides only make taller masks
+        # The smallest stride that needs no more masks than the widest mask allowed.
+        across = len(axis_starts(room[1], shape[1], width - shape[1] + 1)[0])
+        right = axis_stride(room[1], shape[1], across)
+        lefts, width = axis_starts(room[1], shape[1], right)
+        plan = Plan(shape, (stride, right), len(tops) * len(lefts), height * width)
+        if best is None or (plan.masks, plan.area) < (best.masks, best.area):
+            best = plan
+    return best
+
+
+def covering_family(shapes: Sequence[Size], room: Size, largest: float) -> list[Plan]:
+    """The fewest masks, each of at most `largest` pixels, for all of these maximal rectangles.
+
+    `shapes` run from wide to tall. A run of neighbours fits inside the rectangle that is as
+    tall as the run's last and as wide as its first, so a partition into runs gives a family
+    that contains them all. Dynamic programming over the runs finds the partition with the
+    fewest masks in total, and among those the one that hides the fewest pixels. A run of one
+    always fits if `largest` is at least the largest shape's area.
+
+    >>> shapes = [(h, min(224, 502 // h)) for h in range(1, 225)]
+    >>> [plan.shape for plan in covering_family(shapes, (224, 224), largest=5017)]
+    [(13, 224), (38, 35), (224, 12)]
+    """
+    best: list[tuple[int, int, list[Plan]]] = [(0, 0, [])]
+    for end in range(1, len(shapes) + 1):
+        options = []
+        for start in range(end):
+            run = (shapes[end - 1][0], shapes[start][1])
+            if (plan := fewest_masks(run, room, largest)) is not None:
+                masks, pixels, chosen = best[start]
+                options.append((masks + plan.masks, pixels + plan.masks * plan.area, [*chosen, plan]))
+        best.append(min(options, key=lambda option: option[:2]))
+    return best[-1][2]

@@ -1,0 +1,239 @@
+"""MaskSet: masks of which one always hides the whole patch, and the proof that it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations_with_replacement
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from patchcleanser.core.axes import axis_starts, axis_stride
+from patchcleanser.core.covering import Cover, Mask, cover_of, positions
+from patchcleanser.core.families import SLACK, covering_family, near_square
+from patchcleanser.core.threats import AnyRectangle, Threat
+from patchcleanser.core.windows import Size, Window, whole
+from patchcleanser.errors import CoverError, MaskError
+
+PAIRS = 20_000_000
+"""The most pairs of masks a set may have; beyond that the table of unions fills the memory."""
+
+
+@dataclass(frozen=True)
+class Unions:
+    """The distinct unions of two masks.
+
+    `masks[u]` are the windows of union u. The masks themselves come first: union i is mask i
+    alone, for i below the number of masks. `index[i, j]` is the union of masks i and j.
+    """
+
+    masks: tuple[Mask, ...]
+    index: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+    @cached_property
+    def boxes(self) -> NDArray[np.int32]:
+        """Corners [unions + 1, windows, (top, bottom, left, right)]; the last row hides nothing.
+
+        Rows are filled up with empty boxes, and `boxes[-1]` stands for the unmasked image.
+        """
+        most = max(len(mask) for mask in self.masks)
+        boxes = np.zeros((len(self.masks) + 1, most, 4), dtype=np.int32)
+        for u, mask in enumerate(self.masks):
+            for k, w in enumerate(mask):
+                boxes[u, k] = w.top, w.bottom, w.left, w.right
+        return boxes
+
+
+@dataclass(frozen=True)
+class MaskSet:
+    """Masks for images of one size. Each mask is a tuple of windows whose union it hides.
+
+    >>> masks = MaskSet.build(Threat.square(32), image=(224, 224), masks=6)
+    >>> len(masks), masks.masks[1]
+    (36, (Window(top=0, left=33, height=64, width=64),))
+    >>> masks.covers(Threat.square(32)), len(masks.unions)
+    (True, 666)
+    >>> masks.uncovered(Threat.square(33))
+    (Window(top=0, left=32, height=33, width=33),)
+    """
+
+    image: Size
+    masks: tuple[Mask, ...]
+    _covers: dict[Threat, Cover] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        masks = tuple(_canonical(mask) for mask in self.masks)
+        object.__setattr__(self, "masks", tuple(dict.fromkeys(masks)))
+        if not self.masks:
+            raise MaskError("a mask set needs at least 1 mask, got none")
+        for mask in self.masks:
+            for window in mask:
+                if not whole(self.image).contains(window):
+                    raise MaskError(f"mask {window} lies outside the image of {_px(self.image)}")
+
+    @classmethod
+    def build(
+        cls,
+        threat: Threat,
+        *,
+        image: Size,
+        masks: int | tuple[int, int] | None = None,
+        stride: int | tuple[int, int] | None = None,
+    ) -> MaskSet:
+        """The paper's mask set: at most `masks` per axis (6 if nothing is said), or every `stride` px.
+
+        For any rectangle of an area, a family of covering rectangles is computed (families.py).
+        For K patches the masks are the distinct unions of K of the masks for one patch.
+        """
+        if masks is not None and stride is not None:
+            raise MaskError(f"give masks= or stride=, not both; got masks={masks} and stride={stride}")
+        room = threat.room(image)
+        shapes = threat.shapes(image)
+        counts, strides = _pair(masks if masks is not None else 6, "masks"), _pair(stride, "stride")
+        size = (room.height, room.width)
+        if isinstance(threat.shape, AnyRectangle):
+            reference = near_square(min(threat.shape.pixels(image), room.area), size)
+            largest = SLACK * _mask_area(size, reference, _strides(size, reference, counts, strides))
+            chosen = [(plan.shape, plan.strides) for plan in covering_family(shapes, size, largest)]
+        else:
+            chosen = [(shape, _strides(size, shape, counts, strides)) for shape in shapes]
+        base = [window for shape, step in chosen for window in _grid(room, shape, step)]
+        return cls(image, tuple(_unions_of(base, threat.count)))
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+    def __hash__(self) -> int:
+        return hash((self.image, self.masks))
+
+    def cover(self, threat: Threat) -> Cover:
+        """Which masks hide which of the threat's hardest placements; computed once per threat."""
+        if threat not in self._covers:
+            self._covers[threat] = cover_of(self.masks, threat, self.image)
+        return self._covers[threat]
+
+    def covers(self, threat: Threat) -> bool:
+        """Whether for every placement of the threat's patches some mask hides them all."""
+        return self.uncovered(threat) is None
+
+    def uncovered(self, threat: Threat) -> tuple[Window, ...] | None:
+        """Patches of the threat that no mask hides, or None if there are none."""
+        return self.cover(threat).hole()
+
+    def require_cover(self, threat: Threat) -> None:
+        """Raise CoverError, naming a patch, unless the set covers the threat."""
+        hole = self.uncovered(threat)
+        if hole is not None:
+            patch = " and ".join(str(window) for window in hole)
+            raise CoverError(
+                f"the mask set does not cover the threat ({threat}): no mask hides the patch {patch}; "
+                "build one that does with MaskSet.build(threat, image=…)"
+            )
+
+    def hidden_positions(self, threat: Threat, chosen: NDArray[np.bool_]) -> dict[Size, NDArray[np.bool_]]:
+        """For each patch shape, the top-left corners [rows, columns] that the chosen masks cover.
+
+        Entry [i, j] speaks of the patch whose corner is i rows and j columns into the region
+        (the whole image where none is stated). With K patches: True if some chosen mask hides
+        it whatever the other K - 1 patches do.
+        """
+        room = threat.room(self.image)
+        return {shape: self._map(threat, shape, room, chosen) for shape in threat.shapes(self.image)}
+
+    def _map(self, threat: Threat, shape: Size, room: Window, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        tops, lefts, hides = positions(self.masks, shape, room)
+        if threat.count == 1:
+            cells = (hides & chosen).any(axis=2)
+        else:
+            rest = Threat(threat.shape, threat.count - 1, threat.region, threat.grid)
+            others = self.cover(rest)
+            flat = (hides & chosen).reshape(-1, len(self))
+            kinds, kind = np.unique(flat, axis=0, return_inverse=True)
+            sure = np.array([others.hole(k) is None for k in kinds])
+            cells = sure[kind.reshape(-1)].reshape(len(tops), len(lefts))
+        heights = np.diff([*tops, room.bottom - shape[0] + 1])
+        widths = np.diff([*lefts, room.right - shape[1] + 1])
+        return np.repeat(np.repeat(cells, heights, axis=0), widths, axis=1)
+
+    def visible(self) -> NDArray[np.bool_]:
+        """[masks, height, width]: True where a pixel is kept, False where it is hidden."""
+        kept = np.ones((len(self), *self.image), dtype=bool)
+        for i, mask in enumerate(self.masks):
+            for w in mask:
+                kept[i, w.top : w.bottom, w.left : w.right] = False
+        return kept
+
+    @cached_property
+    def unions(self) -> Unions:
+        """The distinct unions of two masks, computed once.
+
+        Two masks commute, so 36 masks need 666 labels, not 1,296; and with 25 base masks and
+        two patches, 15,275 instead of the 195,625 of counting pairs of pairs.
+        """
+        size = len(self)
+        if size * (size + 1) // 2 > PAIRS:
+            raise MaskError(
+                f"{size:,} masks make {size * (size + 1) // 2:,} pairs, more than {PAIRS:,}; use fewer masks per axis"
+            )
+        known = {mask: i for i, mask in enumerate(self.masks)}
+        index = np.zeros((size, size), dtype=np.int32)
+        for i, first in enumerate(self.masks):
+            for j in range(i, size):
+                union = first if i == j else _canonical((*first, *self.masks[j]))
+                index[i, j] = index[j, i] = known.setdefault(union, len(known))
+        return Unions(tuple(known), index)
+
+
+def _canonical(mask: Iterable[Window]) -> Mask:
+    """The windows of a mask, sorted, without those inside another: equal masks compare equal."""
+    windows = sorted(set(mask))
+    if not windows:
+        raise MaskError("a mask needs at least 1 window, got none")
+    return tuple(w for w in windows if not any(o is not w and o.contains(w) for o in windows))
+
+
+def _unions_of(base: list[Window], count: int) -> list[Mask]:
+    total = comb(len(base) + count - 1, count)
+    if total * (total + 1) // 2 > PAIRS:
+        raise MaskError(
+            f"{count} patches with {len(base)} base masks make {total:,} masks and {total * (total + 1) // 2:,} "
+            f"pairs, more than {PAIRS:,}; use fewer masks per axis"
+        )
+    return [_canonical(chosen) for chosen in combinations_with_replacement(base, count)]
+
+
+def _grid(room: Window, shape: Size, strides: Size) -> list[Window]:
+    tops, height = axis_starts(room.height, shape[0], strides[0])
+    lefts, width = axis_starts(room.width, shape[1], strides[1])
+    return [Window(room.top + top, room.left + left, height, width) for top in tops for left in lefts]
+
+
+def _strides(size: Size, shape: Size, counts: Size | None, strides: Size | None) -> Size:
+    if strides is not None:
+        return strides
+    down, across = counts or (6, 6)
+    return axis_stride(size[0], shape[0], down), axis_stride(size[1], shape[1], across)
+
+
+def _mask_area(size: Size, shape: Size, strides: Size) -> int:
+    return axis_starts(size[0], shape[0], strides[0])[1] * axis_starts(size[1], shape[1], strides[1])[1]
+
+
+def _pair(value: int | tuple[int, int] | None, name: str) -> Size | None:
+    """One number for both axes, or one for each; whole numbers of at least 1."""
+    if value is None:
+        return None
+    pair = value if isinstance(value, tuple) else (value, value)
+    if len(pair) != 2 or any(isinstance(v, bool) or not hasattr(v, "__index__") or v < 1 for v in pair):
+        raise MaskError(f"{name} is a whole number of at least 1, or one for each axis, got {value!r}")
+    return int(pair[0]), int(pair[1])
+
+
+def _px(size: Size) -> str:
+    return f"{size[0]}×{size[1]} px"

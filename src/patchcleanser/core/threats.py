@@ -1,0 +1,220 @@
+"""Which patches we defend against: shapes, how many, where, and on which pixel grid."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from patchcleanser.core.windows import Size, Window, whole
+from patchcleanser.errors import ThreatError
+
+Grid = Literal["source", "input"]
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """One rectangle of fixed size (and so every smaller patch inside it)."""
+
+    height: int
+    width: int
+
+    def shapes(self, room: Size) -> list[Size]:
+        """The rectangle itself, if it fits."""
+        for side, limit in zip((self.height, self.width), room, strict=True):
+            if side > limit:
+                raise ThreatError(f"patch of {side} px does not fit an image side of {limit} px")
+        return [(self.height, self.width)]
+
+    def __str__(self) -> str:
+        return f"{self.height}x{self.width}"
+
+
+@dataclass(frozen=True)
+class SquareShare:
+    """The smallest square that holds a share of the image's pixels."""
+
+    share: Fraction
+
+    def shapes(self, room: Size) -> list[Size]:
+        """The square, for an image of this size.
+
+        >>> [SquareShare(Fraction(p, 100)).shapes((224, 224)) for p in (1, 2, 3)]
+        [[(23, 23)], [(32, 32)], [(39, 39)]]
+        """
+        side = _root_up(_share_of(self.share, room))
+        return Rectangle(side, side).shapes(room)
+
+    def __str__(self) -> str:
+        return _percent(self.share)
+
+
+@dataclass(frozen=True)
+class AnyRectangle:
+    """Every rectangle of at most `area` pixels, or of at most a share of the image."""
+
+    area: int | None
+    share: Fraction | None = None
+
+    def pixels(self, room: Size) -> int:
+        """The largest area allowed in an image of this size."""
+        if self.area is not None:
+            return self.area
+        return _share_of(self.share or Fraction(0), room)
+
+    def shapes(self, room: Size) -> list[Size]:
+        """The maximal rectangles: for each height the widest, without those inside another.
+
+        A patch inside a covered patch is covered, so only these need checking.
+
+        >>> AnyRectangle(4).shapes((3, 4))
+        [(1, 4), (2, 2), (3, 1)]
+        """
+        area = self.pixels(room)
+        widest = [(h, min(room[1], area // h)) for h in range(1, min(room[0], area) + 1)]
+        taller = [*(w for _, w in widest[1:]), 0]
+        return [shape for shape, below in zip(widest, taller, strict=True) if shape[1] > below]
+
+    def __str__(self) -> str:
+        return f"any:{self.area}" if self.area is not None else f"any:{_percent(self.share or Fraction(0))}"
+
+
+Shape = Rectangle | SquareShare | AnyRectangle
+
+
+@dataclass(frozen=True)
+class Threat:
+    """The patches an attacker may print: `count` of them, each anywhere or inside `region`.
+
+    `grid` names the pixels that are meant: those of the image as it came (``"source"``,
+    sound for a printed or pasted patch) or those of the classifier's input after resizing
+    and cropping (``"input"``, the paper's setting). Where nothing is resized both agree.
+
+    >>> Threat.share(0.02).shapes((224, 224))
+    [(32, 32)]
+    >>> str(Threat.square(5, count=2))
+    '2 patches of 5x5'
+    """
+
+    shape: Shape
+    count: int = 1
+    region: Window | None = None
+    grid: Grid = "source"
+
+    def __post_init__(self) -> None:
+        if _not_int(self.count) or self.count < 1:
+            raise ThreatError(f"a threat has at least 1 patch, got count={self.count!r}")
+        if self.grid not in ("source", "input"):
+            raise ThreatError(f"grid is 'source' or 'input', got {self.grid!r}")
+        if self.region is not None and not isinstance(self.region, Window):
+            raise ThreatError(f"region is a Window(top, left, height, width), got {self.region!r}")
+
+    @classmethod
+    def square(cls, side: int, *, count: int = 1, region: Window | None = None, grid: Grid = "source") -> Threat:
+        """A square patch of `side` pixels."""
+        return cls.rectangle(side, side, count=count, region=region, grid=grid)
+
+    @classmethod
+    def rectangle(
+        cls, height: int, width: int, *, count: int = 1, region: Window | None = None, grid: Grid = "source"
+    ) -> Threat:
+        """A patch of height × width pixels; it is not turned on its side."""
+        for side in (height, width):
+            if _not_int(side) or side < 1:
+                raise ThreatError(f"a patch side is a whole number of at least 1 px, got {side!r}")
+        return cls(Rectangle(int(height), int(width)), count, region, grid)
+
+    @classmethod
+    def share(cls, share: float, *, count: int = 1, region: Window | None = None, grid: Grid = "source") -> Threat:
+        """The smallest square that holds this share of the image: 0.02 is 32 px at 224×224."""
+        return cls(SquareShare(_fraction(share)), count, region, grid)
+
+    @classmethod
+    def any_rectangle(
+        cls,
+        area: int | None = None,
+        *,
+        share: float | None = None,
+        count: int = 1,
+        region: Window | None = None,
+        grid: Grid = "source",
+    ) -> Threat:
+        """Every rectangle of at most `area` pixels, or of at most a `share` of the image."""
+        if (area is None) == (share is None):
+            raise ThreatError("any_rectangle takes an area in pixels or share=, one of the two")
+        if area is not None and (_not_int(area) or area < 1):
+            raise ThreatError(f"an area is a whole number of at least 1 px, got {area!r}; for a share: share=")
+        shape = AnyRectangle(None if area is None else int(area), None if share is None else _fraction(share))
+        return cls(shape, count, region, grid)
+
+    @classmethod
+    def parse(cls, text: str, *, count: int = 1, region: Window | None = None, grid: Grid = "source") -> Threat:
+        """A threat from the words of the command line: 32, 12x83, 2%, any:502 or any:1%.
+
+        >>> [str(Threat.parse(t)) for t in ("32", "12x83", "2.4%", "any:1%", "any:502")]
+        ['32x32 patch', '12x83 patch', '2.4% patch', 'any:1% patch', 'any:502 patch']
+        """
+        match = re.fullmatch(r"(?P<any>any:)?(?:(?P<percent>\d+(?:\.\d+)?)%|(?P<h>\d+)(?:x(?P<w>\d+))?)", text.strip())
+        if match is None or (match["any"] and match["w"]):
+            raise ThreatError(f"cannot read patch {text!r}; write 32, 12x83, 2%, any:502 or any:1%")
+        percent = None if match["percent"] is None else float(Fraction(match["percent"]) / 100)
+        if match["any"]:
+            area = None if match["h"] is None else int(match["h"])
+            return cls.any_rectangle(area, share=percent, count=count, region=region, grid=grid)
+        if percent is not None:
+            return cls.share(percent, count=count, region=region, grid=grid)
+        height = int(match["h"])
+        return cls.rectangle(height, int(match["w"] or height), count=count, region=region, grid=grid)
+
+    def room(self, image: Size) -> Window:
+        """The pixels a patch may take in an image of this size."""
+        room = self.region or whole(image)
+        if not whole(image).contains(room):
+            raise ThreatError(f"region {room} lies outside an image of {image[0]}×{image[1]} px")
+        return room
+
+    def shapes(self, image: Size) -> list[Size]:
+        """The maximal patch shapes in an image of this size; smaller patches fit inside one.
+
+        A share is always a share of the whole image, also where a region is stated.
+        """
+        room = self.room(image)
+        if isinstance(self.shape, SquareShare):
+            side = self.shape.shapes(image)[0][0]
+            return Rectangle(side, side).shapes((room.height, room.width))
+        if isinstance(self.shape, AnyRectangle):
+            return AnyRectangle(self.shape.pixels(image)).shapes((room.height, room.width))
+        return self.shape.shapes((room.height, room.width))
+
+    def __str__(self) -> str:
+        patches = f"{self.shape} patch" if self.count == 1 else f"{self.count} patches of {self.shape}"
+        where = "" if self.region is None else f" inside {self.region}"
+        return patches + where + (" on the input grid" if self.grid == "input" else "")
+
+
+def _share_of(share: Fraction, image: Size) -> int:
+    """The fewest whole pixels that hold this share of an image."""
+    return math.ceil(share * image[0] * image[1])
+
+
+def _root_up(pixels: int) -> int:
+    """The side of the smallest square of at least this many pixels."""
+    return math.isqrt(pixels - 1) + 1
+
+
+def _fraction(share: float) -> Fraction:
+    """The decimal the user wrote, exactly: 0.02 is 1/50, not its binary neighbour."""
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise ThreatError(f"a share of the image lies above 0 and at most at 1, got {share!r}; 2% is 0.02")
+    return Fraction(repr(float(share)))
+
+
+def _percent(share: Fraction) -> str:
+    return f"{float(share * 100):g}%"
+
+
+def _not_int(value: object) -> bool:
+    """True for what is not a whole number; numpy's integers are whole numbers too."""
+    return isinstance(value, bool) or not hasattr(value, "__index__")

@@ -1,0 +1,215 @@
+"""Defense: a classifier, a threat, masks that cover it, and two verbs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from patchcleanser.classifiers.images import checked_images
+from patchcleanser.classifiers.load import as_classifier
+from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject
+from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.tables import Indices, LabelTable
+from patchcleanser.core.threats import Threat
+from patchcleanser.core.windows import Size
+from patchcleanser.errors import ImageError, LabelError, MaskError, PatchCleanserError
+
+V = TypeVar("V")
+C = TypeVar("C")
+R = TypeVar("R")
+
+Game = Generator[Indices, None, R]
+"""Work on one image's LabelTable: yields the unions it wants known, ends with its result."""
+
+GROUP_IMAGES = 64
+GROUP_BYTES = 256_000_000
+"""How many images, and bytes of images, are worked on together; memory stays bounded."""
+
+
+def play(games: Sequence[Game[R]], fill_in: Callable[[list[tuple[int, Indices]]], None]) -> list[R]:
+    """Run games side by side: what all of them want next is asked for in one call.
+
+    `fill_in` gets (game number, unions) pairs and must make those labels known.
+
+    >>> def game(n):
+    ...     yield np.arange(n)
+    ...     return n
+    >>> play([game(2), game(1)], lambda asked: print([(g, list(map(int, u))) for g, u in asked]))
+    [(0, [0, 1]), (1, [0])]
+    [2, 1]
+    """
+    results: dict[int, R] = {}
+    waiting = dict(enumerate(games))
+    while waiting:
+        asked: list[tuple[int, Indices]] = []
+        for number, game in list(waiting.items()):
+            try:
+                asked.append((number, next(game)))
+            except StopIteration as end:
+                results[number] = end.value
+                del waiting[number]
+        if asked:
+            fill_in(asked)
+    return [results[number] for number in range(len(games))]
+
+
+class Defense(ABC, Generic[V, C]):
+    """Wraps any classifier so that patches of the threat lose their power.
+
+    `classifier` is a Classifier, a torch module, a function or a string for load_classifier.
+    `masks` is the number of masks per axis (or one for each axis), `stride` the alternative.
+    A hand-made `mask_set` is accepted only if it provably covers the threat. Images may
+    differ in size: each size gets its own masks on the source grid.
+    """
+
+    may_alert = False
+    """Whether a verdict may be an alert instead of a label."""
+
+    def __init__(
+        self,
+        classifier: Any,
+        threat: Threat,
+        *,
+        masks: int | tuple[int, int] | None = None,
+        stride: int | tuple[int, int] | None = None,
+        mask_set: MaskSet | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        if not isinstance(threat, Threat):
+            raise PatchCleanserError(f"a threat is made by Threat.square(32) or the like, got {type(threat).__name__}")
+        if mask_set is not None and (masks is not None or stride is not None):
+            raise MaskError("give mask_set= or masks=/stride=, not both")
+        if chunk is not None and chunk < 1:
+            raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
+        self.classifier = as_classifier(classifier)
+        self.threat = threat
+        self.masked = MaskedClassifier(self.classifier, grid=threat.grid, chunk=chunk)
+        self._masks, self._stride, self._given = masks, stride, mask_set
+        self._built: dict[Size, MaskSet] = {}
+        if mask_set is not None:
+            mask_set.require_cover(threat)
+
+    def mask_set(self, size: Size) -> MaskSet:
+        """The masks for images of this size on the threat's grid, proved to cover it."""
+        if self._given is not None:
+            if self._given.image != size:
+                want = "×".join(map(str, self._given.image))
+                raise MaskError(f"the given mask set is for images of {want} px, got {size[0]}×{size[1]} px")
+            return self._given
+        if size not in self._built:
+            built = MaskSet.build(self.threat, image=size, masks=self._masks, stride=self._stride)
+            built.require_cover(self.threat)
+            self._built[size] = built
+        return self._built[size]
+
+    def predict(self, images: Any) -> list[V]:
+        """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
+        verdicts: list[V] = []
+        for group in self._groups(images):
+            verdicts += self._play(group, [self._verdict(subject.table) for subject in group])
+        return verdicts
+
+    def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
+        """A certificate for each clean image with its true label.
+
+        Stops at the first label that refutes an image, hardest masks first, and gives the same
+        answer as the full check. `maps=True` computes every label, and so the map of positions.
+        """
+        truths = _checked_labels(labels)
+        if hasattr(images, "__len__") and len(images) != len(truths):
+            raise LabelError(f"{len(truths)} labels for {len(images)} images")
+        certificates: list[C] = []
+        for group in self._groups(images):
+            mine = truths[len(certificates) : len(certificates) + len(group)]
+            if len(mine) < len(group):
+                raise LabelError(f"{len(truths)} labels for at least {len(certificates) + len(group)} images")
+            self._check_range(mine, group[0])
+            games = [self._certificate(s.table, y, maps) for s, y in zip(group, mine, strict=True)]
+            certificates += self._play(group, games)
+        if len(certificates) != len(truths):
+            raise LabelError(f"{len(truths)} labels for {len(certificates)} images")
+        return certificates
+
+    @abstractmethod
+    def _verdict(self, table: LabelTable) -> Game[V]:
+        """Decide one image."""
+
+    @abstractmethod
+    def _certificate(self, table: LabelTable, label: int, maps: bool) -> Game[C]:
+        """Prove, or not, one labelled image."""
+
+    @abstractmethod
+    def _outcome(self, verdict: V) -> int:
+        """The class that `as_module` scores highest; -1 is a class of its own, the alert."""
+
+    def as_module(self) -> nn.Module:
+        """An nn.Module [N, C, H, W] in [0, 1] → scores whose argmax is the defended label.
+
+        Scores are one-hot and carry no gradient. A defense that may raise an alert has one
+        more column, the last, for it.
+        """
+        return DefendedModule(self)
+
+    def _play(self, group: list[Subject], games: Sequence[Game[R]]) -> list[R]:
+        return play(
+            games, lambda asked: self.masked.fill_in([Request(group[number], unions) for number, unions in asked])
+        )
+
+    def _groups(self, images: Any) -> Iterator[list[Subject]]:
+        group: list[Subject] = []
+        room = GROUP_BYTES
+        for number, image in enumerate(checked_images(images, self.classifier.preprocessing.channels)):
+            pixels = self.masked.place(image)
+            height, width = pixels.shape[-2:]
+            try:
+                table = LabelTable(self.mask_set((height, width)))
+            except PatchCleanserError as error:
+                error.args = (f"image {number}: {error}",)
+                raise
+            group.append(Subject(pixels, table))
+            room -= 4 * pixels.numel()
+            if len(group) == GROUP_IMAGES or room <= 0:
+                yield group
+                group, room = [], GROUP_BYTES
+        if group:
+            yield group
+
+    def _check_range(self, labels: Sequence[int], subject: Subject) -> None:
+        if self.classifier.classes is None:
+            self.masked.fill_in([Request(subject, np.zeros(1, dtype=np.intp))])
+        classes = self.classifier.classes or 0
+        for label in labels:
+            if not 0 <= label < classes:
+                raise LabelError(f"label {label} is out of range; the classifier has classes 0 to {classes - 1}")
+
+
+class DefendedModule(nn.Module):
+    """A defense as a module; see Defense.as_module."""
+
+    def __init__(self, defense: Defense[Any, Any]) -> None:
+        super().__init__()
+        self.defense = defense
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[N, C, H, W] in [0, 1] → one-hot scores [N, classes] on the images' device."""
+        if images.ndim != 4:
+            raise ImageError(f"a batch of images has shape [N, C, H, W], got {tuple(images.shape)}")
+        outcomes = [self.defense._outcome(verdict) for verdict in self.defense.predict(images)]
+        classes = self.defense.classifier.classes or 0
+        columns = classes + 1 if self.defense.may_alert else classes
+        scores = torch.zeros(len(images), columns, device=images.device)
+        index = torch.tensor(outcomes, device=images.device) % columns
+        return scores.scatter_(1, index[:, None], 1.0)
+
+
+def _checked_labels(labels: Iterable[int]) -> list[int]:
+    values = list(labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else labels)
+    for value in values:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise LabelError(f"a label is a class index (int), got {value!r} of type {type(value).__name__}")
+    return [int(value) for value in values]

@@ -1,0 +1,93 @@
+"""Every error this package raises on purpose.
+
+    PatchCleanserError
+    ├── InputError (also a ValueError)      what the caller handed in is wrong
+    │   ├── ThreatError                     a patch that is no patch, or fits no image
+    │   ├── MaskError                       a mask set that cannot be built or used
+    │   │   └── CoverError                  a mask set that misses a patch of the threat
+    │   ├── ImageError                      pixels: type, range, shape, NaN
+    │   └── LabelError                      labels: number, type, range
+    ├── ClassifierError                     the wrapped model breaks its side of the contract
+    │   ├── TrainModeError                  dropout or batch statistics would make it random
+    │   ├── NotAFunctionError               the same image got two different answers
+    │   ├── OutputError                     wrong shape, NaN, too few classes
+    │   └── OutOfMemoryError                not even one image fits on the device
+    └── MissingDependencyError (also an ImportError)   an optional extra is not installed
+
+Messages say what was wrong, what was got, what the limit is and, where there is one, the fix.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClassifierError",
+    "CoverError",
+    "ImageError",
+    "InputError",
+    "LabelError",
+    "MaskError",
+    "MissingDependencyError",
+    "NotAFunctionError",
+    "OutOfMemoryError",
+    "OutputError",
+    "PatchCleanserError",
+    "ThreatError",
+    "TrainModeError",
+]
+
+
+class PatchCleanserError(Exception):
+    """Base of every error raised on purpose by patchcleanser."""
+
+
+class InputError(PatchCleanserError, ValueError):
+    """What the caller handed in is wrong."""
+
+
+class ThreatError(InputError):
+    """A patch that is no patch, or that fits no image."""
+
+
+class MaskError(InputError):
+    """A mask set that cannot be built or cannot be used here."""
+
+
+class CoverError(MaskError):
+    """A mask set that leaves some patch of the threat uncovered."""
+
+
+class ImageError(InputError):
+    """Pixels of the wrong type, range or shape."""
+
+
+class LabelError(InputError):
+    """Labels of the wrong number, type or range."""
+
+
+class ClassifierError(PatchCleanserError):
+    """The wrapped classifier breaks its side of the contract."""
+
+
+class TrainModeError(ClassifierError):
+    """The model is in train mode, or normalises with batch statistics."""
+
+
+class NotAFunctionError(ClassifierError):
+    """The same image got two different answers: no certificate could hold."""
+
+
+class OutputError(ClassifierError):
+    """The classifier returned something other than finite logits [images, classes]."""
+
+
+class OutOfMemoryError(ClassifierError):
+    """Not even one image at a time fits into the device's memory."""
+
+
+class MissingDependencyError(PatchCleanserError, ImportError):
+    """An optional dependency is not installed."""
+
+    @classmethod
+    def of(cls, package: str, extra: str) -> MissingDependencyError:
+        """The sentence with the command that fixes it."""
+        return cls(f"{package} is not installed; run: pip install 'patchcleanser[{extra}]'")
