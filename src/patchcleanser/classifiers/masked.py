@@ -172,7 +172,6 @@ class MaskedClassifier:
 
     def _probe(self, piece: _Piece, logits: Tensor) -> None:
         """Refuse a classifier that answers differently when the first pair comes alone."""
-        self._probed = True
         alone = self._forward(piece.part(0, 1))[0]
         scale = max(1.0, float(logits[0].abs().max()))
         tolerance = 1e-3 if getattr(self.classifier, "dtype", torch.float32) == torch.float32 else 5e-2
@@ -182,6 +181,7 @@ class MaskedClassifier:
                 f"the same image got logits {difference:.3g} apart (limit {tolerance * scale:.3g}) alone and in a "
                 "batch; turn off dropout and batch statistics: a certificate needs a deterministic classifier"
             )
+        self._probed = True  # only now: a classifier that was refused is refused again
 
 
 def default_chunk(device: torch.device, numbers: int) -> int:

@@ -34,8 +34,9 @@ class TransformersClassifier(TorchClassifier):
         except ImportError as error:
             raise MissingDependencyError.of("transformers", "transformers") from error
         if isinstance(model, (str, Path)):
+            name = str(model)
             try:
-                name, model = str(model), transformers.AutoModelForImageClassification.from_pretrained(str(model))
+                model = transformers.AutoModelForImageClassification.from_pretrained(name)
                 if processor is None and preprocessing is None:
                     processor = transformers.AutoImageProcessor.from_pretrained(name)
             except (OSError, ValueError) as error:

@@ -75,16 +75,20 @@ def positions(
     column_edges = sorted({e for w in windows for e in (w.left, w.right)})
     tops = _breaks(row_edges, shape[0], room.top, room.bottom)
     lefts = _breaks(column_edges, shape[1], room.left, room.right)
-    hides = np.zeros((len(tops), len(lefts), len(masks)), dtype=bool)
+    first = [mask[0] for mask in masks]
+    down = _within(tops, shape[0], [w.top for w in first], [w.bottom for w in first])
+    across = _within(lefts, shape[1], [w.left for w in first], [w.right for w in first])
+    hides = down[:, None, :] & across[None, :, :]
     for m, mask in enumerate(masks):
-        if len(mask) == 1:
-            (w,) = mask
-            down = (w.top <= tops) & (tops + shape[0] <= w.bottom)
-            across = (w.left <= lefts) & (lefts + shape[1] <= w.right)
-            hides[:, :, m] = down[:, None] & across[None, :]
-        else:
+        if len(mask) > 1:
             hides[:, :, m] = _inside_union(mask, tops, lefts, shape)
     return tops, lefts, hides
+
+
+def _within(starts: NDArray[np.intp], side: int, low: list[int], high: list[int]) -> NDArray[np.bool_]:
+    """[starts, intervals]: whether the segment from each start lies inside each interval."""
+    inside: NDArray[np.bool_] = (np.array(low) <= starts[:, None]) & (starts[:, None] + side <= np.array(high))
+    return inside
 
 
 def _breaks(edges: Sequence[int], side: int, start: int, stop: int) -> NDArray[np.intp]:
@@ -110,16 +114,25 @@ def _inside_union(mask: Mask, tops: NDArray[np.intp], lefts: NDArray[np.intp], s
 
 def _hardest(hides: NDArray[np.bool_]) -> list[int]:
     """Indices of the rows that contain no other row: the hardest placements, each once."""
-    _, first = np.unique(np.packbits(hides, axis=1), axis=0, return_index=True)
+    words = _words(hides)
+    _, first = np.unique(words.view(f"V{8 * words.shape[1]}").ravel(), return_index=True)
     order = first[np.argsort(hides[first].sum(axis=1), kind="stable")]
     kept: list[int] = []
-    rows = np.zeros((0, hides.shape[1]), dtype=bool)
+    rows = np.empty((len(order), words.shape[1]), dtype=np.uint64)
     for i in order:
         # Rows come by size, so a row can only contain ones kept before it.
-        if not (rows <= hides[i]).all(axis=1).any():
+        outside = rows[: len(kept)] & ~words[i]
+        if outside.any(axis=1).all():
+            rows[len(kept)] = words[i]
             kept.append(int(i))
-            rows = np.concatenate([rows, hides[i][None]])
     return kept
+
+
+def _words(bits: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """Rows of bits packed into 64-bit words, which compare 64 masks at a time."""
+    short = -bits.shape[1] % 64
+    packed = np.packbits(np.pad(bits, ((0, 0), (0, short))), axis=1)
+    return np.ascontiguousarray(packed).view(np.uint64)
 
 
 def _combine(places: list[Window], hides: NDArray[np.bool_], count: int) -> Cover:

@@ -181,7 +181,8 @@ class Defense(ABC, Generic[V, C]):
 
     def _check_range(self, labels: Sequence[int], subject: Subject) -> None:
         if self.classifier.classes is None:
-            self.masked.fill_in([Request(subject, np.zeros(1, dtype=np.intp))])
+            # All of them: they are needed anyway, and one alone would tell the probe nothing about batches.
+            self.masked.fill_in([Request(subject, subject.table.masks())])
         classes = self.classifier.classes or 0
         for label in labels:
             if not 0 <= label < classes:

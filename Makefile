@@ -1,0 +1,35 @@
+# Everything runs in .venv, which each target makes or refreshes only when pyproject.toml changed.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install check test test-slow test-gpu format clean
+
+install: .venv/.ready
+
+.venv/.ready: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv (the first time takes a few minutes: torch is large)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: install
+	$(BIN)/pytest -n 2 -m "not slow and not gpu" --doctest-modules
+
+test-slow: install
+	$(BIN)/pytest -m slow
+
+test-gpu: install
+	$(BIN)/pytest -m gpu
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist

@@ -1,0 +1,533 @@
+"""What goes wrong is said in our own words: what, got, limit, fix. Never a bare traceback of a dependency."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from patchcleanser import (
+    CallableClassifier,
+    DoubleMasking,
+    MaskSet,
+    MinorityReports,
+    PatchCleanserError,
+    Preprocessing,
+    Threat,
+    TorchClassifier,
+    Window,
+    load_classifier,
+)
+from patchcleanser.classifiers.onnx import OnnxClassifier
+from patchcleanser.classifiers.transformers import TransformersClassifier
+from patchcleanser.errors import (
+    ClassifierError,
+    CoverError,
+    ImageError,
+    InputError,
+    LabelError,
+    MaskError,
+    OutputError,
+    ThreatError,
+    TrainModeError,
+)
+
+THREAT = Threat.square(4)
+RGB = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+
+
+class Means(nn.Module):
+    """Channel means as three logits: takes images of any size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3))[:, :3]
+
+
+@pytest.fixture
+def defense() -> DoubleMasking:
+    return DoubleMasking(TorchClassifier(Means().eval(), RGB), THREAT, masks=2)
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def with_pixel(value: float) -> Tensor:
+    image = torch.full((1, 3, 16, 16), 0.5)
+    image[0, 1, 2, 3] = value
+    return image
+
+
+def not_yet(*args: Any, why: str = "a bare error of a dependency today", **options: Any) -> Any:
+    """A case that is not handled as it should be today."""
+    return pytest.param(*args, marks=pytest.mark.xfail(strict=True, reason=why), **options)
+
+
+BAD_IMAGES = [
+    ("empty tensor", torch.rand(0, 3, 16, 16), r"a batch needs at least 1 image, got shape \(0, 3, 16, 16\)"),
+    ("empty array", np.zeros((0, 3, 16, 16)), r"a batch needs at least 1 image, got shape \(0, 3, 16, 16\)"),
+    ("empty list", [], "a batch needs at least 1 image, got none"),
+    ("empty generator", (image for image in ()), "a batch needs at least 1 image, got none"),
+    ("8-bit tensor", torch.zeros(1, 3, 16, 16, dtype=torch.uint8), r"image 0 has type torch\.uint8; .* by 255"),
+    ("8-bit array", np.zeros((1, 3, 16, 16), np.uint8), r"image 0 has type torch\.uint8; pass floats in \[0, 1\]"),
+    ("whole numbers", torch.zeros(1, 3, 16, 16, dtype=torch.int64), r"image 0 has type torch\.int64"),
+    ("booleans", torch.zeros(1, 3, 16, 16, dtype=torch.bool), r"image 0 has type torch\.bool"),
+    ("complex", torch.zeros(1, 3, 16, 16, dtype=torch.complex64), r"image 0 has type torch\.complex64"),
+    ("too bright", with_pixel(1.5), r"image 0 has values from 0\.5 to 1\.5; pixels lie in \[0, 1\]"),
+    ("8-bit range", with_pixel(255.0), r"image 0 has values from 0\.5 to 255; pixels lie in \[0, 1\]"),
+    ("too dark", with_pixel(-0.01), r"image 0 has values from -0\.01 to 0\.5"),
+    ("infinite", with_pixel(float("inf")), r"image 0 has values from 0\.5 to inf"),
+    ("NaN", with_pixel(float("nan")), r"image 0 has NaN; pixels lie in \[0, 1\]"),
+    ("grey", torch.rand(1, 1, 16, 16), "image 0 has 1 channels, the classifier takes 3$"),
+    ("with alpha", torch.rand(1, 4, 16, 16), "image 0 has 4 channels, the classifier takes 3$"),
+    ("HWC tensor", torch.rand(1, 16, 20, 3), "image 0 has 16 channels, the classifier takes 3; channels come first"),
+    ("HWC array", np.random.default_rng(0).random((1, 16, 20, 3)), "16 channels.*; channels come first"),
+    ("list of HWC", [np.zeros((16, 20, 3))], "16 channels.*; channels come first"),
+    ("one image", torch.rand(3, 16, 16), r"a batch of images has shape \[N, C, H, W\], got \(3, 16, 16\)"),
+    ("five axes", torch.rand(1, 1, 3, 16, 16), r"a batch of images has shape \[N, C, H, W\], got \(1, 1, 3, 16, 16\)"),
+    ("matrix", np.zeros((16, 16)), r"a batch of images has shape \[N, C, H, W\], got \(16, 16\)"),
+    ("number", torch.tensor(1.0), r"a batch of images has shape \[N, C, H, W\], got \(\)"),
+    (
+        "list of matrices",
+        [torch.rand(16, 16)],
+        r"image 0 has shape \(16, 16\); one image is \[channels, height, width\]",
+    ),
+    ("list of batches", [torch.rand(1, 3, 16, 16)], r"image 0 has shape \(1, 3, 16, 16\); one image is"),
+    ("no pixels", torch.rand(1, 3, 0, 16), r"image 0 has no pixels: shape \(3, 0, 16\)"),
+    ("path", "photo.jpg", "images come as a batch .* or a list of images, got str"),
+    ("bytes", b"\x89PNG", "or a list of images, got bytes"),
+    ("bare PIL image", Image.new("RGB", (16, 16)), "or a list of images, got Image"),
+    ("None", None, "or a list of images, got NoneType"),
+    ("int", 3, "or a list of images, got int"),
+    ("list of paths", ["photo.jpg"], "image 0 is a str; pass a tensor, an array or a PIL image"),
+    ("list of lists", [[[0.5]]], "image 0 is a list; pass a tensor, an array or a PIL image"),
+    ("list of None", [None], "image 0 is a NoneType"),
+    ("second is bad", [torch.rand(3, 16, 16), torch.rand(3, 16, 16) + 1], "image 1 has values from"),
+]
+BAD_IMAGE_CASES = [
+    *(pytest.param(images, words, id=name) for name, images, words in BAD_IMAGES),
+    not_yet(np.full((1, 3, 16, 16), "a"), "image 0", id="array of text"),
+    not_yet(np.full((1, 3, 16, 16), None), "image 0", id="array of objects"),
+]
+
+
+@pytest.mark.parametrize(("images", "words"), BAD_IMAGE_CASES)
+def test_bad_images_are_refused_by_predict(images: Any, words: str, defense: DoubleMasking) -> None:
+    with pytest.raises(ImageError, match=words):
+        defense.predict(images)
+
+
+@pytest.mark.parametrize(("images", "words"), [pytest.param(*c[1:], id=c[0]) for c in BAD_IMAGES if c[0] != "number"])
+def test_bad_images_are_refused_by_certify(images: Any, words: str, defense: DoubleMasking) -> None:
+    with pytest.raises(ImageError, match=words):
+        defense.certify(images, [0] * (len(images) if hasattr(images, "__len__") else 1))
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError, reason="len() of a 0-d tensor")
+def test_a_number_is_refused_by_certify(defense: DoubleMasking) -> None:
+    with pytest.raises(ImageError, match=r"a batch of images has shape \[N, C, H, W\], got \(\)"):
+        defense.certify(torch.tensor(1.0), [0])
+
+
+@pytest.mark.xfail(strict=True, reason="torch takes no negative strides and warns of read-only arrays")
+@pytest.mark.parametrize("kind", ["flipped", "read-only"])
+def test_any_array_of_floats_is_taken(kind: str, defense: DoubleMasking, images: Tensor) -> None:
+    array = images.numpy().copy()
+    if kind == "read-only":
+        array.setflags(write=False)
+    given = array[..., ::-1] if kind == "flipped" else array
+    assert defense.predict(given) == defense.predict(torch.from_numpy(given.copy()))
+
+
+def test_a_bad_image_in_a_stream_is_named_by_its_number(defense: DoubleMasking) -> None:
+    def stream():
+        for n in range(200):
+            yield torch.full((3, 16, 16), float(n == 150) * 2)
+
+    with pytest.raises(ImageError, match="image 150 has values from 2 to 2"):
+        defense.predict(stream())
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0, 3], "label 3 is out of range; the classifier has classes 0 to 2"),
+        ([-1, 0], "label -1 is out of range; the classifier has classes 0 to 2"),
+        (torch.tensor([0, 10**12]), "label 1000000000000 is out of range"),
+        ([0.0, 1.0], r"a label is a class index \(int\), got 0\.0 of type float"),
+        (torch.tensor([0.0, 1.0]), r"a label is a class index \(int\), got 0\.0 of type float"),
+        (np.array([0.5, 1]), r"a label is a class index \(int\), got 0\.5 of type float"),
+        ([True, False], "a label is a class index .*, got True of type bool"),
+        (torch.tensor([True, False]), "a label is a class index .*, got True of type bool"),
+        (np.array([True, False]), "a label is a class index .*, got True of type bool"),
+        ([np.True_, np.False_], "a label is a class index .* of type bool"),
+        (["cat", "dog"], "a label is a class index .*, got 'cat' of type str"),
+        ([None, 0], "a label is a class index .*, got None of type NoneType"),
+        (torch.tensor([[0], [1]]), r"a label is a class index .*, got \[0\] of type list"),
+        ([0], "1 labels for 2 images"),
+        ([0, 1, 2], "3 labels for 2 images"),
+        ([], "0 labels for 2 images"),
+        not_yet([torch.tensor(0.7), torch.tensor(1.2)], "a label is a class index", id="float tensors are rounded"),
+        not_yet([torch.tensor(True), torch.tensor(False)], "a label is a class index", id="bool tensors are taken"),
+        not_yet(1, "label", id="one int"),
+        not_yet(torch.tensor(1), "label", id="one tensor"),
+        not_yet(None, "label", id="none at all"),
+    ],
+)
+def test_bad_labels_are_refused(labels: Any, words: str, defense: DoubleMasking, images: Tensor) -> None:
+    with pytest.raises(LabelError, match=words):
+        defense.certify(images, labels)
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 labels for at least 2 images"), (3, "3 labels for 2 images")])
+def test_labels_are_counted_for_streams_too(count: int, words: str, defense: DoubleMasking, images: Tensor) -> None:
+    with pytest.raises(LabelError, match=words):
+        defense.certify(iter(images), [0] * count)
+
+
+@pytest.mark.parametrize("labels", [[0, 1], (0, 1), np.array([0, 1]), torch.tensor([0, 1]), iter([0, 1])], ids=repr)
+def test_whole_numbers_of_every_kind_are_labels(labels: Any, defense: DoubleMasking, images: Tensor) -> None:
+    assert [c.label for c in defense.certify(images, labels)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (lambda x: x.mean(dim=(1, 2, 3)), r"must return logits \[4, classes\], got \(4,\)"),
+        (lambda x: x.mean(dim=(0, 2, 3))[None], r"must return logits \[4, classes\], got \(1, 3\)"),
+        (lambda x: x, r"must return logits \[4, classes\], got \(4, 3, 16, 16\)"),
+        (lambda x: x.mean(), r"must return logits \[4, classes\], got \(\)"),
+        (lambda x: x.mean(dim=(2, 3))[:, :1], "must return 2 classes, got 1"),
+        (lambda x: x.mean(dim=(2, 3))[:, :0], "must return 2 classes, got 0"),
+        (lambda x: x.mean(dim=(2, 3)) * float("nan"), "returned NaN or infinite logits; check its weights"),
+        (lambda x: x.mean(dim=(2, 3)) + float("inf"), "returned NaN or infinite logits"),
+        (lambda x: {"scores": x.mean(dim=(2, 3))}, "got dict"),
+        (lambda x: [x.mean(dim=(2, 3))], "got list"),
+        (lambda x: None, "got NoneType"),
+        (lambda x: x.mean(dim=(2, 3)).numpy(), "got ndarray"),
+        (lambda x: SimpleNamespace(logits=None), "got NoneType"),
+    ],
+)
+def test_modules_that_return_no_logits_are_refused(output: Callable[[Tensor], Any], words: str, images: Tensor) -> None:
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return output(x)
+
+    with pytest.raises(OutputError, match=words):
+        DoubleMasking(Wrong().eval(), THREAT, masks=2).predict(images[:1])
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (lambda a: a.mean((1, 2, 3)), r"must return logits \[4, classes\], got \(4,\)"),
+        (lambda a: a.mean((2, 3))[:, :1], "must return 2 classes, got 1"),
+        (lambda a: a.mean((2, 3)) * np.nan, "returned NaN or infinite logits"),
+        (lambda a: {"scores": a}, r"the function failed on float32 numpy images of shape \(4, 3, 16, 16\)"),
+        (lambda a: ["cat"] * len(a), "the function failed on float32 numpy images"),
+        (lambda a: None, "the function failed on float32 numpy images"),
+        (lambda a: a @ np.ones(5), r"the function failed on .*\(4, 3, 16, 16\): ValueError: matmul"),
+        (lambda a: a.no_such_thing, "the function failed on .*no_such_thing"),
+        (lambda a: {}["weights"], "the function failed on .*weights"),
+    ],
+    ids=["one axis", "one class", "NaN", "dict", "words", "None", "ValueError", "AttributeError", "KeyError"],
+)
+def test_functions_that_return_no_scores_are_refused(
+    output: Callable[[Any], Any], words: str, images: Tensor, request: pytest.FixtureRequest
+) -> None:
+    if request.node.callspec.id in ("AttributeError", "KeyError"):
+        request.applymarker(pytest.mark.xfail(strict=True, reason="only Type-, Value- and RuntimeErrors are explained"))
+    with pytest.raises(OutputError, match=words):
+        DoubleMasking(output, THREAT, masks=2).predict(images[:1])
+
+
+def test_a_wrong_number_of_classes_is_refused(images: Tensor) -> None:
+    with pytest.raises(OutputError, match="must return 10 classes, got 3"):
+        DoubleMasking(TorchClassifier(Means().eval(), classes=10), THREAT, masks=2).predict(images)
+
+
+@pytest.mark.xfail(strict=True, raises=(RuntimeError, AssertionError), reason="the module's own error comes through")
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 4)), (3, 20, 20)),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), (1, 16, 16)),
+    ],
+    ids=["another size", "another number of channels"],
+)
+def test_images_the_module_cannot_take_are_explained(module: nn.Module, shape: tuple[int, ...]) -> None:
+    with pytest.raises(PatchCleanserError):
+        DoubleMasking(module.eval(), THREAT, masks=2).predict(torch.rand(1, *shape))
+
+
+def one_child_in_train_mode() -> nn.Module:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Dropout(0.5), nn.Flatten())).eval()
+    module[1][0].train()
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Dropout()).train(), r"the model is in train mode; call model\.eval\(\) first"),
+        (one_child_in_train_mode(), r"layer '1\.0' \(Dropout\) is in train mode; call model\.eval\(\) first"),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)).eval(),
+            r"layer '1' \(BatchNorm2d\) normalises with batch statistics even in eval mode; use track_running_stats",
+        ),
+        (nn.BatchNorm2d(3, track_running_stats=False).eval(), "the model normalises with batch statistics"),
+    ],
+    ids=["whole model", "one child", "batch statistics", "nothing but batch statistics"],
+)
+def test_train_mode_and_batch_statistics_are_refused(module: nn.Module, words: str) -> None:
+    for wrap in (TorchClassifier, lambda m: DoubleMasking(m, THREAT), lambda m: MinorityReports(m, THREAT)):
+        with pytest.raises(TrainModeError, match=words):
+            wrap(module)
+
+
+@pytest.mark.parametrize("verb", ["predict", "certify"])
+def test_a_model_that_goes_back_to_train_mode_is_refused(verb: str, images: Tensor) -> None:
+    module = Means().eval()
+    defense = DoubleMasking(module, THREAT, masks=2)
+    arguments = (images, [0, 1]) if verb == "certify" else (images,)
+    getattr(defense, verb)(*arguments)
+    module.train()
+    with pytest.raises(TrainModeError, match="the model is in train mode"):
+        getattr(defense, verb)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("threat", "words"),
+    [
+        (Threat.square(20), "image 0: patch of 20 px does not fit an image side of 16 px"),
+        (Threat.rectangle(4, 17), "image 0: patch of 17 px does not fit an image side of 16 px"),
+        (Threat.rectangle(17, 4), "image 0: patch of 17 px does not fit an image side of 16 px"),
+        (Threat.square(4, region=Window(10, 10, 8, 8)), "image 0: region 8×8 at row 10.* outside an image of 16×16 px"),
+    ],
+    ids=str,
+)
+def test_a_patch_that_does_not_fit_is_refused_with_both_sizes(threat: Threat, words: str, images: Tensor) -> None:
+    with pytest.raises(ThreatError, match=words):
+        DoubleMasking(Means().eval(), threat, masks=2).predict(images)
+
+
+def test_the_image_that_is_too_small_is_named() -> None:
+    stream = [torch.rand(3, 16, 16), torch.rand(3, 16, 16), torch.rand(3, 16, 3)]
+    with pytest.raises(ThreatError, match="image 2: patch of 4 px does not fit an image side of 3 px"):
+        DoubleMasking(Means().eval(), THREAT, masks=2).predict(stream)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"masks": 0}, "masks is a whole number of at least 1, or one for each axis, got 0"),
+        ({"masks": -3}, "masks is a whole number of at least 1, .*, got -3"),
+        ({"masks": (2, 0)}, r"masks is a whole number of at least 1, .*, got \(2, 0\)"),
+        ({"masks": (1, 2, 3)}, r"masks is a whole number of at least 1, .*, got \(1, 2, 3\)"),
+        ({"masks": 2.5}, r"masks is a whole number of at least 1, .*, got 2\.5"),
+        ({"masks": "6"}, "masks is a whole number of at least 1, .*, got '6'"),
+        ({"masks": True}, "masks is a whole number of at least 1, .*, got True"),
+        ({"stride": 0}, "stride is a whole number of at least 1, or one for each axis, got 0"),
+        ({"masks": 2, "stride": 3}, "give masks= or stride=, not both; got masks=2 and stride=3"),
+    ],
+    ids=str,
+)
+def test_mask_counts_that_are_none_are_refused(options: dict, words: str, images: Tensor) -> None:
+    with pytest.raises(MaskError, match=words):
+        DoubleMasking(Means().eval(), THREAT, **options).predict(images)
+
+
+@pytest.mark.parametrize("chunk", [0, -1])
+def test_a_chunk_of_no_images_is_refused(chunk: int) -> None:
+    with pytest.raises(MaskError, match=f"chunk is at least 1 image at a time, got {chunk}"):
+        DoubleMasking(Means().eval(), THREAT, chunk=chunk)
+
+
+WHOLE = MaskSet((16, 16), ((Window(0, 0, 16, 16),),))
+HALVES = MaskSet((16, 16), ((Window(0, 0, 16, 8),), (Window(0, 8, 16, 8),)))
+
+
+def test_a_mask_set_that_does_not_cover_is_refused_with_a_patch_it_misses() -> None:
+    words = r"does not cover the threat \(4x4 patch\): no mask hides the patch 4×4 at row 0, column 5"
+    with pytest.raises(CoverError, match=words):
+        DoubleMasking(Means().eval(), THREAT, mask_set=HALVES)
+
+
+def test_a_mask_set_for_another_size_is_refused() -> None:
+    defense = DoubleMasking(Means().eval(), THREAT, mask_set=WHOLE)
+    with pytest.raises(MaskError, match="image 0: the given mask set is for images of 16×16 px, got 16×20 px"):
+        defense.predict(torch.rand(1, 3, 16, 20))
+
+
+@pytest.mark.parametrize("option", [{"masks": 2}, {"stride": 2}], ids=str)
+def test_a_mask_set_and_a_recipe_for_one_are_refused_together(option: dict) -> None:
+    with pytest.raises(MaskError, match="give mask_set= or masks=/stride=, not both"):
+        DoubleMasking(Means().eval(), THREAT, mask_set=WHOLE, **option)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [(3, "got int"), (None, "got NoneType"), ([Means().eval()], "got list"), ("resnet50", "cannot read classifier")],
+    ids=["int", "None", "list", "bare name"],
+)
+def test_what_is_no_classifier_is_refused(model: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        DoubleMasking(model, THREAT)
+
+
+@pytest.mark.parametrize("threat", [32, "32", None, (4, 4)])
+def test_what_is_no_threat_is_refused(threat: Any) -> None:
+    with pytest.raises(PatchCleanserError, match=r"a threat is made by Threat\.square\(32\) or the like, got"):
+        DoubleMasking(Means().eval(), threat)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory, make_resnet: Callable[[], nn.Module]) -> Path:
+    """Weight files and ONNX files, each broken in its own way."""
+    folder = tmp_path_factory.mktemp("broken")
+    module = make_resnet()
+    save_file(module.state_dict(), folder / "good.safetensors")
+    torch.save(module.state_dict(), folder / "good.pth")
+    whole = (folder / "good.safetensors").read_bytes()
+    (folder / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    (folder / "cut.pth").write_bytes((folder / "good.pth").read_bytes()[:5000])
+    (folder / "text.safetensors").write_text("these are no weights")
+    (folder / "text.pth").write_text("these are no weights")
+    (folder / "empty.pth").touch()
+    (folder / "empty.safetensors").touch()
+    (folder / "folder.pth").mkdir()
+    torch.save([1, 2, 3], folder / "list.pth")
+    torch.save({"epoch": 3, "lr": 0.1}, folder / "numbers.pth")
+    torch.save(module, folder / "pickled.pth")
+    torch.save({k: v for k, v in module.state_dict().items() if "fc" not in k}, folder / "headless.pth")
+    (folder / "text.onnx").write_text("this is no model")
+    (folder / "empty.onnx").touch()
+    (folder / "cut.onnx").write_bytes(b"\x08\x07\x12\x07pytorch")
+    (folder / "vit").mkdir()
+    (folder / "vit" / "config.json").write_text("{}")
+    return folder
+
+
+TIMM = "timm:test_resnet?num_classes=10&weights="
+VISION = "torchvision:squeezenet1_1?num_classes=10&weights="
+
+BAD_SPECS = [
+    ("banana:resnet50", InputError, "cannot read classifier 'banana:resnet50'; write one of timm:…, torchvision:…"),
+    ("resnet50", InputError, "cannot read classifier 'resnet50'"),
+    ("timm:", InputError, "cannot read classifier 'timm:'"),
+    ("", InputError, "cannot read classifier ''"),
+    ("timm:no_such_model", ClassifierError, "timm has no model 'no_such_model'"),
+    ("timm:resnet_fifty", ClassifierError, "timm has no model 'resnet_fifty'; near: .*resnet"),
+    ("timm:test_resnet.no_such_tag?weights=none", ClassifierError, "timm cannot build 'test_resnet.no_such_tag'"),
+    ("timm:test_resnet?weights=none&banana=1", ClassifierError, "timm cannot build 'test_resnet' with .*banana"),
+    ("timm:test_resnet?weights=none&num_classes=many", ClassifierError, "timm cannot build 'test_resnet' with .*many"),
+    ("torchvision:no_such_model", ClassifierError, "torchvision has no classification model 'no_such_model'"),
+    ("torchvision:fasterrcnn_resnet50_fpn", ClassifierError, "torchvision has no classification model"),
+    ("torchvision:squeezenet1_1?weights=none&banana=1", ClassifierError, "torchvision cannot build 'squeezenet1_1'"),
+    (f"{TIMM}{{}}/absent.pth", ClassifierError, "no weight file at .*absent.pth"),
+    (f"{TIMM}{{}}/folder.pth", ClassifierError, "no weight file at .*folder.pth"),
+    (f"{TIMM}{{}}/cut.safetensors", ClassifierError, "cannot read weights from .*cut.safetensors"),
+    (f"{TIMM}{{}}/cut.pth", ClassifierError, "cannot read weights from .*cut.pth"),
+    (f"{TIMM}{{}}/text.safetensors", ClassifierError, "cannot read weights from .*text.safetensors"),
+    (f"{TIMM}{{}}/text.pth", ClassifierError, "cannot read weights from .*text.pth"),
+    (f"{TIMM}{{}}/empty.pth", ClassifierError, "cannot read weights from .*empty.pth"),
+    (f"{TIMM}{{}}/empty.safetensors", ClassifierError, "cannot read weights from .*empty.safetensors"),
+    (f"{TIMM}{{}}/pickled.pth", ClassifierError, "cannot read weights from .*pickled.pth"),
+    (f"{TIMM}{{}}/list.pth", ClassifierError, "list.pth holds no dictionary of tensors"),
+    (f"{TIMM}{{}}/numbers.pth", ClassifierError, "numbers.pth holds no dictionary of tensors"),
+    (
+        f"{TIMM}{{}}/headless.pth",
+        ClassifierError,
+        r"headless.pth does not fit ResNet: fc\.weight is missing; fc\.bias is missing",
+    ),
+    (
+        "timm:test_vit?num_classes=10&weights={}/good.pth",
+        ClassifierError,
+        "good.pth does not fit VisionTransformer: .* and [0-9]+ more; check the architecture and the number of classes",
+    ),
+    (
+        "timm:test_resnet?num_classes=7&weights={}/good.safetensors",
+        ClassifierError,
+        r"fc\.weight is \(10, 96\), wanted \(7, 96\); fc\.bias is \(10,\), wanted \(7,\); check the architecture",
+    ),
+    (f"{VISION}{{}}/absent.pth", ClassifierError, "no weight file at .*absent.pth"),
+    (f"{VISION}{{}}/cut.pth", ClassifierError, "cannot read weights from .*cut.pth"),
+    (f"{VISION}{{}}/good.pth", ClassifierError, "good.pth does not fit SqueezeNet"),
+    (f"{VISION}IMAGENET1K_V9", ClassifierError, "no weight file at IMAGENET1K_V9"),
+    ("onnx:{}/absent.onnx", InputError, "no ONNX file at .*absent.onnx"),
+    ("onnx:{}/text.onnx", ClassifierError, "text.onnx is not a model ONNX Runtime can load"),
+    ("onnx:{}/empty.onnx", ClassifierError, "empty.onnx is not a model ONNX Runtime can load"),
+    ("onnx:{}/cut.onnx", ClassifierError, "cut.onnx is not a model ONNX Runtime can load"),
+    ("onnx:{}/text.onnx?banana=1", InputError, "onnx: classifiers do not take .*banana"),
+    ("transformers:{}/vit", ClassifierError, "transformers cannot load .*vit"),
+    ("transformers:{}/absent", ClassifierError, "transformers cannot load .*absent"),
+    ("transformers:{}/vit?banana=1", InputError, "transformers: classifiers do not take .*banana"),
+    ("python:json", InputError, "write python:module:function, got python:json"),
+    ("python:no_such_module:make", ClassifierError, "cannot import python:no_such_module:make"),
+    ("python:json:no_such_function", ClassifierError, "cannot import python:json:no_such_function"),
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "words"), [*BAD_SPECS, not_yet(f"{TIMM}123", ClassifierError, "no weight file at 123")]
+)
+def test_bad_specs_are_refused(
+    spec: str, error: type, words: str, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(error, match=words) as caught:
+        load_classifier(spec.replace("{}", str(files)), device="cpu")
+    assert isinstance(caught.value, PatchCleanserError)
+
+
+@pytest.mark.parametrize("name", ["a+b.pth", "50%25.pth"])
+@pytest.mark.xfail(strict=True, reason="the query is decoded like a web form: + becomes a space, %25 a %")
+def test_file_names_in_a_spec_are_taken_as_they_are(name: str, tmp_path: Path, resnet: nn.Module) -> None:
+    torch.save(resnet.state_dict(), tmp_path / name)
+    load_classifier(f"{TIMM}{tmp_path / name}", device="cpu")
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda:99", "cpu:x", ""])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(InputError, match=f"device '{device}' cannot be used here"):
+        load_classifier("timm:test_resnet?weights=none", device=device)
+
+
+def test_onnx_inputs_of_another_size_are_explained(tmp_path: Path) -> None:
+    path = tmp_path / "small.onnx"
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4)).eval()
+    torch.onnx.export(module, (torch.rand(1, 3, 8, 8),), path, dynamo=True, verbose=False)
+    with pytest.raises(ClassifierError, match=r"the ONNX model takes \[1, 3, 8, 8\], got \(1, 3, 16, 16\)"):
+        DoubleMasking(OnnxClassifier(path), THREAT, masks=2).predict(torch.rand(1, 3, 16, 16))
+
+
+def test_a_transformers_folder_that_is_missing_is_named() -> None:
+    with pytest.raises(ClassifierError, match="transformers cannot load '/no/such/folder'"):
+        TransformersClassifier("/no/such/folder")
+
+
+def test_input_errors_are_value_errors_too(defense: DoubleMasking) -> None:
+    with pytest.raises(ValueError, match="at least 1 image"):
+        defense.predict([])
+
+
+@pytest.mark.xfail(strict=True, reason="a fill of 3 channels is broadcast over images of 1")
+def test_a_fill_for_another_number_of_channels_is_refused() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def function(array: np.ndarray) -> np.ndarray:
+        seen.append(array.shape[1:])
+        return array.reshape(len(array), -1)[:, :2]
+
+    classifier = CallableClassifier(function, Preprocessing(fill=(0.0, 0.5, 1.0)))
+    with pytest.raises(PatchCleanserError):
+        DoubleMasking(classifier, THREAT, masks=2).predict(torch.rand(1, 1, 16, 16))
+    assert not seen

@@ -1,0 +1,35 @@
+import subprocess
+import sys
+
+import patchcleanser
+
+
+def test_the_public_names_are_exactly_the_intended_ones() -> None:
+    assert patchcleanser.__all__ == [
+        "CallableClassifier",
+        "Case",
+        "Certificate",
+        "ChallengerMasking",
+        "Classifier",
+        "DoubleMasking",
+        "MaskSet",
+        "MinorityReports",
+        "PatchCleanserError",
+        "Preprocessing",
+        "Threat",
+        "TorchClassifier",
+        "Verdict",
+        "Window",
+        "load_classifier",
+    ]
+    for name in patchcleanser.__all__:
+        assert getattr(patchcleanser, name).__name__ == name
+
+
+def test_masks_and_threats_work_without_importing_torch() -> None:
+    code = (
+        "import sys, patchcleanser as p;"
+        "assert p.MaskSet.build(p.Threat.square(5), image=(32, 32)).covers(p.Threat.square(5));"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
