@@ -7,6 +7,8 @@
     │   │   └── CoverError                  a mask set that misses a patch of the threat
     │   ├── ImageError                      pixels: type, range, shape, NaN
     │   └── LabelError                      labels: number, type, range
+    ├── DataError                           a dataset that is missing, damaged or cannot be fetched
+    ├── TrainingError                       a run that cannot go on, or does not fit its folder
     ├── ClassifierError                     the wrapped model breaks its side of the contract
     │   ├── TrainModeError                  dropout or batch statistics would make it random
     │   ├── NotAFunctionError               the same image got two different answers
@@ -22,6 +24,7 @@ from __future__ import annotations
 __all__ = [
     "ClassifierError",
     "CoverError",
+    "DataError",
     "ImageError",
     "InputError",
     "LabelError",
@@ -33,6 +36,7 @@ __all__ = [
     "PatchCleanserError",
     "ThreatError",
     "TrainModeError",
+    "TrainingError",
 ]
 
 
@@ -62,6 +66,14 @@ class ImageError(InputError):
 
 class LabelError(InputError):
     """Labels of the wrong number, type or range."""
+
+
+class DataError(PatchCleanserError):
+    """A dataset that is missing, damaged or cannot be fetched."""
+
+
+class TrainingError(PatchCleanserError):
+    """A training run that cannot go on, or a folder that belongs to another run."""
 
 
 class ClassifierError(PatchCleanserError):

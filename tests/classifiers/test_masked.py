@@ -8,13 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser import ChallengerMasking, DoubleMasking, MinorityReports, Preprocessing, Threat, TorchClassifier
+from patchcleanser import (
+    CallableClassifier,
+    ChallengerMasking,
+    DoubleMasking,
+    MinorityReports,
+    Preprocessing,
+    Threat,
+    TorchClassifier,
+)
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject, default_chunk
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.defenses.base import Defense
-from patchcleanser.errors import NotAFunctionError, OutOfMemoryError
+from patchcleanser.errors import NotAFunctionError, OutOfMemoryError, OutputError
 
 Images = Callable[..., tuple[Tensor, Tensor]]
 
@@ -263,6 +271,27 @@ def test_no_room_for_a_single_image_is_said_with_its_shape(
     words = r"not even one image of \(3, 40, 36\) fits into the memory of cpu; use a smaller model or another device"
     with pytest.raises(OutOfMemoryError, match=words):
         defense.predict(mixed[:1])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(
+            pytest.param(error, marks=pytest.mark.xfail(strict=True, raises=OutputError, reason="wrapped too early"))
+            for error in OUT_OF_MEMORY[:3]
+        ),
+        OUT_OF_MEMORY[3],
+    ],
+    ids=["cuda", "cpu", "mps", "python"],
+)
+def test_functions_get_smaller_chunks_too(
+    error: Exception, resnet: nn.Module, preprocessing: Preprocessing, mixed: list[Tensor]
+) -> None:
+    want = DoubleMasking(TorchClassifier(resnet, preprocessing), Threat.square(6), masks=3).predict(mixed)
+    function = CallableClassifier(Cramped(resnet, 5, error).eval(), preprocessing, array="torch")
+    defense = DoubleMasking(function, Threat.square(6), masks=3)
+    assert defense.predict(mixed) == want
+    assert defense.masked.chunk <= 5
 
 
 class FunctionalDropout(nn.Module):

@@ -24,8 +24,7 @@ from patchcleanser.errors import CoverError, InputError, MaskError
 @pytest.fixture(scope="module")
 def network() -> nn.Module:
     torch.manual_seed(0)
-    model = timm.create_model("test_resnet.r160_in1k", pretrained=False, num_classes=5).eval()
-    return model  # type: ignore[no-any-return]
+    return timm.create_model("test_resnet.r160_in1k", pretrained=False, num_classes=5).eval()  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")

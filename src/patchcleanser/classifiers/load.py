@@ -26,6 +26,7 @@ def load_classifier(spec: str, *, device: str = "auto", **options: Any) -> Class
     - ``transformers:FOLDER_OR_HUB_NAME``
     - ``onnx:model.onnx``
     - ``python:my_package.models:make`` calls make() and wraps what it returns
+    - ``zoo:tiny``, ``trained:FOLDER`` (written by train or harden), ``net:resnet`` (untrained)
     """
     kind, _, rest = spec.partition(":")
     if kind not in KINDS or not rest:
@@ -105,6 +106,24 @@ def _python(name: str, device: torch.device, options: dict[str, Any]) -> Classif
     return as_classifier(model.to(device) if isinstance(model, nn.Module) else model)
 
 
+def _net(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    from patchcleanser.classifiers.trained import network_classifier
+
+    return network_classifier(name, device, options)
+
+
+def _trained(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    from patchcleanser.classifiers.trained import trained_classifier
+
+    return trained_classifier(Path(name), device, lambda spec, more: load_classifier(spec, device="cpu", **more))
+
+
+def _zoo(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    from patchcleanser.classifiers.trained import zoo_folder
+
+    return _trained(str(zoo_folder(name)), device, options)
+
+
 def _value(text: str) -> Any:
     """Numbers and booleans from a query string; anything else stays text."""
     if text.lower() in ("true", "false"):
@@ -123,4 +142,7 @@ KINDS: dict[str, Callable[[str, torch.device, dict[str, Any]], Classifier]] = {
     "transformers": _transformers,
     "onnx": _onnx,
     "python": _python,
+    "net": _net,
+    "trained": _trained,
+    "zoo": _zoo,
 }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,27 @@ CUDA_BYTES_PER_NUMBER = 160
 
 COPY_BYTES = 256_000_000
 """The most memory spent on masked copies of large source images at a time."""
+
+
+Precision = Literal["exact", "fast"]
+"""Float32 throughout, or bfloat16 with every doubtful label computed again in float32."""
+
+CALIBRATION = 512
+"""Labels on which fast and exact logits are compared before anything is trusted."""
+
+SAFETY = 2.0
+"""How much further than on those labels a logit is allowed for to move."""
+
+
+@dataclass
+class Recheck:
+    """What fast labels cost and whether they were right."""
+
+    labels: int = 0
+    rechecked: int = 0
+    flipped: int = 0
+    bound: float | None = None
+    """Labels with a smaller margin are computed again."""
 
 
 @dataclass
@@ -65,8 +87,13 @@ class MaskedClassifier:
     in different chunks can differ only where the margin is within rounding of zero.
     """
 
-    def __init__(self, classifier: Classifier, *, grid: Grid, chunk: int | None = None) -> None:
+    def __init__(
+        self, classifier: Classifier, *, grid: Grid, chunk: int | None = None, precision: Precision = "exact"
+    ) -> None:
         self.classifier, self.grid, self.chunk = classifier, grid, chunk
+        # Half precision pays on CUDA only; elsewhere fast labels are simply the exact ones.
+        self.fast = precision == "fast" and classifier.device.type == "cuda"
+        self.recheck = Recheck()
         self._probed = False
 
     def place(self, image: Tensor) -> Tensor:
@@ -107,7 +134,9 @@ class MaskedClassifier:
         return self.chunk
 
     def _store(self, piece: _Piece) -> None:
-        logits = self._logits(piece)
+        logits = self._logits(piece, fast=self.fast)
+        if self.fast:
+            logits = self._rechecked(piece, logits)
         top = logits.topk(2, dim=1).values
         labels = logits.argmax(dim=1).cpu().numpy()
         margins = (top[:, 0] - top[:, 1]).cpu().numpy()
@@ -118,10 +147,32 @@ class MaskedClassifier:
             table.margins[piece.unions[mine]] = margins[mine]
             table.confidences[piece.unions[mine]] = confidences[mine]
 
-    def _logits(self, piece: _Piece) -> Tensor:
+    def _rechecked(self, piece: _Piece, logits: Tensor) -> Tensor:
+        """Fast logits with every label of small margin computed again, exactly.
+
+        A fast label can differ from the exact one only if the two largest logits moved by
+        more than their distance. How far logits move is measured on the first labels.
+        """
+        recheck = self.recheck
+        if recheck.bound is None:
+            sample = piece.part(0, min(len(piece), CALIBRATION))
+            moved = (self._logits(sample, fast=False) - logits[: len(sample)]).abs().max()
+            recheck.bound = SAFETY * 2 * float(moved)
+        top = logits.topk(2, dim=1).values
+        doubtful = torch.nonzero(top[:, 0] - top[:, 1] <= recheck.bound)[:, 0]
+        recheck.labels += len(piece)
+        if len(doubtful):
+            chosen = doubtful.cpu().numpy()
+            exact = self._logits(_Piece(piece.subjects, piece.which[chosen], piece.unions[chosen]), fast=False)
+            recheck.rechecked += len(chosen)
+            recheck.flipped += int((exact.argmax(1) != logits[doubtful].argmax(1)).sum())
+            logits[doubtful] = exact
+        return logits
+
+    def _logits(self, piece: _Piece, *, fast: bool) -> Tensor:
         """Logits of one piece; if memory runs out, of its halves, and smaller chunks from then on."""
         try:
-            logits = self._forward(piece)
+            logits = self._forward(piece, fast=fast)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -133,15 +184,16 @@ class MaskedClassifier:
                 ) from error
         else:
             if not self._probed:
-                self._probe(piece, logits)
+                self._probe(piece, logits, fast=fast)
             return logits
         if self.classifier.device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(piece) // 2
         self.chunk = max(1, min(self.chunk or half, half))
-        return torch.cat([self._logits(piece.part(0, half)), self._logits(piece.part(half, len(piece)))])
+        halves = piece.part(0, half), piece.part(half, len(piece))
+        return torch.cat([self._logits(part, fast=fast) for part in halves])
 
-    def _forward(self, piece: _Piece) -> Tensor:
+    def _forward(self, piece: _Piece, *, fast: bool) -> Tensor:
         runs: list[Tensor] = []
         inputs: list[Tensor] = []
         shapes = [tuple(piece.subjects[s].pixels.shape) for s in piece.which]
@@ -149,11 +201,19 @@ class MaskedClassifier:
         for start, stop in pairwise(bounds):
             batch = self._masked(piece.part(start, stop))
             if inputs and inputs[-1].shape[1:] != batch.shape[1:]:
-                runs.append(self.classifier.checked_logits(torch.cat(inputs)))
+                runs.append(self._classify(torch.cat(inputs), fast))
                 inputs = []
             inputs.append(batch)
-        runs.append(self.classifier.checked_logits(torch.cat(inputs) if len(inputs) > 1 else inputs[0]))
+        runs.append(self._classify(torch.cat(inputs) if len(inputs) > 1 else inputs[0], fast))
         return torch.cat(runs) if len(runs) > 1 else runs[0]
+
+    def _classify(self, inputs: Tensor, fast: bool) -> Tensor:
+        if fast:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                return self.classifier.checked_logits(inputs)
+        with _plain_float32(self.classifier.device):
+            return self.classifier.checked_logits(inputs)
 
     def _masked(self, piece: _Piece) -> Tensor:
         """Prepared inputs of pairs whose images all have one size."""
@@ -170,11 +230,12 @@ class MaskedClassifier:
         images = torch.where(hidden[:, None], colour, images)
         return self.classifier.prepare(images) if source else images
 
-    def _probe(self, piece: _Piece, logits: Tensor) -> None:
+    def _probe(self, piece: _Piece, logits: Tensor, *, fast: bool) -> None:
         """Refuse a classifier that answers differently when the first pair comes alone."""
-        alone = self._forward(piece.part(0, 1))[0]
+        alone = self._forward(piece.part(0, 1), fast=fast)[0]
         scale = max(1.0, float(logits[0].abs().max()))
-        tolerance = 1e-3 if getattr(self.classifier, "dtype", torch.float32) == torch.float32 else 5e-2
+        exact = not fast and getattr(self.classifier, "dtype", torch.float32) == torch.float32
+        tolerance = 1e-3 if exact else 5e-2
         difference = float((alone - logits[0]).abs().max())
         if difference > tolerance * scale:
             raise NotAFunctionError(
@@ -188,8 +249,23 @@ def default_chunk(device: torch.device, numbers: int) -> int:
     """How many inputs of this many numbers to classify at once, to begin with."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return max(1, min(1024, free // 2 // (numbers * CUDA_BYTES_PER_NUMBER)))
+        return max(1, min(8192, free // 2 // (numbers * CUDA_BYTES_PER_NUMBER)))
     return max(1, min(512, CPU_ELEMENTS // numbers))
+
+
+@contextmanager
+def _plain_float32(device: torch.device) -> Iterator[None]:
+    """Float32 without TF32, whatever the program's global settings; they are put back."""
+    if device.type != "cuda":
+        yield
+        return
+    matmul, kept = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
+    matmul.allow_tf32 = False
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        matmul.allow_tf32 = kept
 
 
 def _boxes(wanted: Sequence[tuple[LabelTable, Indices]]) -> NDArray[np.int32]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.classifiers.load import as_classifier
-from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject
+from patchcleanser.classifiers.masked import MaskedClassifier, Precision, Request, Subject
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import Indices, LabelTable
 from patchcleanser.core.threats import Threat
@@ -26,7 +26,7 @@ R = TypeVar("R")
 Game = Generator[Indices, None, R]
 """Work on one image's LabelTable: yields the unions it wants known, ends with its result."""
 
-GROUP_IMAGES = 64
+GROUP_IMAGES = 256
 GROUP_BYTES = 256_000_000
 """How many images, and bytes of images, are worked on together; memory stays bounded."""
 
@@ -64,7 +64,8 @@ class Defense(ABC, Generic[V, C]):
     `classifier` is a Classifier, a torch module, a function or a string for load_classifier.
     `masks` is the number of masks per axis (or one for each axis), `stride` the alternative.
     A hand-made `mask_set` is accepted only if it provably covers the threat. Images may
-    differ in size: each size gets its own masks on the source grid.
+    differ in size: each size gets its own masks on the source grid. `precision="fast"` uses
+    bfloat16 on CUDA and computes every label of small margin again in float32.
     """
 
     may_alert = False
@@ -79,6 +80,7 @@ class Defense(ABC, Generic[V, C]):
         stride: int | tuple[int, int] | None = None,
         mask_set: MaskSet | None = None,
         chunk: int | None = None,
+        precision: Precision = "exact",
     ) -> None:
         if not isinstance(threat, Threat):
             raise PatchCleanserError(f"a threat is made by Threat.square(32) or the like, got {type(threat).__name__}")
@@ -88,7 +90,7 @@ class Defense(ABC, Generic[V, C]):
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
         self.classifier = as_classifier(classifier)
         self.threat = threat
-        self.masked = MaskedClassifier(self.classifier, grid=threat.grid, chunk=chunk)
+        self.masked = MaskedClassifier(self.classifier, grid=threat.grid, chunk=chunk, precision=precision)
         self._masks, self._stride, self._given = masks, stride, mask_set
         self._built: dict[Size, MaskSet] = {}
         if mask_set is not None:

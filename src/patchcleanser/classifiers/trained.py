@@ -1,0 +1,80 @@
+"""Classifiers this project trained or hardened: a folder with weights and a card; the zoo."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.networks import build_network
+from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.classifiers.weights import load_weights
+from patchcleanser.errors import ClassifierError
+
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR_STD = (0.2470, 0.2435, 0.2616)
+
+PACKAGED = Path(__file__).parents[1] / "zoo"
+CHECKOUT = Path(__file__).parents[3] / "zoo"
+
+
+def network_classifier(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    """One of our 32×32 networks; `weights` is "none" or a file."""
+    weights = options.pop("weights", "none")
+    module = build_network(name, options).eval().to(device)
+    if weights != "none":
+        load_weights(module, weights)
+    preprocessing = Preprocessing((32, 32), None, "bicubic", CIFAR_MEAN, CIFAR_STD)
+    return TorchClassifier(module, preprocessing, classes=options.get("classes", 10))
+
+
+def trained_classifier(
+    folder: Path, device: torch.device, build: Callable[[str, dict[str, Any]], Classifier]
+) -> TorchClassifier:
+    """What a card describes, with the weights beside it. `build` makes the bare network of a spec."""
+    card = read_card(folder)
+    random = {} if card["model"].startswith("python:") else {"weights": "none"}
+    bare = build(card["model"], random)
+    if not isinstance(bare, TorchClassifier):
+        raise ClassifierError(f"{folder}/card.json names {card['model']!r}, which is no torch network")
+    load_weights(bare.module, folder / "model.safetensors")
+    saved: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in card["preprocessing"].items()}
+    return TorchClassifier(bare.module.to(device), Preprocessing(**saved), classes=bare.classes)
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card of a trained classifier."""
+    path = folder / "card.json"
+    try:
+        card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        card["model"], card["preprocessing"]
+    except FileNotFoundError as error:
+        raise ClassifierError(f"no trained classifier in {folder}: it has no card.json") from error
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ClassifierError(f"{path} is not a model card: {error}") from error
+    return card
+
+
+def zoo_folders() -> dict[str, Path]:
+    """Every zoo model at hand: packaged, in $PATCHCLEANSER_ZOO, in the checkout, or in ./zoo."""
+    places = [Path.cwd() / "zoo", CHECKOUT, PACKAGED]
+    if os.environ.get("PATCHCLEANSER_ZOO"):
+        places.append(Path(os.environ["PATCHCLEANSER_ZOO"]))
+    return {card.parent.name: card.parent for place in places for card in sorted(place.glob("*/card.json"))}
+
+
+def zoo_folder(name: str) -> Path:
+    """The folder of one zoo model."""
+    found = zoo_folders()
+    if name not in found:
+        raise ClassifierError(
+            f"no zoo model {name!r}; at hand: {', '.join(sorted(found)) or 'none'}. The larger ones lie in zoo/ of the "
+            "repository; name that folder with PATCHCLEANSER_ZOO"
+        )
+    return found[name]

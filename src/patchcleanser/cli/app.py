@@ -1,0 +1,41 @@
+"""The `patchcleanser` command and how it ends: an answer, a clear error, or a clean stop."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import typer
+from rich.console import Console
+
+from patchcleanser.cli import harden, train
+from patchcleanser.errors import PatchCleanserError
+
+app = typer.Typer(
+    name="patchcleanser",
+    help="Certified defense of any image classifier against adversarial patches.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("train")(train.train)
+app.command("harden")(harden.harden)
+
+
+@app.callback()
+def _root() -> None:
+    """Certified defense of any image classifier against adversarial patches."""
+
+
+def main() -> None:
+    """Run the command line; our errors become one sentence, Ctrl-C the command that continues."""
+    console = Console(stderr=True, highlight=False)
+    try:
+        app()
+    except PatchCleanserError as error:
+        console.print(f"[bold red]error:[/] {error}", soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        again = shlex.join(["patchcleanser", *sys.argv[1:]])
+        console.print(f"\nstopped; what is finished is kept. Continue with:\n  {again}", soft_wrap=True)
+        sys.exit(130)

@@ -1,0 +1,147 @@
+"""Dataset: images with names, and labels where there are any."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from patchcleanser.errors import DataError
+
+
+class Dataset(ABC):
+    """A fixed sequence of images. `labels` are class indices, or None where nobody labelled them."""
+
+    name: str
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64] | None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def image(self, index: int) -> Tensor:
+        """One image as float32 [3, H, W] in [0, 1]."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of the images and labels."""
+
+
+class ArrayDataset(Dataset):
+    """Images of one size in memory: uint8 [N, H, W, 3]."""
+
+    def __init__(self, name: str, images: NDArray[np.uint8], labels: NDArray[np.int64], classes: Sequence[str]) -> None:
+        if len(images) != len(labels):
+            raise DataError(f"{name} has {len(images)} images but {len(labels)} labels")
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
+            raise DataError(f"{name} has labels outside 0 to {len(classes) - 1}")
+        self.name, self.images, self.classes = name, images, tuple(classes)
+        self.labels: NDArray[np.int64] = labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def image(self, index: int) -> Tensor:
+        """One image as float32 [3, H, W] in [0, 1]."""
+        return torch.from_numpy(self.images[index]).permute(2, 0, 1).float() / 255
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of pixels and labels."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.images).tobytes())
+        digest.update(self.labels.tobytes())
+        return digest.hexdigest()
+
+    def subset(self, indices: NDArray[np.int64]) -> ArrayDataset:
+        """These images, in this order."""
+        return ArrayDataset(self.name, self.images[indices], self.labels[indices], self.classes)
+
+
+class EncodedDataset(Dataset):
+    """Images as files in memory or on disk, decoded when asked for."""
+
+    def __init__(
+        self,
+        name: str,
+        ids: Sequence[str],
+        contents: Sequence[bytes],
+        labels: NDArray[np.int64] | None = None,
+        classes: Sequence[str] = (),
+    ) -> None:
+        if not ids:
+            raise DataError(f"{name} holds no images")
+        self.name, self.ids, self.contents = name, tuple(ids), contents
+        self.labels, self.classes = labels, tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def image(self, index: int) -> Tensor:
+        """One decoded image as float32 [3, H, W] in [0, 1]."""
+        return decode(self.contents[index], self.ids[index])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of names, bytes and labels."""
+        digest = hashlib.sha256()
+        for name, content in zip(self.ids, self.contents, strict=True):
+            digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
+        if self.labels is not None:
+            digest.update(self.labels.tobytes())
+        return digest.hexdigest()
+
+
+class JoinedDataset(Dataset):
+    """Images of several datasets, without their labels."""
+
+    def __init__(self, parts: Sequence[Dataset], picks: NDArray[np.intp]) -> None:
+        self.name = "+".join(part.name for part in parts)
+        self.parts, self.picks = parts, picks
+        self.labels, self.classes = None, ()
+        self.ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return len(self.picks)
+
+    def image(self, index: int) -> Tensor:
+        """One image of one of the parts."""
+        at = int(self.picks[index])
+        part = int(np.searchsorted(self.ends, at, side="right"))
+        return self.parts[part].image(at - int(self.ends[part]) + len(self.parts[part]))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the parts and the choice."""
+        digest = hashlib.sha256("".join(part.fingerprint for part in self.parts).encode())
+        digest.update(self.picks.tobytes())
+        return digest.hexdigest()
+
+
+def together(parts: Sequence[Dataset], *, limit: int | None = None, seed: int = 0) -> Dataset:
+    """All images of several datasets as unlabelled ones, or a seeded choice of `limit` of them."""
+    total = sum(len(part) for part in parts)
+    picks = np.arange(total)
+    if limit is not None and limit < total:
+        picks = np.random.default_rng(seed).permutation(total)[:limit]
+    return JoinedDataset(parts, picks)
+
+
+def decode(content: bytes, name: str) -> Tensor:
+    """An encoded image as float32 [3, H, W] in [0, 1], upright and in colour."""
+    try:
+        with Image.open(io.BytesIO(content)) as opened:
+            picture = ImageOps.exif_transpose(opened).convert("RGB")
+            array = np.asarray(picture, dtype=np.float32) / 255
+    except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError, SyntaxError) as error:
+        raise DataError(f"cannot decode image {name}: {error}") from error
+    return torch.from_numpy(array).permute(2, 0, 1).contiguous()

