@@ -61,6 +61,14 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
+def bare_spec(spec: str) -> str:
+    """The spec of the network itself: a card must not depend on the folder another one lies in."""
+    kind, _, name = spec.partition(":")
+    if kind not in ("trained", "zoo"):
+        return spec
+    return str(read_card(zoo_folder(name) if kind == "zoo" else Path(name))["model"])
+
+
 def zoo_folders() -> dict[str, Path]:
     """Every zoo model at hand: packaged, in $PATCHCLEANSER_ZOO, in the checkout, or in ./zoo."""
     places = [Path.cwd() / "zoo", CHECKOUT, PACKAGED]

@@ -34,6 +34,7 @@ def harden(
     """Harden a classifier with unlabelled photos; the original is not changed."""
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.classifiers.torch import TorchClassifier
+    from patchcleanser.classifiers.trained import bare_spec
     from patchcleanser.cli.progress import progress
     from patchcleanser.core.threats import Threat
     from patchcleanser.data import load_dataset, together
@@ -57,7 +58,7 @@ def harden(
 
         done = run(classifier, photos, Threat.parse(patch), settings=settings, seed=seed, watch=watch)
     card = {
-        "model": model,
+        "model": bare_spec(model),
         "preprocessing": asdict(classifier.preprocessing),
         "hardened_from": classifier.fingerprint,
         "photos": {"names": names, "number": len(photos), "sha256": photos.fingerprint},

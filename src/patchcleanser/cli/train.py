@@ -36,6 +36,7 @@ def train(
 
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.classifiers.torch import TorchClassifier
+    from patchcleanser.classifiers.trained import bare_spec
     from patchcleanser.cli.progress import progress
     from patchcleanser.core.threats import Threat
     from patchcleanser.data import ArrayDataset, load_dataset
@@ -81,7 +82,7 @@ def train(
             watch=watch,
         )
     card = {
-        "model": model,
+        "model": bare_spec(model),
         "preprocessing": asdict(preprocessing),
         "classes": list(dataset.classes),
         "data": {"name": dataset.name, "images": len(dataset), "sha256": dataset.fingerprint},
