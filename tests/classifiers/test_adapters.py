@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from torchvision import models
 
 from patchcleanser import (
@@ -180,11 +181,11 @@ def test_keyword_options_win_over_the_query() -> None:
     assert classifier.classes == 7
 
 
-@pytest.mark.xfail(strict=True, reason="timm's three means are kept for a model of one channel")
 def test_a_timm_model_of_one_channel_takes_grey_images() -> None:
     classifier = load_classifier("timm:test_resnet?in_chans=1&num_classes=4&size=32&weights=none", device="cpu")
     verdicts = DoubleMasking(classifier, THREAT, masks=2).predict(torch.rand(1, 1, 32, 32))
     assert len(verdicts) == 1
+    assert classifier.preprocessing.mean == (0.5,)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
@@ -283,16 +284,10 @@ SHORTEST = {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width"
         ({"resample": 2}, {"interpolation": "bilinear"}),
         ({"resample": 3}, {"interpolation": "bicubic"}),
         ({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3]}, {"mean": (0.1, 0.2, 0.3), "std": (1, 2, 3)}),
-        pytest.param(
-            {"do_normalize": False},
-            {"mean": None, "std": None},
-            marks=pytest.mark.xfail(strict=True, reason="do_normalize=False is ignored"),
-        ),
-        pytest.param(
-            {"size": {"shortest_edge": 224}, "crop_pct": 0.875},
-            {"resize": 256, "crop": (224, 224)},
-            marks=pytest.mark.xfail(strict=True, reason="ConvNextImageProcessor's crop_pct is ignored"),
-        ),
+        ({"do_normalize": False}, {"mean": None, "std": None}),
+        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875}, {"resize": 256, "crop": (224, 224)}),
+        ({"size": {"shortest_edge": 384}, "crop_pct": 0.875}, {"resize": (384, 384), "crop": None}),
+        ({**SHORTEST, "crop_pct": 0.8}, {"resize": 320, "crop": (224, 192)}),
     ],
 )
 def test_image_processor_settings_are_read(settings: dict, want: dict) -> None:
@@ -300,9 +295,53 @@ def test_image_processor_settings_are_read(settings: dict, want: dict) -> None:
     assert {name: getattr(got, name) for name in want} == want
 
 
-def test_an_unknown_resampling_filter_is_refused() -> None:
-    with pytest.raises(ClassifierError, match=r"resampling filter 1 is not supported; pass preprocessing="):
-        processor_preprocessing({"resample": 1}, SimpleNamespace(image_size=64))
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"resample": 1}, "resampling filter 1 is not supported"),
+        ({"size": {"longest_edge": 300}}, "resizing to {'longest_edge': 300} is not supported"),
+        ({"size": {"shortest_edge": 200, "longest_edge": 300}}, "resizing to {.*} is not supported"),
+        ({"do_rescale": False}, "multiplies 8-bit pixels by 1, not 1/255"),
+        ({"rescale_factor": 1 / 127.5}, "multiplies 8-bit pixels by 0.00784314, not 1/255"),
+    ],
+    ids=str,
+)
+def test_settings_without_a_translation_are_refused(settings: dict, words: str) -> None:
+    with pytest.raises(ClassifierError, match=f"{words}; pass preprocessing="):
+        processor_preprocessing(settings, SimpleNamespace(image_size=64))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Bit", {"size": {"shortest_edge": 231}}),
+        ("Bit", {"size": {"shortest_edge": 227}, "do_normalize": False}),
+        ("ConvNext", {"size": {"shortest_edge": 221}}),
+        ("ConvNext", {"size": {"shortest_edge": 400}}),
+        ("PoolFormer", {}),
+        ("DeiT", {}),
+        ("ViT", {"image_mean": [0.4], "image_std": [0.2]}),
+    ],
+    ids=str,
+)
+def test_image_processors_are_matched_to_the_pixel(kind: str, settings: dict) -> None:
+    transformers = pytest.importorskip("transformers")
+    processor = getattr(transformers, f"{kind}ImageProcessor")(**settings)
+    preprocessing = processor_preprocessing(processor.to_dict(), SimpleNamespace())
+    random = torch.rand(1, 3, 9, 12, generator=torch.Generator().manual_seed(0))
+    images = functional.interpolate(random[:, : preprocessing.channels], size=(250, 333), mode="bicubic").clamp(0, 1)
+    pixels = (images * 255).round().to(torch.uint8)
+    own, ours = processor(images=list(pixels), return_tensors="pt")["pixel_values"], preprocessing(pixels / 255)
+    assert own.shape == ours.shape
+    assert (own - ours).abs().mean() < 0.5 / 255 / min(preprocessing.std or (1.0,))
+
+
+@pytest.mark.parametrize("kind", ["Levit", "MobileViT"])
+def test_an_image_processor_that_does_more_than_it_says_is_refused(kind: str, hugging_face) -> None:
+    transformers = pytest.importorskip("transformers")
+    processor = getattr(transformers, f"{kind}ImageProcessor")(size={"shortest_edge": 256})
+    with pytest.raises(ClassifierError, match=f"{kind}ImageProcessor does more than its settings say; pass prep"):
+        TransformersClassifier(hugging_face[0], processor)
 
 
 @pytest.fixture

@@ -19,12 +19,6 @@ STEP = 1 / 255
 MEAN_TOLERANCE = 0.5 * STEP
 MAX_TOLERANCE = {"nearest": 1e-6, "bilinear": 1.05 * STEP, "bicubic": 6 * STEP}
 
-HALF_PIXEL = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="CenterCrop rounds half pixels to even, ours down: one pixel off if the cut is 3 modulo 4",
-)
-
 
 @pytest.fixture(scope="module")
 def photo() -> Image.Image:
@@ -66,7 +60,7 @@ def test_torchvisions_preset_is_matched(name: str, size: tuple[int, int], photo:
     assert_matches(photo, size, theirs, ours)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 2, pytest.param(3, marks=HALF_PIXEL), 4, 5, pytest.param(7, marks=HALF_PIXEL)])
+@pytest.mark.parametrize("cut", range(8))
 def test_the_centre_is_where_torchvision_cuts_it(cut: int, photo: Image.Image) -> None:
     ours = Preprocessing(200 + cut, (200, 200), "bilinear", IMAGENET_MEAN, IMAGENET_STD)
     theirs = models.ResNet18_Weights.IMAGENET1K_V1.transforms(crop_size=200, resize_size=200 + cut)
@@ -175,28 +169,22 @@ def test_the_mask_colour_is_the_mean_unless_said_otherwise(preprocessing: Prepro
         ({"interpolation": "lanczos"}, "interpolation is nearest, bilinear or bicubic, got 'lanczos'"),
         ({"resize": 200, "crop": (224, 224)}, r"crop of \(224, 224\) does not fit .* short side of 200 px"),
         ({"resize": 200, "crop": (100, 224)}, r"crop of \(100, 224\) does not fit .* short side of 200 px"),
+        ({"resize": 0}, r"resize is a short side or \(height, width\), at least 1 px, got 0"),
+        ({"resize": 20.5}, r"resize is a short side or \(height, width\), at least 1 px, got 20\.5"),
+        ({"resize": (32, -1)}, r"resize is a short side or .*, at least 1 px, got \(32, -1\)"),
+        ({"resize": (20, 50), "crop": (32, 32)}, r"crop of \(32, 32\) does not fit images resized to \(20, 50\) px"),
+        ({"crop": (0, 0)}, r"crop is \(height, width\), at least 1 px, got \(0, 0\)"),
+        ({"crop": 224}, r"crop is \(height, width\), at least 1 px, got 224"),
+        ({"crop_rounding": "up"}, "crop_rounding is even or down, got 'up'"),
+        ({"fill": (2.0,)}, r"fill lies in \[0, 1\], as pixels do before normalising, got \(2\.0,\)"),
+        ({"fill": (-0.1, 0.5, 0.5)}, r"fill lies in \[0, 1\], .*, got \(-0\.1, 0\.5, 0\.5\)"),
+        ({"fill": ()}, r"fill is one finite number per channel, got \(\)"),
+        ({"mean": (0.5,), "std": (float("nan"),)}, r"std is one finite number per channel, got \(nan,\)"),
+        ({"mean": (float("inf"),), "std": (1.0,)}, r"mean is one finite number per channel, got \(inf,\)"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Preprocessing(**settings)
-
-
-@pytest.mark.xfail(strict=True, reason="not checked yet")
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"resize": 0},
-        {"resize": (32, -1)},
-        {"crop": (0, 0)},
-        {"resize": (20, 20), "crop": (30, 30)},
-        {"fill": (2.0,)},
-        {"mean": (0.5,), "std": (float("nan"),)},
-    ],
-    ids=str,
-)
-def test_settings_that_fail_later_are_refused_at_once(settings: dict) -> None:
-    with pytest.raises(InputError):
         Preprocessing(**settings)
 
 
@@ -205,7 +193,6 @@ def test_settings_that_fail_later_are_refused_at_once(settings: dict) -> None:
     [
         (Preprocessing(crop=(32, 32)), (31, 40)),
         (Preprocessing(crop=(32, 32)), (40, 31)),
-        (Preprocessing(resize=(20, 50), crop=(32, 32)), (60, 60)),
     ],
 )
 def test_a_crop_larger_than_the_image_is_refused(preprocessing: Preprocessing, size: tuple[int, int]) -> None:

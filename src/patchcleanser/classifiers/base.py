@@ -64,3 +64,11 @@ class Classifier(ABC):
         if torch.isnan(logits).any() or torch.isposinf(logits).any():
             raise OutputError("the classifier returned NaN or infinite logits; check its weights and preprocessing")
         return logits
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch might succeed; torch says so in several ways, not all with a type of their own."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    text = str(error).lower()
+    return "out of memory" in text or "can't allocate memory" in text or "alloc_cpu" in text

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import ClassifierError, OutputError
 
@@ -41,8 +41,8 @@ class CallableClassifier(Classifier):
         given: Any = inputs.cpu().numpy() if self.array == "numpy" else inputs
         try:
             scores = torch.as_tensor(self.function(given))
-        except (TypeError, ValueError, RuntimeError) as error:
-            if torch.cuda.is_available() and isinstance(error, torch.OutOfMemoryError):
+        except Exception as error:  # it is the user's own code
+            if is_out_of_memory(error):
                 raise
             shape = f"float32 {self.array} images of shape {tuple(inputs.shape)}"
             raise OutputError(f"the function failed on {shape}: {type(error).__name__}: {error}") from error

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -41,7 +42,7 @@ def checked_image(image: Any, channels: int | None, number: int = 0) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(np.atleast_3d(array).transpose(2, 0, 1)))
     if not isinstance(image, (Tensor, np.ndarray)):
         raise ImageError(f"{where} is a {type(image).__name__}; pass a tensor, an array or a PIL image")
-    tensor = torch.as_tensor(image)
+    tensor = image if isinstance(image, Tensor) else _from_array(image, where)
     if not tensor.is_floating_point():
         raise ImageError(f"{where} has type {tensor.dtype}; pass floats in [0, 1] (divide 8-bit pixels by 255)")
     if tensor.ndim != 3:
@@ -57,3 +58,11 @@ def checked_image(image: Any, channels: int | None, number: int = 0) -> Tensor:
         got = "NaN" if low != low or high != high else f"values from {low:g} to {high:g}"
         raise ImageError(f"{where} has {got}; pixels lie in [0, 1]")
     return tensor
+
+
+def _from_array(array: NDArray[Any], where: str) -> Tensor:
+    try:
+        # A copy, since torch takes no negative strides or foreign byte order, and warns of read-only memory.
+        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
+    except TypeError as error:
+        raise ImageError(f"{where} has type {array.dtype}; pass floats in [0, 1]") from error

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 import torch
 from torch import nn
@@ -32,7 +31,7 @@ def load_classifier(spec: str, *, device: str = "auto", **options: Any) -> Class
     if kind not in KINDS or not rest:
         raise InputError(f"cannot read classifier {spec!r}; write one of {', '.join(f'{k}:…' for k in KINDS)}")
     name, _, query = rest.partition("?")
-    settings = {key: _value(text) for key, text in parse_qsl(query, keep_blank_values=True)} | options
+    settings = _settings(query) | options
     try:
         return KINDS[kind](name, pick_device(device), settings)
     except TypeError as error:
@@ -87,9 +86,8 @@ def _transformers(name: str, device: torch.device, options: dict[str, Any]) -> C
 def _onnx(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
     from patchcleanser.classifiers.onnx import OnnxClassifier
 
-    if "providers" not in options and device.type == "cpu":
-        options["providers"] = ["CPUExecutionProvider"]
-    return OnnxClassifier(name, **options)
+    default = {"providers": ["CPUExecutionProvider"]} if device.type == "cpu" else {}
+    return OnnxClassifier(name, **(default | options))
 
 
 def _python(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
@@ -122,6 +120,12 @@ def _zoo(name: str, device: torch.device, options: dict[str, Any]) -> Classifier
     from patchcleanser.classifiers.trained import zoo_folder
 
     return _trained(str(zoo_folder(name)), device, options)
+
+
+def _settings(query: str) -> dict[str, Any]:
+    """`a=1&b=x` as a dictionary. Not decoded like a web form, since + and % occur in file names."""
+    pairs = (pair.partition("=") for pair in query.split("&") if pair)
+    return {key: text if key == "weights" else _value(text) for key, _, text in pairs}
 
 
 def _value(text: str) -> Any:

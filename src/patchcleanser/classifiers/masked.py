@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from patchcleanser.classifiers.base import Classifier
-from patchcleanser.core.tables import Indices, LabelTable
+from patchcleanser.classifiers.base import Classifier, is_out_of_memory
+from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import NotAFunctionError, OutOfMemoryError
 
@@ -174,7 +174,7 @@ class MaskedClassifier:
         try:
             logits = self._forward(piece, fast=fast)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             shape = tuple(piece.subjects[piece.which[0]].pixels.shape)
             if len(piece) == 1:
@@ -231,18 +231,24 @@ class MaskedClassifier:
         return self.classifier.prepare(images) if source else images
 
     def _probe(self, piece: _Piece, logits: Tensor, *, fast: bool) -> None:
-        """Refuse a classifier that answers differently when the first pair comes alone."""
-        alone = self._forward(piece.part(0, 1), fast=fast)[0]
+        """Refuse a classifier that answers the first pair differently alone and in company."""
+        first = piece.part(0, 1)
+        other = UNMASKED if first.unions[0] != UNMASKED else 0
+        company = _Piece(first.subjects, first.which[[0, 0]], np.array([first.unions[0], other]))
+        self._probed = True  # the two passes below go the usual way, with back-off, and are not probed
+        # Who asks for chunks of one never has company, and with it the question does not arise.
+        asked = [first] if self.chunk == 1 else [first, company]
+        answers = torch.stack([logits[0], *(self._logits(p, fast=fast)[0] for p in asked)])
         scale = max(1.0, float(logits[0].abs().max()))
         exact = not fast and getattr(self.classifier, "dtype", torch.float32) == torch.float32
         tolerance = 1e-3 if exact else 5e-2
-        difference = float((alone - logits[0]).abs().max())
+        difference = float((answers.amax(0) - answers.amin(0)).max())
         if difference > tolerance * scale:
+            self._probed = False  # a classifier that was refused is refused again
             raise NotAFunctionError(
                 f"the same image got logits {difference:.3g} apart (limit {tolerance * scale:.3g}) alone and in a "
                 "batch; turn off dropout and batch statistics: a certificate needs a deterministic classifier"
             )
-        self._probed = True  # only now: a classifier that was refused is refused again
 
 
 def default_chunk(device: torch.device, numbers: int) -> int:
@@ -286,10 +292,3 @@ def _hidden(boxes: Tensor, size: Sequence[int]) -> Tensor:
     for k in range(1, boxes.shape[1]):
         hidden |= down[:, k, :, None] & across[:, k, None, :]
     return hidden
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    text = str(error).lower()
-    return "out of memory" in text or "can't allocate memory" in text or "alloc_cpu" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ class OnnxClassifier(Classifier):
         if not self.path.is_file():
             raise InputError(f"no ONNX file at {self.path}")
         try:
+            # Hashed with the session, which goes on with what it read when the files are replaced.
+            self._weights = _hash_files(self.path)
             self.session = onnxruntime.InferenceSession(
                 self.path, providers=providers or onnxruntime.get_available_providers()
             )
@@ -69,9 +72,33 @@ class OnnxClassifier(Classifier):
 
     @property
     def weights(self) -> str:
-        """A hash of the file and of the external data beside it."""
-        digest = hashlib.sha256(self.path.read_bytes())
-        external = self.path.with_name(self.path.name + ".data")
-        if external.is_file():
-            digest.update(external.read_bytes())
-        return digest.hexdigest()
+        """A hash of the file and of its external data, as they were when the session was made."""
+        return self._weights
+
+
+def _hash_files(path: Path) -> str:
+    model = path.read_bytes()
+    digest = hashlib.sha256(model)
+    for name in sorted(external_files(model)):
+        if (path.parent / name).is_file():
+            with (path.parent / name).open("rb") as file:
+                while block := file.read(1 << 24):
+                    digest.update(block)
+    return digest.hexdigest()
+
+
+def external_files(model: bytes) -> set[str]:
+    r"""The files a serialised ONNX model keeps tensors in, relative to its folder.
+
+    Each such tensor has an entry with key "location" (field 1) and a file name (field 2),
+    which is found without the onnx package, since ONNX Runtime does not need it either.
+
+    >>> sorted(external_files(b"...\x0a\x08location\x12\x09model.bin..."))
+    ['model.bin']
+    """
+    names = set()
+    for match in re.finditer(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])", model):
+        # Protocol buffers write a length as 7-bit digits, the smallest first.
+        length = sum((digit & 127) << 7 * place for place, digit in enumerate(match[1]))
+        names.add(model[match.end() : match.end() + length].decode(errors="replace"))
+    return names

@@ -38,7 +38,8 @@ class TimmClassifier(TorchClassifier):
         if weights not in ("hub", "none"):
             load_weights(module, weights)
         asked = size or options.get("img_size")
-        super().__init__(module, preprocessing or model_preprocessing(module, asked), classes=module.num_classes)
+        preprocessing = preprocessing or model_preprocessing(module, asked, options.get("in_chans"))
+        super().__init__(module, preprocessing, classes=module.num_classes)
         self.name = name
 
 
@@ -59,10 +60,13 @@ def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
         ) from error
 
 
-def model_preprocessing(module: nn.Module, size: int | None = None) -> Preprocessing:
+def model_preprocessing(module: nn.Module, size: int | None = None, channels: int | None = None) -> Preprocessing:
     """The data configuration timm keeps of a model, as a Preprocessing."""
     config = timm.data.resolve_model_data_config(module)
     mean, std = tuple(config["mean"]), tuple(config["std"])
+    if channels not in (None, len(mean)):
+        # timm keeps red, green and blue whatever in_chans is; another number of channels gets their average.
+        mean, std = ((sum(values) / len(values),) * channels for values in (mean, std))
     if size is not None:
         return Preprocessing((size, size), None, config["interpolation"], mean, std)
     _, height, width = config["input_size"]

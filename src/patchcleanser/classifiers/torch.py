@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.base import Classifier, is_out_of_memory
+from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.errors import TrainModeError
+from patchcleanser.errors import OutputError, TrainModeError
 
 
 class TorchClassifier(Classifier):
@@ -31,20 +30,22 @@ class TorchClassifier(Classifier):
     def logits(self, inputs: Tensor) -> Tensor:
         """The module's output; mappings with `logits` (transformers) are unpacked."""
         refuse_train_mode(self.module)
-        output = self.module(inputs.to(self.dtype))
+        try:
+            output = self.module(inputs.to(self.dtype))
+        except Exception as error:  # whatever a network makes of a size or a number of channels it was not built for
+            if is_out_of_memory(error):
+                raise
+            raise OutputError(
+                f"the model failed on inputs of shape {tuple(inputs.shape)}: {type(error).__name__}: {error}; "
+                "if their size is wrong, set preprocessing="
+            ) from error
         logits: Tensor = getattr(output, "logits", output)
         return logits
 
     @property
     def weights(self) -> str:
-        """Parameters, buffers and structure; read anew each time, since weights can change."""
-        digest = hashlib.sha256(repr(self.module).encode())
-        for name, child in self.module.named_modules():
-            digest.update(f"{name}:{type(child).__module__}.{type(child).__qualname__}\n".encode())
-        for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
-            digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        """Parameters, buffers, structure and settings; read anew each time, since they can change."""
+        return module_digest(self.module)
 
 
 def refuse_train_mode(module: nn.Module) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
-from patchcleanser.classifiers.preprocessing import Interpolation, Preprocessing
+from patchcleanser.classifiers.images import checked_image
+from patchcleanser.classifiers.preprocessing import Interpolation, Preprocessing, Rounding
 from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.core.windows import Size
 from patchcleanser.errors import ClassifierError, MissingDependencyError
 
 # PIL's resampling numbers, as image processors store them.
@@ -44,27 +49,62 @@ class TransformersClassifier(TorchClassifier):
             model = model.eval().to(device or "cpu")
         if preprocessing is None:
             preprocessing = processor_preprocessing(processor.to_dict() if processor is not None else {}, model.config)
+            if processor is not None:
+                require_same(processor, preprocessing)
         super().__init__(model, preprocessing, classes=int(model.config.num_labels))
 
 
 def processor_preprocessing(processor: dict[str, Any], config: Any) -> Preprocessing:
     """What an image processor does, read from its settings."""
-    side = getattr(config, "image_size", None)
-    size = processor.get("size") or ({"height": side, "width": side} if isinstance(side, int) else {})
-    resize = crop = None
-    if processor.get("do_resize", True) and size:
-        resize = int(size["shortest_edge"]) if "shortest_edge" in size else (int(size["height"]), int(size["width"]))
-    if processor.get("do_center_crop") and (box := processor.get("crop_size")):
-        crop = (int(box["height"]), int(box["width"]))
-    mean = processor.get("image_mean") or (0.5,) * getattr(config, "num_channels", 3)
-    std = processor.get("image_std") or (0.5,) * len(mean)
+    scale = float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0
+    if not math.isclose(scale, 1 / 255):
+        raise ClassifierError(
+            f"the image processor multiplies 8-bit pixels by {scale:g}, not 1/255; pass preprocessing="
+        )
     resample = int(processor.get("resample", 2))
     if resample not in _RESAMPLE:
         raise ClassifierError(f"resampling filter {resample} is not supported; pass preprocessing=")
-    return Preprocessing(
-        resize=resize,
-        crop=crop,
-        interpolation=_RESAMPLE[resample],
-        mean=tuple(float(v) for v in mean),
-        std=tuple(float(v) for v in std),
-    )
+    resize, crop = _geometry(processor, config)
+    mean = std = None
+    if processor.get("do_normalize", True):
+        mean = tuple(map(float, processor.get("image_mean") or (0.5,) * getattr(config, "num_channels", 3)))
+        std = tuple(map(float, processor.get("image_std") or (0.5,) * len(mean)))
+    rounding: Rounding = "even" if crop is None else "down"
+    return Preprocessing(resize, crop, _RESAMPLE[resample], mean, std, crop_rounding=rounding)
+
+
+def _geometry(processor: dict[str, Any], config: Any) -> tuple[int | Size | None, Size | None]:
+    """The sizes to resize and to crop to."""
+    crop = None
+    if processor.get("do_center_crop") and (box := processor.get("crop_size")):
+        crop = (int(box["height"]), int(box["width"]))
+    side = getattr(config, "image_size", None)
+    size = processor.get("size") or ({"height": side, "width": side} if isinstance(side, int) else {})
+    if not size or not processor.get("do_resize", True):
+        return None, crop
+    if size.keys() == {"height", "width"}:
+        return (int(size["height"]), int(size["width"])), crop
+    if size.keys() != {"shortest_edge"}:
+        raise ClassifierError(f"resizing to {dict(size)} is not supported; pass preprocessing=")
+    edge = int(size["shortest_edge"])
+    if not processor.get("crop_pct"):
+        return edge, crop
+    if crop is None and edge >= 384:  # ConvNeXt squashes large images, and crops small ones by itself
+        return (edge, edge), None
+    return int(edge / processor["crop_pct"]), crop or (edge, edge)
+
+
+def require_same(processor: Any, preprocessing: Preprocessing) -> None:
+    """Refuse a processor that does something else: settings can mean what only its own code knows.
+
+    Compared on a photo of smooth colours, where rounding to 8 bits is all that may differ.
+    """
+    if preprocessing.channels not in (None, 1, 3):
+        return  # no photo has them
+    rows, columns = np.linspace(0, 255, 480)[:, None], np.linspace(0, 255, 640)
+    colours = np.stack([rows + 0 * columns, 0 * rows + columns, 255 - rows * columns / 255], axis=2)
+    photo = Image.fromarray(colours.astype(np.uint8)).convert("L" if preprocessing.channels == 1 else "RGB")
+    own = torch.as_tensor(processor(images=photo, return_tensors="pt")["pixel_values"])
+    ours = preprocessing(checked_image(photo, preprocessing.channels)[None])
+    if own.shape != ours.shape or float((own - ours).abs().max()) > 3 / 255 / min(preprocessing.std or (1.0,)):
+        raise ClassifierError(f"{type(processor).__name__} does more than its settings say; pass preprocessing=")

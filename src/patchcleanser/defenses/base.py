@@ -123,7 +123,8 @@ class Defense(ABC, Generic[V, C]):
         answer as the full check. `maps=True` computes every label, and so the map of positions.
         """
         truths = _checked_labels(labels)
-        if hasattr(images, "__len__") and len(images) != len(truths):
+        # A tensor of no axes has a __len__ that raises; what is wrong with it is said below.
+        if hasattr(images, "__len__") and getattr(images, "shape", None) != () and len(images) != len(truths):
             raise LabelError(f"{len(truths)} labels for {len(images)} images")
         certificates: list[C] = []
         for group in self._groups(images):
@@ -210,9 +211,17 @@ class DefendedModule(nn.Module):
         return scores.scatter_(1, index[:, None], 1.0)
 
 
-def _checked_labels(labels: Iterable[int]) -> list[int]:
-    values = list(labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else labels)
+def _checked_labels(labels: Any) -> list[int]:
+    labels = _plain(labels)
+    if not isinstance(labels, Iterable):
+        raise LabelError(f"labels are a list of class indices, one for each image, got {labels!r}")
+    values = [_plain(value) for value in labels]
     for value in values:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise LabelError(f"a label is a class index (int), got {value!r} of type {type(value).__name__}")
     return [int(value) for value in values]
+
+
+def _plain(value: Any) -> Any:
+    """Tensors and arrays, also of one number, as Python's numbers, whose types tell floats from class indices."""
+    return value.tolist() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value
