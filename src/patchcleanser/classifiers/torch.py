@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.errors import OutputError, TrainModeError
+from patchcleanser.errors import InputError, OutputError, TrainModeError
 
 
 class TorchClassifier(Classifier):
@@ -58,3 +58,11 @@ def refuse_train_mode(module: nn.Module) -> None:
             raise TrainModeError(
                 f"{where} normalises with batch statistics even in eval mode; use track_running_stats=True"
             )
+
+
+def input_size(classifier: Classifier) -> tuple[int, int]:
+    """The size of a classifier's input, which training and hardening need to be fixed."""
+    size = classifier.preprocessing.crop or classifier.preprocessing.resize
+    if not isinstance(size, tuple):
+        raise InputError("training needs a fixed input size: give the classifier a preprocessing with crop= or resize=")
+    return size

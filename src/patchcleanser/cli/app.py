@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -18,8 +21,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("train")(train.train)
-app.command("harden")(harden.harden)
+
+
+class StoppedError(Exception):
+    """Ctrl-C; the command-line library would swallow it without a word."""
+
+
+def _stoppable(command: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except KeyboardInterrupt:
+            raise StoppedError from None
+
+    return run
+
+
+app.command("train")(_stoppable(train.train))
+app.command("harden")(_stoppable(harden.harden))
 
 
 @app.callback()
@@ -35,7 +55,7 @@ def main() -> None:
     except PatchCleanserError as error:
         console.print(f"[bold red]error:[/] {error}", soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (StoppedError, KeyboardInterrupt):
         again = shlex.join(["patchcleanser", *sys.argv[1:]])
         console.print(f"\nstopped; what is finished is kept. Continue with:\n  {again}", soft_wrap=True)
         sys.exit(130)

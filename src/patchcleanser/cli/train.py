@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from patchcleanser.errors import DataError, InputError
+from patchcleanser.errors import InputError
 
 
 def train(
@@ -35,11 +35,11 @@ def train(
     import torch
 
     from patchcleanser.classifiers import load_classifier
-    from patchcleanser.classifiers.torch import TorchClassifier
+    from patchcleanser.classifiers.torch import TorchClassifier, input_size
     from patchcleanser.classifiers.trained import bare_spec
     from patchcleanser.cli.progress import progress
     from patchcleanser.core.threats import Threat
-    from patchcleanser.data import ArrayDataset, load_dataset
+    from patchcleanser.data import in_memory, load_dataset
     from patchcleanser.training.cards import versions, write_model
     from patchcleanser.training.fit import Epoch, fit, require_classes
     from patchcleanser.training.recipes import RECIPES
@@ -53,9 +53,7 @@ def train(
     classifier = load_classifier(model, device=device)
     if not isinstance(classifier, TorchClassifier) or classifier.preprocessing.mean is None:
         raise InputError(f"{model} cannot be trained: it is no torch network with a normalisation")
-    dataset = load_dataset(data, split="train", root=root)
-    if not isinstance(dataset, ArrayDataset):
-        raise DataError(f"training takes images of one size in memory (cifar10), got {dataset.name}")
+    dataset = in_memory(load_dataset(data, split="train", root=root), input_size(classifier))
     if limit is not None:
         dataset = dataset.subset(np.arange(min(limit, len(dataset))))
     require_classes(classifier.classes, len(dataset.classes))

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
+from torch.nn import functional
 
 from patchcleanser.errors import DataError
 
@@ -134,6 +135,21 @@ def together(parts: Sequence[Dataset], *, limit: int | None = None, seed: int = 
     if limit is not None and limit < total:
         picks = np.random.default_rng(seed).permutation(total)[:limit]
     return JoinedDataset(parts, picks)
+
+
+def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
+    """A labelled dataset as arrays of one size; images of another size are resized to it."""
+    if isinstance(dataset, ArrayDataset) and dataset.images.shape[1:3] == size:
+        return dataset
+    if dataset.labels is None:
+        raise DataError(f"{dataset.name} has no labels; training needs them")
+    images = np.empty((len(dataset), *size, 3), dtype=np.uint8)
+    for index in range(len(dataset)):
+        image = dataset.image(index)
+        if image.shape[1:] != size:
+            image = functional.interpolate(image[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
+        images[index] = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    return ArrayDataset(dataset.name, images, dataset.labels, dataset.classes)
 
 
 def decode(content: bytes, name: str) -> Tensor:

@@ -161,6 +161,7 @@ def fit(
     compiled = run.device.type == "cuda" and recipe.epochs >= 5 and accelerator.num_processes == 1
     step.forward = torch.compile(run.model) if compiled else run.model
     saved = time.monotonic()
+    board = _tensorboard(out) if accelerator.is_main_process else None
     while len(run.history) < recipe.epochs:
         _epoch(run, step, pixels, labels, kept)
         number = len(run.history)
@@ -170,8 +171,12 @@ def fit(
             if number % every == 0 or time.monotonic() - saved > SAVE_SECONDS:
                 _save(run, checkpoint, key)
                 saved = time.monotonic()
+            if board is not None:
+                _draw(board, run.history[-1])
             if watch is not None:
                 watch(run.history[-1], recipe.epochs)
+    if board is not None:
+        board.close()
     if run.best is not None:
         run.module.load_state_dict(run.best[1])
     if accelerator.is_main_process:
@@ -194,7 +199,9 @@ class _Step:
 
     def __init__(self, run: _Run, norm: _Normaliser, teacher: nn.Module | None) -> None:
         self.run, self.norm, self.forward = run, norm, run.model
-        self.teacher = None if teacher is None else teacher.to(run.device).eval()
+        self.teacher: Any = None if teacher is None else teacher.to(run.device).eval()
+        if self.teacher is not None and run.device.type == "cuda":
+            self.teacher = torch.compile(self.teacher.to(memory_format=torch.channels_last))
         self.cutout: Cutout = run.recipe.cutout
 
     def losses(self, labels: Tensor) -> Any:
@@ -333,6 +340,21 @@ def _accelerator() -> Any:
     except ImportError as error:
         raise MissingDependencyError.of("accelerate", "train") from error
     return Accelerator(mixed_precision="no")
+
+
+def _tensorboard(out: Path) -> Any:
+    """A TensorBoard writer, where tensorboard is installed; metrics.csv is written in any case."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(out / "tensorboard"))
+
+
+def _draw(board: Any, epoch: Epoch) -> None:
+    for name, value in asdict(epoch).items():
+        if name != "epoch" and value is not None:
+            board.add_scalar(name, value, epoch.epoch)
 
 
 def _save(run: _Run, path: Path, key: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.classifiers.torch import TorchClassifier, input_size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import Dataset
@@ -119,7 +119,7 @@ class _Work:
         self.teacher: nn.Module = classifier.module
         self.student = copy.deepcopy(classifier.module).requires_grad_(True)
         self.device = classifier.device
-        self.size = _input_size(classifier)
+        self.size = input_size(classifier)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.order = np.random.default_rng(seed)
         split = self.order.permutation(len(photos))
@@ -234,17 +234,6 @@ class _Work:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
-
-
-def _input_size(classifier: TorchClassifier) -> tuple[int, int]:
-    """The size of the classifier's input, which must be fixed."""
-    preprocessing = classifier.preprocessing
-    size = preprocessing.crop or preprocessing.resize
-    if not isinstance(size, tuple):
-        raise InputError(
-            "hardening needs a fixed input size: give the classifier a preprocessing with crop= or resize="
-        )
-    return size
 
 
 def _squared(photos: Dataset, indices: NDArray[np.intp], side: int) -> tuple[Tensor, Tensor]:

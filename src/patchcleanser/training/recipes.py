@@ -94,7 +94,7 @@ RECIPES: dict[str, Recipe] = {
         precision="no",
     ),
     "scratch-cifar": Recipe(
-        epochs=140,
+        epochs=120,
         batch=512,
         optimizer="sgd",
         rate=0.4,
@@ -107,7 +107,7 @@ RECIPES: dict[str, Recipe] = {
         shift=4,
         strength=0.4,
         cutout=_CIFAR_MASKS,
-        greedy_from=0.5,
+        greedy_from=0.6,
     ),
     "scratch-cifar-tokens": Recipe(
         epochs=250,

@@ -1,0 +1,103 @@
+"""The commands as people run them: a process, its words, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from patchcleanser import DoubleMasking, Threat, load_classifier
+from patchcleanser.data import load_dataset
+
+QUICK = ["--data", "sample", "--set", "batch=50", "--set", "holdout=0.1", "--device", "cpu"]
+
+
+def run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "patchcleanser", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=300)
+
+
+def test_help_is_quick_to_say_what_there_is() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert "train" in done.stdout
+    assert "harden" in done.stdout
+
+
+def test_train_writes_weights_and_a_card_that_load(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = run("train", "--model", "net:tiny", "--set", "epochs=1", *QUICK, "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    card = json.loads(done.stdout)
+    assert card == json.loads((out / "card.json").read_text())
+    assert card["data"]["images"] == 300
+    assert card["recipe"]["epochs"] == 1
+    assert len(card["weights_sha256"]) == 64
+    model = load_classifier(f"trained:{out}", device="cpu")
+    verdicts = DoubleMasking(model, Threat.square(5), masks=2).predict([load_dataset("sample").image(0)])
+    assert 0 <= verdicts[0].label < 10
+    again = run("train", "--model", "net:tiny", *QUICK, "--out", str(out))
+    assert again.returncode == 2
+    assert "holds a finished run; use another --out" in again.stderr
+
+
+def test_harden_writes_a_copy_that_loads(tmp_path: Path) -> None:
+    out = tmp_path / "hard"
+    words = ["--model", "zoo:tiny", "--images", "sample", "--patch", "5", "--limit", "40", "--epochs", "1"]
+    done = run("harden", *words, "--device", "cpu", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "invariance under masks" in done.stdout
+    assert "agreement" in done.stderr
+    card = json.loads((out / "card.json").read_text())
+    assert card["model"] == "net:tiny"  # the network itself, not the folder it came from
+    assert card["photos"]["number"] == 40
+    assert load_classifier(f"trained:{out}", device="cpu").classes == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--model", "net:tiny", "--recipe", "secret"], "no recipe 'secret'; there are paper, scratch-cifar"),
+        (["train", "--model", "net:huge"], "no network 'huge'; there are resnet, vit, resmlp, tiny"),
+        (["train", "--model", "net:tiny", "--set", "epochs"], "--set takes name=value, got 'epochs'"),
+        (["train", "--model", "net:tiny", "--set", "epoch=3"], "a recipe has no setting 'epoch'"),
+        (["train", "--model", "net:tiny?classes=7", "--data", "sample"], "7 classes, the data has 10"),
+        (["train", "--model", "net:tiny", "--data", "nowhere"], "no dataset 'nowhere'"),
+        (["train", "--model", "net:tiny", "--data", "sample", "--patch", "5px"], "cannot read patch '5px'"),
+        (["harden", "--model", "zoo:nothing", "--images", "sample"], "no zoo model 'nothing'; at hand:"),
+        (["harden", "--model", "zoo:tiny", "--images", "nowhere"], "no dataset 'nowhere'"),
+        (["harden", "--model", "zoo:tiny", "--images", "sample", "--device", "tpu"], "device 'tpu' cannot be used"),
+    ],
+)
+def test_mistakes_get_one_clear_sentence(tmp_path: Path, words: list[str], message: str) -> None:
+    done = run(*words, "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["train", "--model", "net:tiny", "--set", "epochs=12", *QUICK, "--out", str(out)]
+    command = [sys.executable, "-u", "-m", "patchcleanser", *words]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    assert process.stderr is not None
+    deadline = time.monotonic() + 200
+    while not (out / "checkpoint.pt").exists() and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Continue with:" in error
+    assert "patchcleanser train --model net:tiny" in error
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    assert "12/12" in done.stderr
+    assert " 1/12" not in done.stderr  # it did not start from the beginning

@@ -1,0 +1,184 @@
+"""The fit loop on real images, small enough for a CPU."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from patchcleanser.classifiers.networks import resnet
+from patchcleanser.data import ArrayDataset, in_memory, load_dataset
+from patchcleanser.errors import InputError, TrainingError
+from patchcleanser.training import RECIPES, Cutout, GreedyCutout, Recipe, fit
+from patchcleanser.training.fit import Epoch, rate_at
+
+QUICK = Recipe(
+    epochs=6,
+    batch=50,
+    optimizer="sgd",
+    rate=0.05,
+    ema=0.9,
+    shift=2,
+    strength=0.2,
+    clip=5.0,
+    label_smoothing=0.05,
+    cutout=GreedyCutout(2, 6, 9, inside=True, tries=2, share=0.5),
+    greedy_from=0.5,
+    holdout=0.1,
+    precision="no",
+)
+NORM = {"mean": (0.49, 0.48, 0.45), "std": (0.25, 0.25, 0.26)}
+
+
+@pytest.fixture(scope="module")
+def images() -> ArrayDataset:
+    return in_memory(load_dataset("sample"), (32, 32))
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return resnet(layers=(1, 1, 1, 1), channels=(16, 24, 32, 48), stem_stride=2)
+
+
+def weights(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def test_the_whole_loop_learns_a_few_hundred_real_images(images: ArrayDataset, tmp_path: Path) -> None:
+    recipe = replace(QUICK, epochs=40, rate=0.1, ema=0.0, shift=0, strength=0.0, cutout=Cutout(1, 3, 5), holdout=0.0)
+    fitted = fit(network(), images, recipe, **NORM, out=tmp_path)
+    assert fitted.history[0].accuracy < 0.3
+    assert fitted.history[-1].accuracy > 0.9
+
+
+def test_a_run_is_repeated_by_its_seed_and_changed_by_another(images: ArrayDataset, tmp_path: Path) -> None:
+    recipe = replace(QUICK, epochs=2)
+    found = [
+        weights(fit(network(), images, recipe, **NORM, out=tmp_path / str(i), seed=seed).module)
+        for i, seed in enumerate((1, 1, 2))
+    ]
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_a_killed_run_goes_on_and_ends_like_an_unbroken_one(images: ArrayDataset, tmp_path: Path) -> None:
+    class KilledError(Exception):
+        pass
+
+    def kill(epoch: Epoch, epochs: int) -> None:
+        if epoch.epoch == 5:
+            raise KilledError
+
+    unbroken = fit(network(), images, QUICK, **NORM, out=tmp_path / "a", every=2)
+    with pytest.raises(KilledError):
+        fit(network(), images, QUICK, **NORM, out=tmp_path / "b", every=2, watch=kill)
+    seen: list[int] = []
+    resumed = fit(
+        network(9), images, QUICK, **NORM, out=tmp_path / "b", every=2, watch=lambda e, n: seen.append(e.epoch)
+    )
+    assert seen == [5, 6]  # the checkpoint was of epoch 4
+    assert torch.equal(weights(unbroken.module), weights(resumed.module))
+    assert [e.loss for e in unbroken.history] == [e.loss for e in resumed.history]
+    assert not (tmp_path / "b" / "checkpoint.pt").exists()
+
+
+def interrupted(images: ArrayDataset, out: Path, recipe: Recipe = QUICK) -> None:
+    """Leave a checkpoint behind."""
+
+    def stop(epoch: Epoch, epochs: int) -> None:
+        if epoch.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(network(), images, recipe, **NORM, out=out, every=1, watch=stop)
+
+
+def test_checkpoints_of_other_runs_are_refused(images: ArrayDataset, tmp_path: Path) -> None:
+    interrupted(images, tmp_path)
+    with pytest.raises(TrainingError, match=r"belongs to another run \(other recipe\)"):
+        fit(network(), images, replace(QUICK, rate=0.01), **NORM, out=tmp_path)
+    with pytest.raises(TrainingError, match=r"belongs to another run \(other seed\)"):
+        fit(network(), images, QUICK, **NORM, out=tmp_path, seed=5)
+    with pytest.raises(TrainingError, match=r"other data, images"):
+        fit(network(), images.subset(np.arange(100)), QUICK, **NORM, out=tmp_path)
+    with pytest.raises(TrainingError, match="another architecture"):
+        fit(resnet(layers=(1, 1, 1, 1), channels=(8, 8, 8, 8)), images, QUICK, **NORM, out=tmp_path)
+    (tmp_path / "checkpoint.pt").write_bytes(b"half")
+    with pytest.raises(TrainingError, match="is damaged"):
+        fit(network(), images, QUICK, **NORM, out=tmp_path)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_checkpoint(
+    images: ArrayDataset, tmp_path: Path
+) -> None:
+    recipe = replace(QUICK, rate=1e9, clip=0.0)
+    with pytest.raises(TrainingError, match=r"the loss became (nan|inf) in epoch \d; lower the rate"):
+        fit(network(), images, recipe, **NORM, out=tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_the_log_tells_of_every_epoch_and_tensorboard_has_it_too(images: ArrayDataset, tmp_path: Path) -> None:
+    fitted = fit(network(), images, replace(QUICK, epochs=3), **NORM, out=tmp_path, every=1)
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["epoch"]) for row in rows] == [1, 2, 3]
+    assert float(rows[2]["loss"]) == fitted.history[2].loss
+    assert all(row["survival"] for row in rows)
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_the_best_epoch_is_the_one_that_survives_masks_on_the_held_out_part(
+    images: ArrayDataset, tmp_path: Path
+) -> None:
+    fitted = fit(network(), images, replace(QUICK, epochs=4, ema=0.0), **NORM, out=tmp_path, every=1)
+    assert fitted.best.survival == max(e.survival or 0 for e in fitted.history)
+
+
+def test_a_teacher_pulls_the_answers_towards_its_own(images: ArrayDataset, tmp_path: Path) -> None:
+    class Constant(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tensor([[9.0] + [0.0] * 9]).repeat(len(x), 1)
+
+    recipe = replace(QUICK, epochs=3, teacher_weight=1.0, ema=0.0)
+    fitted = fit(network(), images, recipe, **NORM, out=tmp_path, teacher=Constant())
+    pixels = torch.from_numpy(images.images[:50]).permute(0, 3, 1, 2).float() / 255
+    assert (fitted.module(pixels).argmax(1) == 0).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_data_that_round_trip_through_the_command_line(name: str) -> None:
+    recipe = RECIPES[name]
+    changed = recipe.changed({"epochs": "3", "cutout.count": "1", "rate": "0.5"})
+    assert (changed.epochs, changed.cutout.count, changed.rate) == (3, 1, 0.5)
+    assert changed.fingerprint != recipe.fingerprint == RECIPES[name].fingerprint
+    assert recipe.to_json()["cutout"]["kind"] == type(recipe.cutout).__name__
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"epoch": "3"}, "a recipe has no setting 'epoch'; it has epochs"),
+        ({"epochs": "many"}, "epochs takes a int, got 'many'"),
+        ({"epochs": "0"}, "at least 1"),
+        ({"rate": "0"}, "a learning rate is above 0"),
+        ({"cutout.size": "3"}, "no setting 'cutout.size'"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        RECIPES["paper"].changed(settings)
+
+
+def test_rates_follow_their_schedules() -> None:
+    paper = RECIPES["paper"]
+    assert [rate_at(p, paper) for p in (0.0, 0.49)] == [1.0, 1.0]
+    assert rate_at(0.5, paper) == pytest.approx(0.1)
+    cycle = replace(QUICK, schedule="onecycle", warmup=0.2)
+    assert rate_at(0.1, cycle) == pytest.approx(0.5)
+    assert rate_at(0.2, cycle) == pytest.approx(1.0)
+    assert rate_at(1.0, cycle) == pytest.approx(0.0)
