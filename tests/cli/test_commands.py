@@ -101,3 +101,14 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert "12/12" in done.stderr
     assert " 1/12" not in done.stderr  # it did not start from the beginning
+
+
+@pytest.mark.slow
+def test_two_processes_train_together_and_one_of_them_writes(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    words = ["train", "--model", "net:tiny", "--set", "epochs=2", *QUICK, "--out", str(tmp_path / "run")]
+    command = [*launch, "-m", "patchcleanser", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("wrote") == 1
+    assert load_classifier(f"trained:{tmp_path / 'run'}", device="cpu").classes == 10

@@ -79,6 +79,8 @@ def train(
             teacher=None if guide is None else guide.module,
             watch=watch,
         )
+    if not fitted.main:
+        return
     card = {
         "model": bare_spec(model),
         "preprocessing": asdict(preprocessing),

@@ -62,6 +62,8 @@ class Fitted:
     module: nn.Module
     history: list[Epoch]
     best: Epoch
+    main: bool
+    """Whether this is the process that writes files; of several, only the first does."""
 
 
 class _Run:
@@ -183,7 +185,9 @@ def fit(
         _log(run.history, out / "metrics.csv")
         checkpoint.unlink(missing_ok=True)
     judged = [e for e in run.history if e.survival is not None] or run.history
-    return Fitted(run.module.eval(), run.history, max(judged, key=lambda e: e.survival or 0.0))
+    return Fitted(
+        run.module.eval(), run.history, max(judged, key=lambda e: e.survival or 0.0), accelerator.is_main_process
+    )
 
 
 class _Normaliser:
