@@ -48,6 +48,7 @@ def rows_of(spec: str, patches: list[str], limit: int | None) -> list[dict[str, 
             "classifications": found.classifications,
             "labels_rechecked": recheck.rechecked,
             "labels_flipped_by_recheck": recheck.flipped,
+            "flips_above_the_bound": recheck.audited_flips,
             "command": f"python benchmarks/zoo.py {spec} --patch {patch}",
             "versions": versions(),
         }

@@ -18,7 +18,7 @@ from patchcleanser import (
     TorchClassifier,
 )
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject, default_chunk
+from patchcleanser.classifiers.masked import PROBE_EVERY, PROBES, MaskedClassifier, Request, Subject, default_chunk
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.defenses.base import Defense
@@ -170,8 +170,7 @@ class Counting(nn.Module):
 
 
 PROBE = 3
-"""The first pair a defense ever asks for is computed again, alone and beside another, to see that the model is a
-function."""
+"""A probed pair is computed again, alone and beside another; `checks` counts that."""
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 7])
@@ -184,11 +183,14 @@ def test_nothing_is_computed_twice(
     threat = Threat.square(6, grid=grid)
     defense = kind(TorchClassifier(counting, preprocessing, classes=10), threat, masks=3, chunk=chunk)
     verdicts = defense.predict(mixed)
-    assert counting.rows == sum(v.classifications for v in verdicts) + (1 if chunk == 1 else PROBE)
+    checks = defense.masked.checks
+    assert counting.rows == sum(v.classifications for v in verdicts) + checks
+    assert 0 < checks <= (PROBES + counting.rows // PROBE_EVERY) * PROBE
     for maps in (False, True):
-        before = counting.rows
+        before, checks = counting.rows, defense.masked.checks
         certificates = defense.certify(mixed, [v.label for v in verdicts], maps=maps)
-        assert counting.rows - before == sum(c.classifications for c in certificates)
+        new = counting.rows - before - (defense.masked.checks - checks)
+        assert new == sum(c.classifications for c in certificates)
     if chunk is not None:
         assert counting.largest == chunk
 
@@ -209,9 +211,9 @@ def test_labels_already_known_are_not_asked_for_again(resnet: nn.Module, preproc
     masks = MaskSet.build(Threat.square(6), image=(32, 32), masks=3)
     subject = Subject(torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0)), LabelTable(masks))
     for unions, new in [([0, 1, 2], 3), ([2, 1], 0), ([2, 3, 3, 3], 1), ([], 0), ([UNMASKED], 1)]:
-        before = counting.rows
+        before, checks = counting.rows, masked.checks
         masked.fill_in([Request(subject, np.array(unions, dtype=np.intp))])
-        assert counting.rows - before == new + (PROBE if before == 0 else 0)
+        assert counting.rows - before == new + masked.checks - checks
     assert subject.table.spent == 5
 
 
@@ -250,7 +252,8 @@ def test_too_little_memory_means_smaller_chunks_and_the_same_labels(
         assert np.abs(got.margins - want.margins).max() < CLEAR
     assert 1 <= defense.masked.chunk <= 5
     assert cramped.largest <= 5
-    assert cramped.rows == sum(len(table.labels) for table in roomy) + PROBE  # failed batches computed nothing
+    # Failed batches computed nothing.
+    assert cramped.rows == sum(len(table.labels) for table in roomy) + defense.masked.checks
 
 
 def test_a_smaller_chunk_is_remembered(resnet: nn.Module, preprocessing: Preprocessing, mixed: list[Tensor]) -> None:

@@ -20,6 +20,9 @@ class Classifier(ABC):
     never mistaken for another model's.
     """
 
+    dtype = torch.float32
+    """The precision of the model's own arithmetic."""
+
     def __init__(
         self,
         preprocessing: Preprocessing | None = None,
@@ -51,7 +54,7 @@ class Classifier(ABC):
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def checked_logits(self, inputs: Tensor) -> Tensor:
-        """Logits as float32 [N, classes]; anything else is an OutputError."""
+        """Logits as float32 [N, classes], a copy; another shape is an OutputError."""
         logits = self.logits(inputs)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(inputs):
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -60,10 +63,7 @@ class Classifier(ABC):
             self.classes = logits.shape[1]
         if logits.shape[1] != self.classes or self.classes < 2:
             raise OutputError(f"the classifier must return {max(2, self.classes)} classes, got {logits.shape[1]}")
-        logits = logits.float()
-        if torch.isnan(logits).any() or torch.isposinf(logits).any():
-            raise OutputError("the classifier returned NaN or infinite logits; check its weights and preprocessing")
-        return logits
+        return logits.to(torch.float32, copy=True)  # a classifier may use its output again
 
 
 def is_out_of_memory(error: BaseException) -> bool:

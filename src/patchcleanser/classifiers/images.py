@@ -52,7 +52,7 @@ def checked_image(image: Any, channels: int | None, number: int = 0) -> Tensor:
         raise ImageError(f"{where} has {tensor.shape[0]} channels, the classifier takes {channels}{hint}")
     if min(tensor.shape) < 1:
         raise ImageError(f"{where} has no pixels: shape {tuple(tensor.shape)}")
-    tensor = tensor.detach().to(torch.float32)
+    tensor = tensor.detach().to(torch.float32, copy=True)  # a stream may use its buffer again
     low, high = (float(v) for v in tensor.aminmax())
     if not (low >= 0 and high <= 1):  # NaN fails this too
         got = "NaN" if low != low or high != high else f"values from {low:g} to {high:g}"

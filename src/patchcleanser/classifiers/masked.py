@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
+from patchcleanser.classifiers.precision import Precision, Recheck, gaps, plain_float32, ties, total
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Grid
-from patchcleanser.errors import NotAFunctionError, OutOfMemoryError
+from patchcleanser.errors import NotAFunctionError, OutOfMemoryError, OutputError
 
 CPU_ELEMENTS = 8_000_000
 """Input numbers per chunk on a CPU: 53 images at 224×224. Larger chunks only fill memory."""
@@ -24,29 +24,14 @@ CPU_ELEMENTS = 8_000_000
 CUDA_BYTES_PER_NUMBER = 160
 """Memory a network is assumed to need per input number (ViT-B needs about 40)."""
 
+PROBES = 4
+PROBE_EVERY = 64
+"""The first pieces, and then every so manieth, are probed: is the classifier a function?"""
+
+NOT_FINITE = "the classifier returned NaN or infinite logits; check its weights and preprocessing"
+
 COPY_BYTES = 256_000_000
 """The most memory spent on masked copies of large source images at a time."""
-
-
-Precision = Literal["exact", "fast"]
-"""Float32 throughout, or bfloat16 with every doubtful label computed again in float32."""
-
-CALIBRATION = 512
-"""Labels on which fast and exact logits are compared before anything is trusted."""
-
-SAFETY = 2.0
-"""How much further than on those labels a logit is allowed for to move."""
-
-
-@dataclass
-class Recheck:
-    """What fast labels cost and whether they were right."""
-
-    labels: int = 0
-    rechecked: int = 0
-    flipped: int = 0
-    bound: float | None = None
-    """Labels with a smaller margin are computed again."""
 
 
 @dataclass
@@ -77,14 +62,17 @@ class _Piece(NamedTuple):
     def part(self, start: int, stop: int) -> _Piece:
         return _Piece(self.subjects, self.which[start:stop], self.unions[start:stop])
 
+    def pick(self, chosen: NDArray[np.intp]) -> _Piece:
+        return _Piece(self.subjects, self.which[chosen], self.unions[chosen])
+
 
 class MaskedClassifier:
     """Computes labels under masks, on the device, in chunks that fit its memory.
 
     On the source grid an image is masked as it came and each masked copy is resized; on the
     input grid it is prepared once and masked afterwards. Labels do not depend on how pairs
-    are put into chunks, apart from rounding in the model's own kernels: two labels computed
-    in different chunks can differ only where the margin is within rounding of zero.
+    are put into chunks: kernels round differently for other batch sizes, so where a margin is
+    within rounding of zero, the label is that of the pair computed alone.
     """
 
     def __init__(
@@ -94,18 +82,24 @@ class MaskedClassifier:
         # Half precision pays on CUDA only; elsewhere fast labels are simply the exact ones.
         self.fast = precision == "fast" and classifier.device.type == "cuda"
         self.recheck = Recheck()
-        self._probed = False
+        self.checks = 0
+        """Classifications spent on checking: probes, ties and fast labels computed again."""
+        self._stored = 0
 
     def place(self, image: Tensor) -> Tensor:
         """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
         pixels = image.to(self.classifier.device)
         if self.grid == "source":
             return pixels
-        with torch.inference_mode():
+        with torch.inference_mode(), plain_float32(self.classifier.device):
             return self.classifier.prepare(pixels[None])[0]
 
-    def fill_in(self, requests: Sequence[Request]) -> None:
-        """Compute the labels that the tables do not know yet, all requests batched together."""
+    def fill_in(self, requests: Sequence[Request], *, strict: bool = True) -> None:
+        """Compute the labels that the tables do not know yet, all requests batched together.
+
+        Logits that are NaN or infinite are an error. Not `strict`, they are one only if an image
+        gets no other answer: whoever predicts must not let a patch silence the classifier.
+        """
         # Images of one size sit together, so that most chunks are one stack of equal images.
         wanted = [(r.subject, r.subject.table.missing(r.unions)) for r in requests]
         wanted = sorted((w for w in wanted if len(w[1])), key=lambda w: tuple(w[0].pixels.shape))
@@ -120,8 +114,10 @@ class MaskedClassifier:
             start = 0
             while start < len(piece):
                 stop = min(start + self._size(piece, start), len(piece))
-                self._store(piece.part(start, stop))
+                self._store(piece.part(start, stop), strict)
                 start = stop
+        if not all(subject.table.answered for subject in piece.subjects):
+            raise OutputError(NOT_FINITE)
 
     def _size(self, piece: _Piece, start: int) -> int:
         pixels = piece.subjects[piece.which[start]].pixels
@@ -133,46 +129,59 @@ class MaskedClassifier:
             return int(max(1, min(self.chunk, COPY_BYTES // (4 * pixels.numel()))))
         return self.chunk
 
-    def _store(self, piece: _Piece) -> None:
+    def _store(self, piece: _Piece, strict: bool) -> None:
         logits = self._logits(piece, fast=self.fast)
+        if self._stored < PROBES or self._stored % PROBE_EVERY == 0:
+            at = 0 if self._stored == 0 else len(piece) // 2
+            self._probe(piece.part(at, at + 1), logits[at], fast=self.fast)
+        self._stored += 1
         if self.fast:
             logits = self._rechecked(piece, logits)
-        top = logits.topk(2, dim=1).values
+        finite = ~(torch.isnan(logits) | torch.isposinf(logits)).any(1)
+        if strict and not finite.all():
+            raise OutputError(NOT_FINITE)
+        logits = self._settled(piece, total(logits))
         labels = logits.argmax(dim=1).cpu().numpy()
-        margins = (top[:, 0] - top[:, 1]).cpu().numpy()
-        confidences = logits.softmax(dim=1).amax(dim=1).cpu().numpy()
+        margins = gaps(logits).cpu().numpy()
+        confidences = logits.softmax(dim=1).amax(dim=1).nan_to_num(0.0).cpu().numpy()
+        answered = finite.cpu().numpy()
         for s in np.unique(piece.which):
             table, mine = piece.subjects[s].table, piece.which == s
             table.labels[piece.unions[mine]] = labels[mine]
             table.margins[piece.unions[mine]] = margins[mine]
             table.confidences[piece.unions[mine]] = confidences[mine]
+            table.answered |= bool(answered[mine].any())
 
-    def _rechecked(self, piece: _Piece, logits: Tensor) -> Tensor:
-        """Fast logits with every label of small margin computed again, exactly.
+    def _settled(self, piece: _Piece, logits: Tensor) -> Tensor:
+        """Logits in which every tie was computed again, alone, so that no batch decides it."""
+        if len(piece) == 1:
+            return logits
+        for at in torch.nonzero(ties(logits, self.classifier.dtype))[:, 0].tolist():
+            logits[at] = total(self._logits(piece.part(at, at + 1), fast=False)[0])
+            self.checks += 1
+        return logits
 
-        A fast label can differ from the exact one only if the two largest logits moved by
-        more than their distance. How far logits move is measured on the first labels.
+    def _rechecked(self, piece: _Piece, fast: Tensor) -> Tensor:
+        """Fast logits, with those of the sample and of small margin replaced by exact ones.
+
+        The bound grows with every movement seen, until no label of this piece lies below it.
         """
-        recheck = self.recheck
-        if recheck.bound is None:
-            sample = piece.part(0, min(len(piece), CALIBRATION))
-            moved = (self._logits(sample, fast=False) - logits[: len(sample)]).abs().max()
-            recheck.bound = SAFETY * 2 * float(moved)
-        top = logits.topk(2, dim=1).values
-        doubtful = torch.nonzero(top[:, 0] - top[:, 1] <= recheck.bound)[:, 0]
+        recheck, logits = self.recheck, fast.clone()
+        wanted = recheck.sampled(len(piece)).to(fast.device)
+        done = torch.zeros_like(wanted)
+        while (todo := (wanted | ~(gaps(fast) > recheck.bound)) & ~done).any():
+            rows = torch.nonzero(todo)[:, 0]
+            logits[rows] = self._logits(piece.pick(rows.cpu().numpy()), fast=False)
+            recheck.learn(total(fast[rows]), total(logits[rows]))
+            self.checks += len(rows)
+            done |= todo
         recheck.labels += len(piece)
-        if len(doubtful):
-            chosen = doubtful.cpu().numpy()
-            exact = self._logits(_Piece(piece.subjects, piece.which[chosen], piece.unions[chosen]), fast=False)
-            recheck.rechecked += len(chosen)
-            recheck.flipped += int((exact.argmax(1) != logits[doubtful].argmax(1)).sum())
-            logits[doubtful] = exact
         return logits
 
     def _logits(self, piece: _Piece, *, fast: bool) -> Tensor:
         """Logits of one piece; if memory runs out, of its halves, and smaller chunks from then on."""
         try:
-            logits = self._forward(piece, fast=fast)
+            return self._forward(piece, fast=fast)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -182,10 +191,6 @@ class MaskedClassifier:
                     f"not even one image of {shape} fits into the memory of {self.classifier.device}; "
                     "use a smaller model or another device"
                 ) from error
-        else:
-            if not self._probed:
-                self._probe(piece, logits, fast=fast)
-            return logits
         if self.classifier.device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(piece) // 2
@@ -212,7 +217,7 @@ class MaskedClassifier:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 return self.classifier.checked_logits(inputs)
-        with _plain_float32(self.classifier.device):
+        with plain_float32(self.classifier.device):
             return self.classifier.checked_logits(inputs)
 
     def _masked(self, piece: _Piece) -> Tensor:
@@ -228,25 +233,27 @@ class MaskedClassifier:
         fill = preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
         colour = torch.tensor(fill, dtype=images.dtype, device=device)[:, None, None]
         images = torch.where(hidden[:, None], colour, images)
-        return self.classifier.prepare(images) if source else images
+        if not source:
+            return images
+        with plain_float32(device):
+            return self.classifier.prepare(images)
 
-    def _probe(self, piece: _Piece, logits: Tensor, *, fast: bool) -> None:
-        """Refuse a classifier that answers the first pair differently alone and in company."""
-        first = piece.part(0, 1)
-        other = UNMASKED if first.unions[0] != UNMASKED else 0
-        company = _Piece(first.subjects, first.which[[0, 0]], np.array([first.unions[0], other]))
-        self._probed = True  # the two passes below go the usual way, with back-off, and are not probed
-        # Who asks for chunks of one never has company, and with it the question does not arise.
-        asked = [first] if self.chunk == 1 else [first, company]
-        answers = torch.stack([logits[0], *(self._logits(p, fast=fast)[0] for p in asked)])
-        scale = max(1.0, float(logits[0].abs().max()))
-        exact = not fast and getattr(self.classifier, "dtype", torch.float32) == torch.float32
-        tolerance = 1e-3 if exact else 5e-2
-        difference = float((answers.amax(0) - answers.amin(0)).max())
-        if difference > tolerance * scale:
-            self._probed = False  # a classifier that was refused is refused again
+    def _probe(self, one: _Piece, answer: Tensor, *, fast: bool) -> None:
+        """Refuse a classifier that answers a pair differently in its batch, alone and in company."""
+        other = UNMASKED if one.unions[0] != UNMASKED else 0
+        company = _Piece(one.subjects, one.which[[0, 0]], np.array([one.unions[0], other]))
+        # Who asks for chunks of one never has company, and the question does not arise.
+        asked = [one] if self.chunk == 1 else [one, company]
+        self.checks += sum(map(len, asked))
+        answers = total(torch.stack([answer, *(self._logits(piece, fast=fast)[0] for piece in asked)]))
+        finite = torch.isfinite(answers).all(0)
+        half = fast or self.classifier.dtype != torch.float32
+        largest = answers[0].topk(2).values.nan_to_num(posinf=0.0, neginf=0.0).abs().max()
+        limit = (5e-2 if half else 1e-3) * max(1.0, float(largest))
+        apart = float((answers.amax(0) - answers.amin(0))[finite].amax()) if finite.any() else 0.0
+        if apart > limit or (torch.isneginf(answers).any(0) & ~torch.isneginf(answers).all(0)).any():
             raise NotAFunctionError(
-                f"the same image got logits {difference:.3g} apart (limit {tolerance * scale:.3g}) alone and in a "
+                f"the same image got logits {apart:.3g} apart (limit {limit:.3g}) alone and in a "
                 "batch; turn off dropout and batch statistics: a certificate needs a deterministic classifier"
             )
 
@@ -257,21 +264,6 @@ def default_chunk(device: torch.device, numbers: int) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return max(1, min(8192, free // 2 // (numbers * CUDA_BYTES_PER_NUMBER)))
     return max(1, min(512, CPU_ELEMENTS // numbers))
-
-
-@contextmanager
-def _plain_float32(device: torch.device) -> Iterator[None]:
-    """Float32 without TF32, whatever the program's global settings; they are put back."""
-    if device.type != "cuda":
-        yield
-        return
-    matmul, kept = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
-    matmul.allow_tf32 = False
-    try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-            yield
-    finally:
-        matmul.allow_tf32 = kept
 
 
 def _boxes(wanted: Sequence[tuple[LabelTable, Indices]]) -> NDArray[np.int32]:

@@ -48,12 +48,12 @@ class OnnxClassifier(Classifier):
         except Exception as error:  # onnxruntime raises its own types for each cause
             raise ClassifierError(f"{self.path} is not a model ONNX Runtime can load: {error}") from error
         first = self.session.get_inputs()[0]
-        self.input, self.dtype = first.name, np.float16 if "float16" in first.type else np.float32
+        self.input, self.dtype = first.name, torch.float16 if "float16" in first.type else torch.float32
         self.batch: int | None = first.shape[0] if isinstance(first.shape[0], int) else None
 
     def logits(self, inputs: Tensor) -> Tensor:
         """The first output of the session."""
-        array = inputs.cpu().numpy().astype(self.dtype)
+        array = inputs.cpu().to(self.dtype).numpy()
         if self.batch is None:
             return torch.from_numpy(self._run(array))
         short = -len(array) % self.batch

@@ -29,6 +29,8 @@ class LabelTable:
         self.labels = np.full(size, -1, dtype=np.int32)
         self.margins = np.full(size, np.nan, dtype=np.float32)
         self.confidences = np.full(size, np.nan, dtype=np.float32)
+        self.answered = False
+        """Whether any label came from finite logits."""
 
     @property
     def spent(self) -> int:

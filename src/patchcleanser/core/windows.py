@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from patchcleanser.errors import InputError
@@ -27,6 +28,9 @@ class Window:
     width: int
 
     def __post_init__(self) -> None:
+        for name in ("top", "left", "height", "width"):
+            # numpy's small integers would wrap around when added.
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
         if self.height < 1 or self.width < 1:
             raise InputError(f"a window needs at least 1×1 px, got {self.height}×{self.width}")
         if self.top < 0 or self.left < 0:

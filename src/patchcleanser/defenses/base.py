@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.classifiers.load import as_classifier
-from patchcleanser.classifiers.masked import MaskedClassifier, Precision, Request, Subject
+from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject
+from patchcleanser.classifiers.precision import Precision
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import Indices, LabelTable
 from patchcleanser.core.threats import Threat
@@ -89,12 +90,17 @@ class Defense(ABC, Generic[V, C]):
         if chunk is not None and chunk < 1:
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
         self.classifier = as_classifier(classifier)
-        self.threat = threat
+        self._threat = threat
         self.masked = MaskedClassifier(self.classifier, grid=threat.grid, chunk=chunk, precision=precision)
         self._masks, self._stride, self._given = masks, stride, mask_set
         self._built: dict[Size, MaskSet] = {}
         if mask_set is not None:
             mask_set.require_cover(threat)
+
+    @property
+    def threat(self) -> Threat:
+        """The patches defended against; fixed, since masks and certificates are made for it."""
+        return self._threat
 
     def mask_set(self, size: Size) -> MaskSet:
         """The masks for images of this size on the threat's grid, proved to cover it."""
@@ -113,7 +119,7 @@ class Defense(ABC, Generic[V, C]):
         """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
         verdicts: list[V] = []
         for group in self._groups(images):
-            verdicts += self._play(group, [self._verdict(subject.table) for subject in group])
+            verdicts += self._play(group, [self._verdict(subject.table) for subject in group], strict=False)
         return verdicts
 
     def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
@@ -158,10 +164,11 @@ class Defense(ABC, Generic[V, C]):
         """
         return DefendedModule(self)
 
-    def _play(self, group: list[Subject], games: Sequence[Game[R]]) -> list[R]:
-        return play(
-            games, lambda asked: self.masked.fill_in([Request(group[number], unions) for number, unions in asked])
-        )
+    def _play(self, group: list[Subject], games: Sequence[Game[R]], *, strict: bool = True) -> list[R]:
+        def fill_in(asked: list[tuple[int, Indices]]) -> None:
+            self.masked.fill_in([Request(group[number], unions) for number, unions in asked], strict=strict)
+
+        return play(games, fill_in)
 
     def _groups(self, images: Any) -> Iterator[list[Subject]]:
         group: list[Subject] = []

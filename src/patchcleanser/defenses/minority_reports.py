@@ -42,6 +42,10 @@ def first_failure(label: int, one: Sequence[int], confidences: Sequence[float], 
     return None
 
 
+ROUNDING = 1e-5
+"""A certificate asks for this much more confidence than an alert: another batch rounds differently."""
+
+
 class MinorityReports(Defense[DetectionVerdict, DetectionCertificate]):
     """Answers the undefended label, or an alert. A detection-certified image is never wrong *silently*.
 
@@ -52,6 +56,8 @@ class MinorityReports(Defense[DetectionVerdict, DetectionCertificate]):
     may_alert = True
 
     def __init__(self, classifier: Any, threat: Threat, *, threshold: float = 0.5, **options: Any) -> None:
+        if options.get("precision") == "fast":
+            raise InputError("Minority Reports compares confidences, which fast labels lack; use precision='exact'")
         super().__init__(classifier, threat, **options)
         if not 0 <= threshold <= 1:
             raise InputError(f"a confidence threshold lies in [0, 1], got {threshold}")
@@ -65,7 +71,7 @@ class MinorityReports(Defense[DetectionVerdict, DetectionCertificate]):
 
     def _certificate(self, table: LabelTable, label: int, maps: bool) -> Game[DetectionCertificate]:
         yield np.array([*table.masks(), UNMASKED])
-        failing = first_failure(label, table.one(), self._confidences(table), self.threshold)
+        failing = first_failure(label, table.one(), self._confidences(table), self.threshold + ROUNDING)
         right = int(table.labels[UNMASKED]) == label
         return DetectionCertificate(label, failing is None and right, failing, table.margin, table.spent)
 

@@ -36,6 +36,7 @@ def certification(table: LabelTable, label: int, threat: Threat, *, maps: bool) 
     `maps` is asked for, all of them.
     """
     masks, unions = table.mask_set, table.mask_set.unions
+    masks.require_cover(threat)  # without it the proof has no good mask to start from
     cover = masks.cover(threat)
     yield table.masks()
     queue = np.arange(len(unions)) if maps else _hardest_first(table)

@@ -12,7 +12,7 @@ from torch import Tensor
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.data.base import Dataset
 from patchcleanser.defenses.base import Defense, Game
-from patchcleanser.errors import DataError
+from patchcleanser.errors import DataError, InputError
 
 Outcome = tuple[bool, bool, bool, bool]
 """Right undefended, right defended, certified, row-certified."""
@@ -40,7 +40,11 @@ def measure(
     """All three accuracies from one table of labels per image; no label is computed twice."""
     if dataset.labels is None:
         raise DataError(f"{dataset.name} has no labels; accuracy needs them")
-    number = min(limit or len(dataset), len(dataset))
+    if defense.may_alert:
+        raise InputError("detection has metrics of its own; measure() takes a defense that always answers")
+    number = len(dataset) if limit is None else min(limit, len(dataset))
+    if number < 1:
+        raise InputError(f"at least 1 image is needed, got limit={limit}")
     outcomes: list[Outcome] = []
     spent = 0
 
@@ -61,7 +65,7 @@ def measure(
 
 
 def _outcome(defense: Defense[Any, Any], table: LabelTable, label: int) -> Game[Outcome]:
-    yield np.array([UNMASKED])
+    yield np.array([UNMASKED, *table.masks()])
     verdict = yield from defense._verdict(table)
     certificate = yield from defense._certificate(table, label, False)
     right = int(table.labels[UNMASKED]) == label
