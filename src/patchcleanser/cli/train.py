@@ -2,65 +2,54 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchcleanser.cli.options import AsJson, Device, Limit, Out, Patch, Seed, tell, trainable
 from patchcleanser.errors import InputError
+
+if TYPE_CHECKING:
+    from patchcleanser.classifiers.torch import TorchClassifier
+    from patchcleanser.data import ArrayDataset
+    from patchcleanser.training.recipes import Recipe
 
 
 def train(
     model: Annotated[str, typer.Option(help="Network: net:resnet, net:vit, timm:NAME?…, trained:FOLDER, …")],
-    out: Annotated[Path, typer.Option(help="Folder for weights, card and log; an unfinished run there goes on.")],
-    data: Annotated[str, typer.Option(help="Labelled dataset.")] = "cifar10",
+    out: Out,
+    data: Annotated[str, typer.Option(help="Labelled images: cifar10, folder:PATH, parquet:PATH.")] = "cifar10",
     root: Annotated[Path | None, typer.Option(help="Where the dataset's files lie; fetched if not given.")] = None,
     recipe: Annotated[str, typer.Option(help="paper, scratch-cifar or scratch-cifar-tokens.")] = "scratch-cifar",
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting of the recipe: epochs=30, cutout.count=0.")
     ] = None,
-    patch: Annotated[str, typer.Option(help="Threat by which the best epoch is chosen, as for certify.")] = "2.4%",
-    teacher: Annotated[str | None, typer.Option(help="A classifier whose answers are learned too.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first images.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the card as JSON and nothing else.")] = False,
+    patch: Patch = "2.4%",
+    teacher: Annotated[
+        str | None, typer.Option(help="A classifier to learn from too; see the setting teacher_weight.")
+    ] = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
 ) -> None:
-    """Train (or fine-tune) a network so that its labels survive masks."""
-    # torch is imported here, not above, so that --help answers at once.
-    import numpy as np
+    """Train (or fine-tune) a network so that its labels survive masks; the same command goes on after a stop."""
     import torch
 
-    from patchcleanser.classifiers import load_classifier
-    from patchcleanser.classifiers.torch import TorchClassifier, input_size
     from patchcleanser.classifiers.trained import bare_spec
     from patchcleanser.cli.progress import progress
     from patchcleanser.core.threats import Threat
-    from patchcleanser.data import in_memory, load_dataset
-    from patchcleanser.training.cards import versions, write_model
-    from patchcleanser.training.fit import Epoch, fit, require_classes
-    from patchcleanser.training.recipes import RECIPES
+    from patchcleanser.training.cards import origin, write_model
+    from patchcleanser.training.fit import Epoch, fit
 
-    if (out / "card.json").is_file():
-        raise InputError(f"{out} holds a finished run; use another --out")
-    if recipe not in RECIPES:
-        raise InputError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
-    chosen = RECIPES[recipe].changed(_settings(change or []))
+    chosen = _recipe(recipe, change or [])
+    threat = Threat.parse(patch)
     torch.manual_seed(seed)  # the initial weights belong to the run
-    classifier = load_classifier(model, device=device)
-    if not isinstance(classifier, TorchClassifier) or classifier.preprocessing.mean is None:
-        raise InputError(f"{model} cannot be trained: it is no torch network with a normalisation")
-    dataset = in_memory(load_dataset(data, split="train", root=root), input_size(classifier))
-    if limit is not None:
-        dataset = dataset.subset(np.arange(min(limit, len(dataset))))
-    require_classes(classifier.classes, len(dataset.classes))
-    guide = load_classifier(teacher, device=device) if teacher else None
-    if guide is not None and not isinstance(guide, TorchClassifier):
-        raise InputError(f"the teacher {teacher} is no torch network")
-    preprocessing = classifier.preprocessing
+    classifier = trainable(model, device, out)
+    dataset = _images(classifier, data, root, limit)
+    guide = _teacher(teacher, chosen, device)
     with progress(f"training {model}", quiet=as_json) as report:
 
         def watch(epoch: Epoch, epochs: int) -> None:
@@ -71,11 +60,11 @@ def train(
             classifier.module,
             dataset,
             chosen,
-            mean=preprocessing.mean or (),
-            std=preprocessing.std or (),
+            mean=classifier.preprocessing.mean or (),
+            std=classifier.preprocessing.std or (),
             out=out,
             seed=seed,
-            threat=Threat.parse(patch),
+            threat=threat,
             teacher=None if guide is None else guide.module,
             watch=watch,
         )
@@ -83,7 +72,7 @@ def train(
         return
     card = {
         "model": bare_spec(model),
-        "preprocessing": asdict(preprocessing),
+        "preprocessing": asdict(classifier.preprocessing),
         "classes": list(dataset.classes),
         "data": {"name": dataset.name, "images": len(dataset), "sha256": dataset.fingerprint},
         "recipe": {"name": recipe, **chosen.to_json()},
@@ -92,21 +81,51 @@ def train(
         "criterion": f"most held-out images right under {patch} two-mask views",
         "best_epoch": asdict(fitted.best),
         "seconds": round(sum(e.seconds for e in fitted.history), 1),
-        "command": "patchcleanser " + " ".join(sys.argv[1:]),
-        "versions": versions(),
+        **origin(),
     }
     card = write_model(fitted.module, out, card)
-    if as_json:
-        print(json.dumps(card, indent=1))
-    else:
-        best = fitted.best
-        print(f"wrote {out}/model.safetensors and card.json; held out: {best.clean}, under masks {best.survival}")
-        print(f"use it as trained:{out}")
+    tell(card, out, f"held out: {fitted.best.clean}, under masks {fitted.best.survival}", as_json=as_json)
 
 
-def _settings(words: list[str]) -> dict[str, str]:
+def _recipe(name: str, words: list[str]) -> Recipe:
+    from patchcleanser.training.recipes import RECIPES
+
+    if name not in RECIPES:
+        raise InputError(f"no recipe {name!r}; there are {', '.join(RECIPES)}")
     pairs = [word.partition("=") for word in words]
     for word, (_, equals, _) in zip(words, pairs, strict=True):
         if not equals:
             raise InputError(f"--set takes name=value, got {word!r}")
-    return {name: value for name, _, value in pairs}
+    return RECIPES[name].changed({key: value for key, _, value in pairs})
+
+
+def _images(classifier: TorchClassifier, data: str, root: Path | None, limit: int | None) -> ArrayDataset:
+    import numpy as np
+
+    from patchcleanser.classifiers.torch import input_size
+    from patchcleanser.data import in_memory, load_dataset
+    from patchcleanser.training.fit import require_classes
+
+    dataset = in_memory(load_dataset(data, split="train", root=root), input_size(classifier))
+    require_classes(classifier.classes, len(dataset.classes))
+    if limit is None:
+        return dataset
+    if limit < 1:
+        raise InputError(f"at least 1 image is needed, got --limit {limit}")
+    return dataset.subset(np.arange(min(limit, len(dataset))))
+
+
+def _teacher(spec: str | None, recipe: Recipe, device: str) -> TorchClassifier | None:
+    from patchcleanser.classifiers import load_classifier
+    from patchcleanser.classifiers.torch import TorchClassifier
+
+    if spec is None:
+        if recipe.teacher_weight > 0:
+            raise InputError("teacher_weight is above 0 but there is no teacher; name one with --teacher")
+        return None
+    if recipe.teacher_weight == 0:
+        raise InputError("a teacher counts for nothing at teacher_weight=0; add --set teacher_weight=0.7")
+    guide = load_classifier(spec, device=device)
+    if not isinstance(guide, TorchClassifier):
+        raise InputError(f"the teacher {spec} is no torch network")
+    return guide

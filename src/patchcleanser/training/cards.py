@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,11 @@ def write_model(module: nn.Module, folder: Path, card: dict[str, Any]) -> dict[s
     with whole_file(folder / "card.json") as part:
         part.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
     return card
+
+
+def origin() -> dict[str, Any]:
+    """How a card's weights came about: the command and what it ran on."""
+    return {"command": shlex.join(["patchcleanser", *sys.argv[1:]]), "versions": versions()}
 
 
 def versions() -> dict[str, str]:

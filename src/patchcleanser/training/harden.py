@@ -51,6 +51,12 @@ class HardenSettings:
     smallest_crop: float = 0.4
     """Photos are cropped at random to at least this share of their area."""
 
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.batch, self.tries, self.patience, self.masks) < 1:
+            raise InputError(f"epochs, batch, tries, patience and masks are at least 1, got {self}")
+        if not self.rate > 0 or not 0 <= self.unmasked < 1:
+            raise InputError(f"a rate is above 0 and unmasked lies in [0, 1), got {self.rate} and {self.unmasked}")
+
 
 @dataclass(frozen=True)
 class Check:
