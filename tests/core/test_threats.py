@@ -72,7 +72,7 @@ def test_command_line_words(text: str, threat: Threat) -> None:
         (lambda: Threat.square(50).shapes((32, 64)), "patch of 50 px does not fit an image side of 32 px"),
         (lambda: Threat.share(0.5).shapes((10, 400)), "patch of 45 px does not fit an image side of 10 px"),
         (lambda: Threat.square(2, region=Window(30, 0, 4, 4)).shapes((32, 32)), "outside an image of 32×32 px"),
-        (lambda: Threat.square(5, region=Window(0, 0, 4, 9)).shapes((32, 32)), "does not fit an image side of 4 px"),
+        (lambda: Threat.square(5, region=Window(0, 0, 4, 9)).shapes((32, 32)), "does not fit a region side of 4 px"),
     ],
 )
 def test_bad_threats_say_what_is_wrong(make, words: str) -> None:  # type: ignore[no-untyped-def]

@@ -81,7 +81,7 @@ def test_a_killed_run_goes_on_and_ends_like_an_unbroken_one(images: ArrayDataset
     resumed = fit(
         network(9), images, QUICK, **NORM, out=tmp_path / "b", every=2, watch=lambda e, n: seen.append(e.epoch)
     )
-    assert seen == [5, 6]  # the checkpoint was of epoch 4
+    assert seen == [2, 3, 4, 5, 6]  # quick epochs: the checkpoint was of the first
     assert torch.equal(weights(unbroken.module), weights(resumed.module))
     assert [e.loss for e in unbroken.history] == [e.loss for e in resumed.history]
     assert not (tmp_path / "b" / "checkpoint.pt").exists()
@@ -163,8 +163,9 @@ def test_recipes_are_data_that_round_trip_through_the_command_line(name: str) ->
     ("settings", "words"),
     [
         ({"epoch": "3"}, "a recipe has no setting 'epoch'; it has epochs"),
-        ({"epochs": "many"}, "epochs takes a int, got 'many'"),
+        ({"epochs": "many"}, "epochs takes a whole number, got 'many'"),
         ({"epochs": "0"}, "at least 1"),
+        ({"optimizer": "foo"}, "optimizer is one of sgd, adamw, got 'foo'"),
         ({"rate": "0"}, "a learning rate is above 0"),
         ({"cutout.size": "3"}, "no setting 'cutout.size'"),
     ],

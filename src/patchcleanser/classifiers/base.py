@@ -47,6 +47,9 @@ class Classifier(ABC):
     def weights(self) -> str:
         """A hash of the weights and the structure of the model."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(classes={self.classes}, device={self.device})"
+
     @property
     def fingerprint(self) -> str:
         """A hash of the weights, the structure and the preprocessing."""
@@ -62,7 +65,8 @@ class Classifier(ABC):
         if self.classes is None:
             self.classes = logits.shape[1]
         if logits.shape[1] != self.classes or self.classes < 2:
-            raise OutputError(f"the classifier must return {max(2, self.classes)} classes, got {logits.shape[1]}")
+            want = f"{self.classes}" if self.classes > 1 else "at least 2 (for a sigmoid z, return [-z, z])"
+            raise OutputError(f"the classifier must return {want} classes, got {logits.shape[1]}")
         return logits.to(torch.float32, copy=True)  # a classifier may use its output again
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.errors import ClassifierError, OutputError
+from patchcleanser.errors import ClassifierError, InputError, OutputError
 
 
 class CallableClassifier(Classifier):
@@ -33,6 +33,10 @@ class CallableClassifier(Classifier):
         device: torch.device | str = "cpu",
         fingerprint: str | None = None,
     ) -> None:
+        if array not in ("numpy", "torch") or outputs not in ("logits", "probabilities"):
+            raise InputError(
+                f"array is 'numpy' or 'torch' and outputs 'logits' or 'probabilities', got {array!r} and {outputs!r}"
+            )
         super().__init__(preprocessing, classes=classes, device=device)
         self.function, self.array, self.outputs, self._name = function, array, outputs, fingerprint
 

@@ -47,9 +47,10 @@ def checked_image(image: Any, channels: int | None, number: int = 0) -> Tensor:
         raise ImageError(f"{where} has type {tensor.dtype}; pass floats in [0, 1] (divide 8-bit pixels by 255)")
     if tensor.ndim != 3:
         raise ImageError(f"{where} has shape {tuple(tensor.shape)}; one image is [channels, height, width]")
+    if tensor.shape[-1] in (1, 3, 4) and tensor.shape[0] not in (1, 3, 4) and channels != tensor.shape[0]:
+        raise ImageError(f"{where} has shape {tuple(tensor.shape)}, which looks like [H, W, C]; channels come first")
     if channels is not None and tensor.shape[0] != channels:
-        hint = "; channels come first" if tensor.shape[-1] == channels else ""
-        raise ImageError(f"{where} has {tensor.shape[0]} channels, the classifier takes {channels}{hint}")
+        raise ImageError(f"{where} has {tensor.shape[0]} channels, the classifier takes {channels}")
     if min(tensor.shape) < 1:
         raise ImageError(f"{where} has no pixels: shape {tuple(tensor.shape)}")
     tensor = tensor.detach().to(torch.float32, copy=True)  # a stream may use its buffer again

@@ -61,7 +61,7 @@ def pick_device(device: str) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise InputError(f"device {device!r} cannot be used here: {str(error).splitlines()[0][:160]}") from error
     return chosen
 
 
@@ -113,6 +113,8 @@ def _net(name: str, device: torch.device, options: dict[str, Any]) -> Classifier
 def _trained(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
     from patchcleanser.classifiers.trained import trained_classifier
 
+    if options:
+        raise InputError(f"a trained classifier is as its card says and takes no options, got {sorted(options)}")
     return trained_classifier(Path(name), device, lambda spec, more: load_classifier(spec, device="cpu", **more))
 
 

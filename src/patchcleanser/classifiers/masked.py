@@ -16,7 +16,7 @@ from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.precision import Precision, Recheck, gaps, plain_float32, ties, total
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Grid
-from patchcleanser.errors import NotAFunctionError, OutOfMemoryError, OutputError
+from patchcleanser.errors import InputError, NotAFunctionError, OutOfMemoryError, OutputError
 
 CPU_ELEMENTS = 8_000_000
 """Input numbers per chunk on a CPU: 53 images at 224×224. Larger chunks only fill memory."""
@@ -78,6 +78,8 @@ class MaskedClassifier:
     def __init__(
         self, classifier: Classifier, *, grid: Grid, chunk: int | None = None, precision: Precision = "exact"
     ) -> None:
+        if precision not in ("exact", "fast"):
+            raise InputError(f"precision is 'exact' or 'fast', got {precision!r}")
         self.classifier, self.grid, self.chunk = classifier, grid, chunk
         # Half precision pays on CUDA only; elsewhere fast labels are simply the exact ones.
         self.fast = precision == "fast" and classifier.device.type == "cuda"

@@ -6,11 +6,12 @@ import functools
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+import patchcleanser
 from patchcleanser.cli import harden, train
 from patchcleanser.errors import PatchCleanserError
 
@@ -42,8 +43,16 @@ app.command("train")(_stoppable(train.train))
 app.command("harden")(_stoppable(harden.harden))
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"patchcleanser {patchcleanser.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+) -> None:
     """Certified defense of any image classifier against adversarial patches."""
 
 
@@ -53,9 +62,11 @@ def main() -> None:
     try:
         app()
     except PatchCleanserError as error:
-        console.print(f"[bold red]error:[/] {error}", soft_wrap=True)
+        console.print("error:", style="bold red", end=" ")
+        console.print(str(error), markup=False, soft_wrap=True)  # a path or an extra may look like markup
         sys.exit(2)
     except (StoppedError, KeyboardInterrupt):
         again = shlex.join(["patchcleanser", *sys.argv[1:]])
-        console.print(f"\nstopped; what is finished is kept. Continue with:\n  {again}", soft_wrap=True)
+        console.print("\nstopped. A run that keeps checkpoints goes on where it was with:", markup=False)
+        console.print(f"  {again}", markup=False, soft_wrap=True)
         sys.exit(130)

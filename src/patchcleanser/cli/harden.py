@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from patchcleanser.cli.options import AsJson, Device, Limit, Out, Patch, Seed, tell, trainable
+from patchcleanser.errors import DataError
 
 
 def harden(
@@ -41,12 +42,12 @@ def harden(
     settings = HardenSettings(epochs=epochs, batch=batch, rate=rate, tries=tries, unmasked=unmasked, patience=patience)
     threat = Threat.parse(patch)
     classifier = trainable(model, device, out)
-    names = [name if ":" in name or not Path(name).is_dir() else f"folder:{name}" for name in images]
+    names = [_named(name) for name in images]
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
     with progress(f"hardening {model}", quiet=as_json) as report:
 
         def watch(check: Check, most: int) -> None:
-            words = f"loss {check.loss:.3f}  agreement {check.agreement:.3f}  invariance {check.invariance:.3f}"
+            words = f"loss {check.loss or 0:.3f}  agreement {check.agreement:.3f}  invariance {check.invariance:.3f}"
             report(check.epoch, most, words)
 
         done = run(classifier, photos, threat, settings=settings, seed=seed, watch=watch)
@@ -65,6 +66,17 @@ def harden(
         "checks": [asdict(check) for check in done.checks],
         **origin(),
     }
-    card = write_model(done.classifier.module, out, card)
     words = f"invariance under masks {before.invariance:.3f} → {best.invariance:.3f}, agreement {best.agreement:.3f}"
+    if best is before:
+        words = f"nothing improved, so the copy equals the original (invariance {best.invariance:.3f}); try more photos"
+    card = write_model(done.classifier.module, out, card)
     tell(card, out, words, as_json=as_json)
+
+
+def _named(images: str) -> str:
+    """A dataset's name; a bare path is a folder of pictures."""
+    if ":" in images or images in ("sample", "cifar10"):
+        return images
+    if not Path(images).is_dir():
+        raise DataError(f"no folder {images!r}; name a folder of photos, parquet:PATH, cifar10 or sample")
+    return f"folder:{images}"

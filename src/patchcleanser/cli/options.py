@@ -28,7 +28,13 @@ def trainable(model: str, device: str, out: Path) -> TorchClassifier:
     from patchcleanser.classifiers.torch import TorchClassifier
 
     if (out / "card.json").is_file():
-        raise InputError(f"{out} holds a finished run; use another --out")
+        raise InputError(f"{out} holds a finished run; use it as trained:{out}, or use another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise InputError(f"cannot write into {out}: {error.strerror}; use another --out") from error
     classifier = load_classifier(model, device=device)
     if not isinstance(classifier, TorchClassifier):
         raise InputError(f"{model} cannot be trained: only torch networks can")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def train(
-    model: Annotated[str, typer.Option(help="Network: net:resnet, net:vit, timm:NAME?…, trained:FOLDER, …")],
+    model: Annotated[
+        str, typer.Option(help="Network: net:resnet, net:vit, net:resmlp, net:tiny, timm:NAME?…, trained:FOLDER.")
+    ],
     out: Out,
     data: Annotated[str, typer.Option(help="Labelled images: cifar10, folder:PATH, parquet:PATH.")] = "cifar10",
     root: Annotated[Path | None, typer.Option(help="Where the dataset's files lie; fetched if not given.")] = None,
@@ -38,6 +41,7 @@ def train(
     """Train (or fine-tune) a network so that its labels survive masks; the same command goes on after a stop."""
     import torch
 
+    from patchcleanser.classifiers.torch import input_size
     from patchcleanser.classifiers.trained import bare_spec
     from patchcleanser.cli.progress import progress
     from patchcleanser.core.threats import Threat
@@ -50,6 +54,8 @@ def train(
     classifier = trainable(model, device, out)
     dataset = _images(classifier, data, root, limit)
     guide = _teacher(teacher, chosen, device)
+    if (out / "checkpoint.pt").is_file():
+        print(f"going on from the checkpoint in {out}", file=sys.stderr)
     with progress(f"training {model}", quiet=as_json) as report:
 
         def watch(epoch: Epoch, epochs: int) -> None:
@@ -67,12 +73,14 @@ def train(
             threat=threat,
             teacher=None if guide is None else guide.module,
             watch=watch,
+            size=input_size(classifier),
         )
     if not fitted.main:
         return
     card = {
         "model": bare_spec(model),
-        "preprocessing": asdict(classifier.preprocessing),
+        # Trained without a crop, so used without one.
+        "preprocessing": asdict(replace(classifier.preprocessing, resize=input_size(classifier), crop=None)),
         "classes": list(dataset.classes),
         "data": {"name": dataset.name, "images": len(dataset), "sha256": dataset.fingerprint},
         "recipe": {"name": recipe, **chosen.to_json()},
@@ -84,7 +92,9 @@ def train(
         **origin(),
     }
     card = write_model(fitted.module, out, card)
-    tell(card, out, f"held out: {fitted.best.clean}, under masks {fitted.best.survival}", as_json=as_json)
+    best = fitted.best
+    held = "nothing held out" if best.clean is None else f"held out: {best.clean:.3f}, under masks {best.survival:.3f}"
+    tell(card, out, held, as_json=as_json)
 
 
 def _recipe(name: str, words: list[str]) -> Recipe:
@@ -103,10 +113,11 @@ def _images(classifier: TorchClassifier, data: str, root: Path | None, limit: in
     import numpy as np
 
     from patchcleanser.classifiers.torch import input_size
-    from patchcleanser.data import in_memory, load_dataset
+    from patchcleanser.data import ArrayDataset, in_memory, load_dataset
     from patchcleanser.training.fit import require_classes
 
-    dataset = in_memory(load_dataset(data, split="train", root=root), input_size(classifier))
+    found = load_dataset(data, split="train", root=root)
+    dataset = found if isinstance(found, ArrayDataset) else in_memory(found, input_size(classifier))
     require_classes(classifier.classes, len(dataset.classes))
     if limit is None:
         return dataset

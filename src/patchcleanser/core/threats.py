@@ -21,11 +21,11 @@ class Rectangle:
     height: int
     width: int
 
-    def shapes(self, room: Size) -> list[Size]:
+    def shapes(self, room: Size, *, where: str = "an image") -> list[Size]:
         """The rectangle itself, if it fits."""
         for side, limit in zip((self.height, self.width), room, strict=True):
             if side > limit:
-                raise ThreatError(f"patch of {side} px does not fit an image side of {limit} px")
+                raise ThreatError(f"patch of {side} px does not fit {where} side of {limit} px")
         return [(self.height, self.width)]
 
     def __str__(self) -> str:
@@ -104,6 +104,8 @@ class Threat:
     grid: Grid = "source"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.shape, Rectangle | SquareShare | AnyRectangle):
+            raise ThreatError(f"make a threat by Threat.square(32), Threat.share(0.02) or the like, got {self.shape!r}")
         if _not_int(self.count) or self.count < 1:
             raise ThreatError(f"a threat has at least 1 patch, got count={self.count!r}")
         if self.grid not in ("source", "input"):
@@ -180,13 +182,13 @@ class Threat:
 
         A share is always a share of the whole image, also where a region is stated.
         """
-        room = self.room(image)
+        room, where = self.room(image), "an image" if self.region is None else "a region"
         if isinstance(self.shape, SquareShare):
             side = self.shape.shapes(image)[0][0]
-            return Rectangle(side, side).shapes((room.height, room.width))
+            return Rectangle(side, side).shapes((room.height, room.width), where=where)
         if isinstance(self.shape, AnyRectangle):
             return AnyRectangle(self.shape.pixels(image)).shapes((room.height, room.width))
-        return self.shape.shapes((room.height, room.width))
+        return self.shape.shapes((room.height, room.width), where=where)
 
     def __str__(self) -> str:
         patches = f"{self.shape} patch" if self.count == 1 else f"{self.count} patches of {self.shape}"

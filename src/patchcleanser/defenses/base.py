@@ -97,6 +97,9 @@ class Defense(ABC, Generic[V, C]):
         if mask_set is not None:
             mask_set.require_cover(threat)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.classifier!r}, {self.threat})"
+
     @property
     def threat(self) -> Threat:
         """The patches defended against; fixed, since masks and certificates are made for it."""
@@ -208,8 +211,9 @@ class DefendedModule(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[N, C, H, W] in [0, 1] → one-hot scores [N, classes] on the images' device."""
-        if images.ndim != 4:
-            raise ImageError(f"a batch of images has shape [N, C, H, W], got {tuple(images.shape)}")
+        if not isinstance(images, Tensor) or images.ndim != 4:
+            got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+            raise ImageError(f"a module takes a batch of images [N, C, H, W], got {got}")
         outcomes = [self.defense._outcome(verdict) for verdict in self.defense.predict(images)]
         classes = self.defense.classifier.classes or 0
         columns = classes + 1 if self.defense.may_alert else classes

@@ -17,6 +17,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional
 
+from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import ArrayDataset
@@ -29,8 +30,8 @@ from patchcleanser.training.recipes import Recipe
 CRITERION_PAIRS = 24
 """Two-mask views per held-out image; an image survives if its label is right under all of them."""
 
-SAVE_SECONDS = 60
-"""A checkpoint is written at least this often, at the end of an epoch."""
+SAVE_SECONDS = 10
+"""After the first epoch, and then when an epoch ends this long after the last checkpoint, another is written."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class _Run:
             if self.ema is not None:
                 self.ema.module.load_state_dict(state["ema"])
         except RuntimeError as error:
-            raise TrainingError(f"the checkpoint is of another architecture: {str(error).splitlines()[0]}") from error
+            raise TrainingError("the checkpoint is of another architecture; use another --out") from error
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"].cpu())
         torch.set_rng_state(state["torch"].cpu())
@@ -139,26 +140,38 @@ def fit(
     teacher: nn.Module | None = None,
     watch: Watcher | None = None,
     every: int = 5,
+    size: tuple[int, int] | None = None,
 ) -> Fitted:
-    """Train a copy-free module on labelled images of one size, and return it with the best weights.
+    """Train a module, in place, on labelled images of one size, and return it with the best weights.
+
+    Images are enlarged to `size` on the device, where one is given.
 
     The best epoch is the one whose averaged weights give most held-out images the right
     label under every one of a fixed set of two-mask views of the threat (`survival`); the
     test set is never looked at. A checkpoint in `out` is taken up if it belongs to the same
     recipe, seed and data, so a killed run goes on where it stopped.
     """
-    accelerator = _accelerator()
+    device = next(module.parameters()).device
+    accelerator = _accelerator(device)
     torch.manual_seed(seed)
     run = _Run(module, recipe, seed, accelerator)
-    key = {"recipe": recipe.fingerprint, "seed": seed, "data": data.fingerprint, "images": len(data)}
+    threat = threat or Threat.share(0.024)
+    key = {
+        "recipe": recipe.fingerprint,
+        "seed": seed,
+        "data": data.fingerprint,
+        "images": len(data),
+        "patch": str(threat),
+        "teacher": None if teacher is None else module_digest(teacher),
+    }
     checkpoint = out / "checkpoint.pt"
     _resume(run, checkpoint, key)
     split = np.random.default_rng(seed).permutation(len(data))
     held, kept = np.split(split, [int(recipe.holdout * len(data))])
     pixels = torch.from_numpy(data.images).to(run.device)
     labels = torch.from_numpy(data.labels).to(run.device)
-    norm = _Normaliser(mean, std, run.device)
-    judge = _Judge(pixels, labels, held, norm, threat or Threat.share(0.024))
+    norm = _Normaliser(mean, std, size, run.device)
+    judge = _Judge(pixels, labels, held, norm, threat)
     step = _Step(run, norm, teacher)
     compiled = run.device.type == "cuda" and recipe.epochs >= 5 and accelerator.num_processes == 1
     step.forward = torch.compile(run.model) if compiled else run.model
@@ -170,7 +183,7 @@ def fit(
         if number % every == 0 or number == recipe.epochs:
             judge(run)
         if accelerator.is_main_process:
-            if number % every == 0 or time.monotonic() - saved > SAVE_SECONDS:
+            if number in (1, recipe.epochs) or time.monotonic() - saved > SAVE_SECONDS:
                 _save(run, checkpoint, key)
                 saved = time.monotonic()
             if board is not None:
@@ -191,10 +204,17 @@ def fit(
 
 
 class _Normaliser:
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> None:
+    """Images in [0, 1] to the network's input: enlarged where asked, and normalised."""
+
+    def __init__(
+        self, mean: tuple[float, ...], std: tuple[float, ...], size: tuple[int, int] | None, device: torch.device
+    ) -> None:
         self.mean, self.std = (torch.tensor(v, device=device)[:, None, None] for v in (mean, std))
+        self.size = size
 
     def __call__(self, images: Tensor) -> Tensor:
+        if self.size is not None and self.size != tuple(images.shape[2:]):
+            images = functional.interpolate(images, size=self.size, mode="bicubic", antialias=True).clamp(0, 1)
         return (images - self.mean) / self.std
 
 
@@ -312,7 +332,7 @@ class _Judge:
         index = torch.as_tensor(held, device=pixels.device)
         self.inputs = norm(pixels[index].permute(0, 3, 1, 2).float() / 255)
         self.labels = labels[index]
-        height, width = pixels.shape[1:3]
+        height, width = norm.size or pixels.shape[1:3]
         masks = MaskSet.build(threat, image=(int(height), int(width)), masks=6)
         draw = np.random.default_rng(0).integers(0, len(masks), (CRITERION_PAIRS, 2))
         kept = masks.visible()
@@ -337,13 +357,13 @@ class _Judge:
         return found == self.labels
 
 
-def _accelerator() -> Any:
+def _accelerator(device: torch.device) -> Any:
     """One process, or as many as `accelerate launch` started. Precision is ours to choose."""
     try:
         from accelerate import Accelerator
     except ImportError as error:
         raise MissingDependencyError.of("accelerate", "train") from error
-    return Accelerator(mixed_precision="no")
+    return Accelerator(mixed_precision="no", cpu=device.type == "cpu")
 
 
 def _tensorboard(out: Path) -> Any:

@@ -63,7 +63,7 @@ class Check:
     """How the copy stands, on photos held out of training."""
 
     epoch: int
-    loss: float
+    loss: float | None
     agreement: float
     """Unmasked label equal to the original's."""
     invariance: float
@@ -98,7 +98,7 @@ def harden(
     if len(photos) < 10:
         raise InputError(f"hardening needs at least 10 photos, got {len(photos)}")
     work = _Work(classifier, photos, threat, settings, seed)
-    checks = [work.check(0, math.nan)]
+    checks = [work.check(0, None)]
     best, kept = checks[0], work.weights()
     for epoch in range(1, settings.epochs + 1):
         loss = work.epoch(epoch)
@@ -194,7 +194,7 @@ class _Work:
         self.optimizer.step()
         return loss.detach()
 
-    def check(self, epoch: int, loss: float) -> Check:
+    def check(self, epoch: int, loss: float | None) -> Check:
         """Agreement and invariance on the held-out photos."""
         agree: list[Tensor] = []
         survive: list[Tensor] = []

@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from patchcleanser.errors import InputError
 from patchcleanser.training.cutout import Cutout, GreedyCutout
+
+Optimizer = Literal["sgd", "adamw"]
+Schedule = Literal["cosine", "onecycle", "step"]
+Numbers = Literal["no", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -17,9 +21,9 @@ class Recipe:
 
     epochs: int
     batch: int
-    optimizer: Literal["sgd", "adamw"]
+    optimizer: Optimizer
     rate: float
-    schedule: Literal["cosine", "onecycle", "step"] = "cosine"
+    schedule: Schedule = "cosine"
     warmup: float = 0.0
     """Share of the steps over which the rate rises (onecycle: to its peak)."""
     step_epochs: int = 5
@@ -39,13 +43,16 @@ class Recipe:
     teacher_weight: float = 0.0
     """Share of the loss that follows a teacher's answer to the unmasked image."""
     temperature: float = 2.0
-    precision: Literal["no", "bf16"] = "bf16"
+    precision: Numbers = "bf16"
     holdout: float = 0.02
     """Share of the training set kept out of training, by which the checkpoint is chosen."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
             raise InputError(f"epochs and batch are at least 1, got {self.epochs} and {self.batch}")
+        for name, kind in (("optimizer", Optimizer), ("schedule", Schedule), ("precision", Numbers)):
+            if getattr(self, name) not in get_args(kind):
+                raise InputError(f"{name} is one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
         if not self.rate > 0:
             raise InputError(f"a learning rate is above 0, got {self.rate}")
         if not 0 <= self.holdout < 1:
@@ -68,15 +75,18 @@ class Recipe:
             key = name.removeprefix("cutout.")
             kinds = {f.name: type(getattr(target, f.name)) for f in fields(target)}
             if key not in kinds or key == "cutout":
-                raise InputError(f"a recipe has no setting {name!r}; it has {', '.join(kinds)}")
+                owner = "a recipe" if target is recipe else "the cutout"
+                raise InputError(f"{owner} has no setting {name!r}; it has {', '.join(kinds)}")
             try:
                 value = kinds[key](text) if kinds[key] is not bool else text.lower() in ("1", "true", "yes")
             except ValueError as error:
-                raise InputError(f"{name} takes a {kinds[key].__name__}, got {text!r}") from error
+                raise InputError(f"{name} takes {_WORDS.get(kinds[key], 'text')}, got {text!r}") from error
             changed = replace(target, **{key: value})
             recipe = replace(recipe, cutout=changed) if name.startswith("cutout.") else changed
         return recipe
 
+
+_WORDS = {int: "a whole number", float: "a number"}
 
 # Two 9-px masks hide a 5×5 patch anywhere on 32×32 (6×6 masks); training sees a little more.
 _CIFAR_MASKS = GreedyCutout(count=2, smallest=7, largest=12, inside=True, tries=4, share=0.5)
