@@ -49,7 +49,7 @@ def rows_of(spec: str, patches: list[str], limit: int | None) -> list[dict[str, 
             "labels_rechecked": recheck.rechecked,
             "labels_flipped_by_recheck": recheck.flipped,
             "flips_above_the_bound": recheck.audited_flips,
-            "command": f"python benchmarks/zoo.py {spec} --patch {patch}",
+            "command": f"python benchmarks/zoo.py {spec} --patch {patch}" + (f" --limit {limit}" if limit else ""),
             "versions": versions(),
         }
         shown = ("model", "patch", "undefended", "clean", "certified", "seconds", "labels_rechecked")

@@ -224,3 +224,16 @@ def test_bad_mask_sets_say_what_is_wrong(make, words: str) -> None:  # type: ign
     with pytest.raises(MaskError) as error:
         make()
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_masks_a_pixel_too_small_are_refuted_with_named_patches(count: int) -> None:
+    image = (17, 14)
+    # Positions divide evenly among the masks here, so there is no slack to hide in.
+    smaller = MaskSet.build(Threat.rectangle(4, 5, count=count), image=image, masks=2)
+    for threat in (Threat.rectangle(5, 5, count=count), Threat.rectangle(4, 6, count=count)):
+        hole = smaller.uncovered(threat)
+        assert hole is not None
+        assert len(hole) == count
+        assert not any(hidden(mask, hole, image) for mask in smaller.masks)
+        assert MaskSet.build(threat, image=image, masks=2).covers(threat)
