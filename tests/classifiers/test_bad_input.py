@@ -482,7 +482,7 @@ def test_bad_specs_are_refused(
 @pytest.mark.parametrize("name", ["a+b.pth", "50%25.pth", "a=b.pth"])
 def test_file_names_in_a_spec_are_taken_as_they_are(name: str, tmp_path: Path, resnet: nn.Module) -> None:
     torch.save(resnet.state_dict(), tmp_path / name)
-    load_classifier(f"{TIMM}{tmp_path / name}", device="cpu")
+    assert load_classifier(f"{TIMM}{tmp_path / name}", device="cpu").classes == 10
 
 
 @pytest.mark.parametrize("device", ["banana", "cuda:99", "cpu:x", ""])

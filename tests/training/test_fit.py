@@ -15,7 +15,8 @@ from patchcleanser.classifiers.networks import resnet
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training import RECIPES, Cutout, GreedyCutout, Recipe, fit
-from patchcleanser.training.fit import Epoch, rate_at
+from patchcleanser.training.fit import rate_at
+from patchcleanser.training.journal import Epoch
 
 QUICK = Recipe(
     epochs=6,

@@ -46,7 +46,8 @@ def train(
     from patchcleanser.cli.progress import progress
     from patchcleanser.core.threats import Threat
     from patchcleanser.training.cards import origin, write_model
-    from patchcleanser.training.fit import Epoch, fit
+    from patchcleanser.training.fit import fit
+    from patchcleanser.training.journal import Epoch
 
     chosen = _recipe(recipe, change or [])
     threat = Threat.parse(patch)

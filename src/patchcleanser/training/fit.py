@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import csv
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,35 +17,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser.classifiers.fingerprints import module_digest
-from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.data.cache import whole_file
 from patchcleanser.errors import ClassifierError, MissingDependencyError, TrainingError
 from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, GreedyCutout
+from patchcleanser.training.journal import Epoch, draw, open_board, write_log
+from patchcleanser.training.judge import Judge, Normaliser
 from patchcleanser.training.recipes import Recipe
-
-CRITERION_PAIRS = 24
-"""Two-mask views per held-out image; an image survives if its label is right under all of them."""
 
 SAVE_SECONDS = 10
 """After the first epoch, and then when an epoch ends this long after the last checkpoint, another is written."""
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One line of the training log."""
-
-    epoch: int
-    rate: float
-    loss: float
-    accuracy: float
-    """On masked, augmented training images."""
-    seconds: float
-    clean: float | None = None
-    survival: float | None = None
-    """On the held-out part, without augmentation: right unmasked, and right under all views."""
 
 
 class Watcher(Protocol):
@@ -170,24 +152,24 @@ def fit(
     held, kept = np.split(split, [int(recipe.holdout * len(data))])
     pixels = torch.from_numpy(data.images).to(run.device)
     labels = torch.from_numpy(data.labels).to(run.device)
-    norm = _Normaliser(mean, std, size, run.device)
-    judge = _Judge(pixels, labels, held, norm, threat)
+    norm = Normaliser(mean, std, size, run.device)
+    judge = Judge(pixels, labels, held, norm, threat)
     step = _Step(run, norm, teacher)
     compiled = run.device.type == "cuda" and recipe.epochs >= 5 and accelerator.num_processes == 1
     step.forward = torch.compile(run.model) if compiled else run.model
     saved = time.monotonic()
-    board = _tensorboard(out) if accelerator.is_main_process else None
+    board = open_board(out) if accelerator.is_main_process else None
     while len(run.history) < recipe.epochs:
         _epoch(run, step, pixels, labels, kept)
         number = len(run.history)
         if number % every == 0 or number == recipe.epochs:
-            judge(run)
+            _judged(run, judge)
         if accelerator.is_main_process:
             if number in (1, recipe.epochs) or time.monotonic() - saved > SAVE_SECONDS:
                 _save(run, checkpoint, key)
                 saved = time.monotonic()
             if board is not None:
-                _draw(board, run.history[-1])
+                draw(board, run.history[-1])
             if watch is not None:
                 watch(run.history[-1], recipe.epochs)
     if board is not None:
@@ -195,7 +177,7 @@ def fit(
     if run.best is not None:
         run.module.load_state_dict(run.best[1])
     if accelerator.is_main_process:
-        _log(run.history, out / "metrics.csv")
+        write_log(run.history, out / "metrics.csv")
         checkpoint.unlink(missing_ok=True)
     judged = [e for e in run.history if e.survival is not None] or run.history
     return Fitted(
@@ -203,25 +185,10 @@ def fit(
     )
 
 
-class _Normaliser:
-    """Images in [0, 1] to the network's input: enlarged where asked, and normalised."""
-
-    def __init__(
-        self, mean: tuple[float, ...], std: tuple[float, ...], size: tuple[int, int] | None, device: torch.device
-    ) -> None:
-        self.mean, self.std = (torch.tensor(v, device=device)[:, None, None] for v in (mean, std))
-        self.size = size
-
-    def __call__(self, images: Tensor) -> Tensor:
-        if self.size is not None and self.size != tuple(images.shape[2:]):
-            images = functional.interpolate(images, size=self.size, mode="bicubic", antialias=True).clamp(0, 1)
-        return (images - self.mean) / self.std
-
-
 class _Step:
     """One optimiser step: augment, mask, forward, backward."""
 
-    def __init__(self, run: _Run, norm: _Normaliser, teacher: nn.Module | None) -> None:
+    def __init__(self, run: _Run, norm: Normaliser, teacher: nn.Module | None) -> None:
         self.run, self.norm, self.forward = run, norm, run.model
         self.teacher: Any = None if teacher is None else teacher.to(run.device).eval()
         if self.teacher is not None and run.device.type == "cuda":
@@ -325,36 +292,16 @@ def rate_at(progress: float, recipe: Recipe) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
-class _Judge:
-    """Scores the averaged weights on the held-out part, without any augmentation."""
-
-    def __init__(self, pixels: Tensor, labels: Tensor, held: Any, norm: _Normaliser, threat: Threat) -> None:
-        index = torch.as_tensor(held, device=pixels.device)
-        self.inputs = norm(pixels[index].permute(0, 3, 1, 2).float() / 255)
-        self.labels = labels[index]
-        height, width = norm.size or pixels.shape[1:3]
-        masks = MaskSet.build(threat, image=(int(height), int(width)), masks=6)
-        draw = np.random.default_rng(0).integers(0, len(masks), (CRITERION_PAIRS, 2))
-        kept = masks.visible()
-        self.views = torch.from_numpy(kept[draw[:, 0]] & kept[draw[:, 1]]).to(pixels.device)
-
-    def __call__(self, run: _Run) -> None:
-        if not len(self.labels):
-            return
-        model = copy.deepcopy(run.averaged).eval()
-        with torch.no_grad(), run.autocast():
-            right = self._right(model, self.inputs)
-            survive = right.clone()
-            for view in self.views:
-                survive &= self._right(model, self.inputs * view)
-        clean, survival = float(right.float().mean()), float(survive.float().mean())
-        run.history[-1] = Epoch(**{**asdict(run.history[-1]), "clean": clean, "survival": survival})
-        if run.best is None or survival >= run.best[0]:
-            run.best = survival, {k: v.detach().clone() for k, v in model.state_dict().items()}
-
-    def _right(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        found = torch.cat([model(part).argmax(1) for part in torch.split(inputs, 2000)])
-        return found == self.labels
+def _judged(run: _Run, judge: Judge) -> None:
+    """Score the averaged weights, without any augmentation, and keep them if they are the best so far."""
+    model = copy.deepcopy(run.averaged).eval()
+    with torch.no_grad(), run.autocast():
+        scores = judge(model)
+    if scores is None:
+        return
+    run.history[-1] = replace(run.history[-1], clean=scores[0], survival=scores[1])
+    if run.best is None or scores[1] >= run.best[0]:
+        run.best = scores[1], {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 def _accelerator(device: torch.device) -> Any:
@@ -364,21 +311,6 @@ def _accelerator(device: torch.device) -> Any:
     except ImportError as error:
         raise MissingDependencyError.of("accelerate", "train") from error
     return Accelerator(mixed_precision="no", cpu=device.type == "cpu")
-
-
-def _tensorboard(out: Path) -> Any:
-    """A TensorBoard writer, where tensorboard is installed; metrics.csv is written in any case."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(out / "tensorboard"))
-
-
-def _draw(board: Any, epoch: Epoch) -> None:
-    for name, value in asdict(epoch).items():
-        if name != "epoch" and value is not None:
-            board.add_scalar(name, value, epoch.epoch)
 
 
 def _save(run: _Run, path: Path, key: dict[str, Any]) -> None:
@@ -397,13 +329,6 @@ def _resume(run: _Run, path: Path, key: dict[str, Any]) -> None:
     if different:
         raise TrainingError(f"{path} belongs to another run (other {', '.join(different)}); use another --out")
     run.restore(saved["state"])
-
-
-def _log(history: list[Epoch], path: Path) -> None:
-    with whole_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(asdict(history[0])))
-        writer.writeheader()
-        writer.writerows(asdict(epoch) for epoch in history)
 
 
 def require_classes(found: int | None, wanted: int) -> None:
