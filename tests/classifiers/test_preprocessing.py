@@ -5,11 +5,12 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN as IMAGENET_MEAN
+from timm.data import IMAGENET_DEFAULT_STD as IMAGENET_STD
 from torchvision import models
 
 from patchcleanser import Preprocessing, load_classifier
 from patchcleanser.classifiers.images import checked_image
-from patchcleanser.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from patchcleanser.classifiers.timm import model_preprocessing
 from patchcleanser.errors import ClassifierError, InputError
 

@@ -36,6 +36,7 @@ def test_train_writes_weights_and_a_card_that_load(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     card = json.loads(done.stdout)
     assert card == json.loads((out / "card.json").read_text())
+    assert not (out / "checkpoint.pt").exists()
     assert card["data"]["images"] == 300
     assert card["recipe"]["epochs"] == 1
     assert len(card["weights_sha256"]) == 64

@@ -24,10 +24,10 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> TorchClassifier:
     torch.manual_seed(0)
     recipe = Recipe(20, 50, "sgd", 0.1, schedule="onecycle", warmup=0.2, shift=2, holdout=0.0, precision="no")
     images = in_memory(load_dataset("sample"), (32, 32))
-    mean, std = (0.49, 0.48, 0.45), (0.25, 0.25, 0.26)
+    preprocessing = Preprocessing((32, 32), mean=(0.49, 0.48, 0.45), std=(0.25, 0.25, 0.26))
     network = resnet(layers=(1, 1, 1, 1), channels=(16, 24, 32, 48), stem_stride=2)
-    fitted = fit(network, images, recipe, mean=mean, std=std, out=tmp_path_factory.mktemp("fit"))
-    return TorchClassifier(fitted.module, Preprocessing((32, 32), mean=mean, std=std), classes=10)
+    fitted = fit(network, images, recipe, preprocessing=preprocessing, out=tmp_path_factory.mktemp("fit"))
+    return TorchClassifier(fitted.module, preprocessing, classes=10)
 
 
 def test_the_copy_says_of_masked_photos_what_the_original_says_of_whole_ones(classifier: TorchClassifier) -> None:

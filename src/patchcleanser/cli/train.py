@@ -54,6 +54,8 @@ def train(
     torch.manual_seed(seed)  # the initial weights belong to the run
     classifier = trainable(model, device, out)
     dataset = _images(classifier, data, root, limit)
+    # Trained without a crop, and so used without one.
+    preprocessing = replace(classifier.preprocessing, resize=input_size(classifier), crop=None)
     guide = _teacher(teacher, chosen, device)
     if (out / "checkpoint.pt").is_file():
         print(f"going on from the checkpoint in {out}", file=sys.stderr)
@@ -67,21 +69,18 @@ def train(
             classifier.module,
             dataset,
             chosen,
-            mean=classifier.preprocessing.mean or (),
-            std=classifier.preprocessing.std or (),
+            preprocessing=preprocessing,
             out=out,
             seed=seed,
             threat=threat,
             teacher=None if guide is None else guide.module,
             watch=watch,
-            size=input_size(classifier),
         )
     if not fitted.main:
         return
     card = {
         "model": bare_spec(model),
-        # Trained without a crop, so used without one.
-        "preprocessing": asdict(replace(classifier.preprocessing, resize=input_size(classifier), crop=None)),
+        "preprocessing": asdict(preprocessing),
         "classes": list(dataset.classes),
         "data": {"name": dataset.name, "images": len(dataset), "sha256": dataset.fingerprint},
         "recipe": {"name": recipe, **chosen.to_json()},
@@ -93,6 +92,7 @@ def train(
         **origin(),
     }
     card = write_model(fitted.module, out, card)
+    (out / "checkpoint.pt").unlink(missing_ok=True)
     best = fitted.best
     held = "nothing held out" if best.clean is None else f"held out: {best.clean:.3f}, under masks {best.survival:.3f}"
     tell(card, out, held, as_json=as_json)

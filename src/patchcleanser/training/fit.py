@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser.classifiers.fingerprints import module_digest
+from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.data.cache import whole_file
@@ -24,7 +25,7 @@ from patchcleanser.errors import ClassifierError, MissingDependencyError, Traini
 from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, GreedyCutout
 from patchcleanser.training.journal import Epoch, draw, open_board, write_log
-from patchcleanser.training.judge import Judge, Normaliser
+from patchcleanser.training.judge import Judge
 from patchcleanser.training.recipes import Recipe
 
 SAVE_SECONDS = 10
@@ -114,24 +115,22 @@ def fit(
     data: ArrayDataset,
     recipe: Recipe,
     *,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    preprocessing: Preprocessing,
     out: Path,
     seed: int = 0,
     threat: Threat | None = None,
     teacher: nn.Module | None = None,
     watch: Watcher | None = None,
     every: int = 5,
-    size: tuple[int, int] | None = None,
 ) -> Fitted:
     """Train a module, in place, on labelled images of one size, and return it with the best weights.
 
-    Images are enlarged to `size` on the device, where one is given.
-
-    The best epoch is the one whose averaged weights give most held-out images the right
-    label under every one of a fixed set of two-mask views of the threat (`survival`); the
+    Images are resized (and normalised) on the device, as the preprocessing says. The best epoch
+    is the one whose averaged weights give most held-out images the right label under every
+    one of a fixed set of two-mask views of the threat (`survival`); the
     test set is never looked at. A checkpoint in `out` is taken up if it belongs to the same
-    recipe, seed and data, so a killed run goes on where it stopped.
+    recipe, seed and data, so a killed run goes on where it stopped. It is left in place: whoever
+    has written the weights down removes it.
     """
     device = next(module.parameters()).device
     accelerator = _accelerator(device)
@@ -152,9 +151,8 @@ def fit(
     held, kept = np.split(split, [int(recipe.holdout * len(data))])
     pixels = torch.from_numpy(data.images).to(run.device)
     labels = torch.from_numpy(data.labels).to(run.device)
-    norm = Normaliser(mean, std, size, run.device)
-    judge = Judge(pixels, labels, held, norm, threat)
-    step = _Step(run, norm, teacher)
+    judge = Judge(_floats(pixels, held), labels[torch.as_tensor(held, device=run.device)], preprocessing, threat)
+    step = _Step(run, preprocessing, teacher)
     compiled = run.device.type == "cuda" and recipe.epochs >= 5 and accelerator.num_processes == 1
     step.forward = torch.compile(run.model) if compiled else run.model
     saved = time.monotonic()
@@ -178,7 +176,6 @@ def fit(
         run.module.load_state_dict(run.best[1])
     if accelerator.is_main_process:
         write_log(run.history, out / "metrics.csv")
-        checkpoint.unlink(missing_ok=True)
     judged = [e for e in run.history if e.survival is not None] or run.history
     return Fitted(
         run.module.eval(), run.history, max(judged, key=lambda e: e.survival or 0.0), accelerator.is_main_process
@@ -188,8 +185,8 @@ def fit(
 class _Step:
     """One optimiser step: augment, mask, forward, backward."""
 
-    def __init__(self, run: _Run, norm: Normaliser, teacher: nn.Module | None) -> None:
-        self.run, self.norm, self.forward = run, norm, run.model
+    def __init__(self, run: _Run, preprocessing: Preprocessing, teacher: nn.Module | None) -> None:
+        self.run, self.preprocessing, self.forward = run, preprocessing, run.model
         self.teacher: Any = None if teacher is None else teacher.to(run.device).eval()
         if self.teacher is not None and run.device.type == "cuda":
             self.teacher = torch.compile(self.teacher.to(memory_format=torch.channels_last))
@@ -210,7 +207,7 @@ class _Step:
     def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         run, recipe = self.run, self.run.recipe
         images = augment(images, run.generator, shift=recipe.shift, strength=recipe.strength)
-        inputs = self.norm(images)
+        inputs = self.preprocessing(images)
         if run.device.type == "cuda":
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         masked = self.cutout(inputs, self.losses(labels), run.generator)
@@ -254,9 +251,7 @@ def _epoch(run: _Run, step: _Step, pixels: Tensor, labels: Tensor, kept: Any) ->
         mine = order[number * recipe.batch :][accelerator.process_index * share :][:share]
         for group in run.optimizer.param_groups:
             group["lr"] = recipe.rate * rate_at(run.step / (steps * recipe.epochs), recipe)
-        index = torch.as_tensor(mine, device=run.device)
-        images = pixels[index].permute(0, 3, 1, 2).float() / 255
-        loss, right = step(images, labels[index])
+        loss, right = step(_floats(pixels, mine), labels[torch.as_tensor(mine, device=run.device)])
         losses.append(loss)
         rights.append(right)
         run.step += 1
@@ -269,6 +264,11 @@ def _epoch(run: _Run, step: _Step, pixels: Tensor, labels: Tensor, kept: Any) ->
     accuracy = float(accelerator.reduce(torch.stack(rights).mean(), "mean"))
     rate = run.optimizer.param_groups[0]["lr"]
     run.history.append(Epoch(len(run.history) + 1, rate, mean_loss, accuracy, time.monotonic() - started))
+
+
+def _floats(pixels: Tensor, chosen: Any) -> Tensor:
+    """These of the uint8 images [N, H, W, 3], as floats [n, 3, H, W] in [0, 1]."""
+    return pixels[torch.as_tensor(chosen, device=pixels.device)].permute(0, 3, 1, 2).float() / 255
 
 
 def _plain(cutout: Cutout) -> dict[str, Any]:

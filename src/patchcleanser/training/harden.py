@@ -25,9 +25,7 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import Dataset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training.cutout import Cutout, GreedyCutout
-
-VIEWS = 24
-"""Two-mask views per held-out photo; invariant means the original's label under all of them."""
+from patchcleanser.training.judge import two_mask_views
 
 
 @dataclass(frozen=True)
@@ -146,9 +144,7 @@ class _Work:
             tries=settings.tries,
             share=settings.greedy,
         )
-        draw = np.random.default_rng(0).integers(0, len(masks), (VIEWS, 2))
-        kept = masks.visible()
-        self.views = torch.from_numpy(kept[draw[:, 0]] & kept[draw[:, 1]]).to(self.device)
+        self.views = two_mask_views(threat, self.size, self.device)
         self.started = time.monotonic()
 
     def weights(self) -> dict[str, Tensor]:
