@@ -7,10 +7,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from patchcleanser.core.files import whole_file
 from patchcleanser.errors import DataError
 
 
@@ -20,27 +19,6 @@ def cache_folder() -> Path:
     if home:
         return Path(home)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "patchcleanser"
-
-
-@contextmanager
-def whole_file(target: Path) -> Iterator[Path]:
-    """A path to write to; it becomes `target` only if the block ends well, and is removed otherwise."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    part = Path(name)
-    try:
-        yield part
-        mask = os.umask(0)
-        os.umask(mask)
-        part.chmod(0o666 & ~mask)  # as open() would have made it; temporary files are private
-        part.replace(target)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {target}: {error.strerror or error}; free space or set PATCHCLEANSER_CACHE"
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def checksum(path: Path) -> str:

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from patchcleanser.core.files import whole_file
 from patchcleanser.data.base import ArrayDataset
-from patchcleanser.data.cache import cache_folder, npm_package, whole_file
+from patchcleanser.data.cache import cache_folder, npm_package
 from patchcleanser.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

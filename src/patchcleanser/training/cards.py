@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import patchcleanser
-from patchcleanser.data.cache import checksum, whole_file
+from patchcleanser.core.files import whole_file
+from patchcleanser.data.cache import checksum
 
 
 def write_model(module: nn.Module, folder: Path, card: dict[str, Any]) -> dict[str, Any]:

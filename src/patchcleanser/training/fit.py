@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.core.files import whole_file
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import ArrayDataset
-from patchcleanser.data.cache import whole_file
 from patchcleanser.errors import ClassifierError, MissingDependencyError, TrainingError
 from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, GreedyCutout

@@ -1,0 +1,37 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from patchcleanser.errors import DataError
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A path to write to; it becomes `target` only if the block ends well, and is removed otherwise."""
+    part: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        os.close(handle)
+        part = Path(name)
+        yield part
+        mask = os.umask(0)
+        os.umask(mask)
+        part.chmod(0o666 & ~mask)  # as open() would have made it; temporary files are private
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())  # or a power cut may leave the new name with no content
+        part.replace(target)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {target}: {error.strerror or error}; free space, or write to another folder "
+            "(downloads go to PATCHCLEANSER_CACHE)"
+        ) from error
+    finally:
+        if part is not None:
+            part.unlink(missing_ok=True)
