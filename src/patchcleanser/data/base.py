@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.errors import DataError
+from patchcleanser.errors import DataError, InputError
 
 
 class Dataset(ABC):
@@ -30,12 +30,31 @@ class Dataset(ABC):
 
     @abstractmethod
     def image(self, index: int) -> Tensor:
-        """One image as float32 [3, H, W] in [0, 1]."""
+        """One image as float32 [3, H, W] in [0, 1]; DataError, naming it, if it cannot be read."""
 
-    @property
     @abstractmethod
+    def id(self, index: int) -> str:
+        """What this image is called, the same in every subset."""
+
+    @abstractmethod
+    def content(self, index: int) -> bytes:
+        """The bytes that decide the image."""
+
+    @cached_property
     def fingerprint(self) -> str:
-        """A hash of the images and labels."""
+        """A hash of names, bytes and labels."""
+        digest = hashlib.sha256()
+        for index in range(len(self)):
+            digest.update(self.id(index).encode() + b"\0" + self._digest(index))
+        if self.labels is not None:
+            digest.update(self.labels.tobytes())
+        return digest.hexdigest()
+
+    def _digest(self, index: int) -> bytes:
+        try:
+            return hashlib.sha256(self.content(index)).digest()
+        except DataError:
+            return b"unreadable"  # it will be named when it is its turn
 
 
 class ArrayDataset(Dataset):
@@ -55,6 +74,14 @@ class ArrayDataset(Dataset):
     def image(self, index: int) -> Tensor:
         """One image as float32 [3, H, W] in [0, 1]."""
         return torch.from_numpy(self.images[index]).permute(2, 0, 1).float() / 255
+
+    def id(self, index: int) -> str:
+        """The image's number."""
+        return str(index)
+
+    def content(self, index: int) -> bytes:
+        """The pixels."""
+        return np.ascontiguousarray(self.images[index]).tobytes()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -91,15 +118,37 @@ class EncodedDataset(Dataset):
         """One decoded image as float32 [3, H, W] in [0, 1]."""
         return decode(self.contents[index], self.ids[index])
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of names, bytes and labels."""
-        digest = hashlib.sha256()
-        for name, content in zip(self.ids, self.contents, strict=True):
-            digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
-        if self.labels is not None:
-            digest.update(self.labels.tobytes())
-        return digest.hexdigest()
+    def id(self, index: int) -> str:
+        """The name of the file."""
+        return self.ids[index]
+
+    def content(self, index: int) -> bytes:
+        """The encoded bytes."""
+        return self.contents[index]
+
+
+class Subset(Dataset):
+    """Some images of a dataset, in the order given, under their own names."""
+
+    def __init__(self, whole: Dataset, picks: NDArray[np.intp]) -> None:
+        self.whole, self.picks = whole, picks
+        self.name, self.classes = whole.name, whole.classes
+        self.labels = None if whole.labels is None else whole.labels[picks]
+
+    def __len__(self) -> int:
+        return len(self.picks)
+
+    def image(self, index: int) -> Tensor:
+        """One image of the whole dataset."""
+        return self.whole.image(int(self.picks[index]))
+
+    def id(self, index: int) -> str:
+        """Its name in the whole dataset."""
+        return self.whole.id(int(self.picks[index]))
+
+    def content(self, index: int) -> bytes:
+        """Its bytes in the whole dataset."""
+        return self.whole.content(int(self.picks[index]))
 
 
 class JoinedDataset(Dataset):
@@ -116,16 +165,23 @@ class JoinedDataset(Dataset):
 
     def image(self, index: int) -> Tensor:
         """One image of one of the parts."""
+        part, at = self._place(index)
+        return part.image(at)
+
+    def id(self, index: int) -> str:
+        """Its name in its part, and which part."""
+        part, at = self._place(index)
+        return f"{part.name}:{part.id(at)}"
+
+    def content(self, index: int) -> bytes:
+        """Its bytes in its part."""
+        part, at = self._place(index)
+        return part.content(at)
+
+    def _place(self, index: int) -> tuple[Dataset, int]:
         at = int(self.picks[index])
         part = int(np.searchsorted(self.ends, at, side="right"))
-        return self.parts[part].image(at - int(self.ends[part]) + len(self.parts[part]))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the parts and the choice."""
-        digest = hashlib.sha256("".join(part.fingerprint for part in self.parts).encode())
-        digest.update(self.picks.tobytes())
-        return digest.hexdigest()
+        return self.parts[part], at - int(self.ends[part]) + len(self.parts[part])
 
 
 def together(parts: Sequence[Dataset], *, limit: int | None = None, seed: int = 0) -> Dataset:
@@ -135,6 +191,29 @@ def together(parts: Sequence[Dataset], *, limit: int | None = None, seed: int = 
     if limit is not None and limit < total:
         picks = np.random.default_rng(seed).permutation(total)[:limit]
     return JoinedDataset(parts, picks)
+
+
+AUTHORS = 233333333
+"""The seed with which the authors' code shuffles a test set before taking its first images."""
+
+
+def chosen(dataset: Dataset, limit: int | None, *, seed: int = 0, subset: str = "random") -> Dataset:
+    """`limit` images of a dataset: a seeded random choice, the authors' own, or the first ones.
+
+    A choice of fewer images is part of any choice of more with the same seed.
+    """
+    if limit is not None and limit < 1:
+        raise InputError(f"at least 1 image is needed, got limit={limit}")
+    if subset not in ("random", "authors", "first"):
+        raise InputError(f"a subset is random, authors or first, got {subset!r}")
+    if limit is None or limit >= len(dataset):
+        return dataset
+    order = np.arange(len(dataset))
+    if subset == "authors":
+        np.random.RandomState(AUTHORS).shuffle(order)  # the old generator: the same images as theirs
+    elif subset == "random":
+        order = np.random.default_rng(seed).permutation(order)
+    return Subset(dataset, np.sort(order[:limit]))
 
 
 def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
