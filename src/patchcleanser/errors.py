@@ -8,6 +8,7 @@
     │   ├── ImageError                      pixels: type, range, shape, NaN
     │   └── LabelError                      labels: number, type, range
     ├── DataError                           a dataset that is missing, damaged or cannot be fetched
+    ├── RecordError                         a run folder that is damaged, in use, or another job's
     ├── TrainingError                       a run that cannot go on, or does not fit its folder
     ├── ClassifierError                     the wrapped model breaks its side of the contract
     │   ├── TrainModeError                  dropout or batch statistics would make it random
@@ -34,6 +35,7 @@ __all__ = [
     "OutOfMemoryError",
     "OutputError",
     "PatchCleanserError",
+    "RecordError",
     "ThreatError",
     "TrainModeError",
     "TrainingError",
@@ -70,6 +72,10 @@ class LabelError(InputError):
 
 class DataError(PatchCleanserError):
     """A dataset that is missing, damaged or cannot be fetched."""
+
+
+class RecordError(PatchCleanserError):
+    """A run folder that is damaged, in use, or belongs to another job."""
 
 
 class TrainingError(PatchCleanserError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from patchcleanser.core.windows import Size, Window, whole
 from patchcleanser.errors import ThreatError
@@ -170,6 +171,21 @@ class Threat:
         height = int(match["h"])
         return cls.rectangle(height, int(match["w"] or height), count=count, region=region, grid=grid)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that say everything; `from_json` reads them back.
+
+        >>> Threat.from_json(Threat.share(0.02, count=2).to_json()) == Threat.share(0.02, count=2)
+        True
+        """
+        region = self.region and [self.region.top, self.region.left, self.region.height, self.region.width]
+        return {"shape": str(self.shape), "count": self.count, "region": region, "grid": self.grid}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Threat:
+        """The threat that `to_json` described."""
+        region = found["region"] and Window(*found["region"])
+        return cls.parse(found["shape"], count=found["count"], region=region, grid=found["grid"])
+
     def room(self, image: Size) -> Window:
         """The pixels a patch may take in an image of this size."""
         room = self.region or whole(image)
@@ -214,7 +230,7 @@ def _fraction(share: float) -> Fraction:
 
 
 def _percent(share: Fraction) -> str:
-    return f"{float(share * 100):g}%"
+    return f"{(Decimal(repr(float(share))) * 100).normalize():f}%"  # exact, so that it can be read back
 
 
 def _not_int(value: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from patchcleanser.classifiers.load import as_classifier
 from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject
 from patchcleanser.classifiers.precision import Precision
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.tables import Indices, LabelTable
+from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
 from patchcleanser.errors import ImageError, LabelError, MaskError, PatchCleanserError
@@ -57,6 +58,16 @@ def play(games: Sequence[Game[R]], fill_in: Callable[[list[tuple[int, Indices]]]
         if asked:
             fill_in(asked)
     return [results[number] for number in range(len(games))]
+
+
+@dataclass(frozen=True)
+class Examined(Generic[V, C]):
+    """Everything about one labelled clean image, from one table of labels."""
+
+    verdict: V
+    certificate: C
+    table: LabelTable
+    """Also holds the undefended label, at UNMASKED."""
 
 
 class Defense(ABC, Generic[V, C]):
@@ -131,21 +142,18 @@ class Defense(ABC, Generic[V, C]):
         Stops at the first label that refutes an image, hardest masks first, and gives the same
         answer as the full check. `maps=True` computes every label, and so the map of positions.
         """
-        truths = _checked_labels(labels)
-        # A tensor of no axes has a __len__ that raises; what is wrong with it is said below.
-        if hasattr(images, "__len__") and getattr(images, "shape", None) != () and len(images) != len(truths):
-            raise LabelError(f"{len(truths)} labels for {len(images)} images")
-        certificates: list[C] = []
-        for group in self._groups(images):
-            mine = truths[len(certificates) : len(certificates) + len(group)]
-            if len(mine) < len(group):
-                raise LabelError(f"{len(truths)} labels for at least {len(certificates) + len(group)} images")
-            self._check_range(mine, group[0])
-            games = [self._certificate(s.table, y, maps) for s, y in zip(group, mine, strict=True)]
-            certificates += self._play(group, games)
-        if len(certificates) != len(truths):
-            raise LabelError(f"{len(truths)} labels for {len(certificates)} images")
-        return certificates
+        return self._labelled(images, labels, lambda table, label: self._certificate(table, label, maps))
+
+    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[Examined[V, C]]:
+        """Verdict, certificate and undefended label of clean images, no label computed twice."""
+
+        def game(table: LabelTable, label: int) -> Game[Examined[V, C]]:
+            yield np.array([UNMASKED, *table.masks()])
+            verdict = yield from self._verdict(table)
+            certificate = yield from self._certificate(table, label, maps)
+            return Examined(verdict, certificate, table)
+
+        return self._labelled(images, labels, game)
 
     @abstractmethod
     def _verdict(self, table: LabelTable) -> Game[V]:
@@ -166,6 +174,23 @@ class Defense(ABC, Generic[V, C]):
         more column, the last, for it.
         """
         return DefendedModule(self)
+
+    def _labelled(self, images: Any, labels: Iterable[int], game: Callable[[LabelTable, int], Game[R]]) -> list[R]:
+        """Play a game for each image with its label."""
+        truths = _checked_labels(labels)
+        # A tensor of no axes has a __len__ that raises; what is wrong with it is said below.
+        if hasattr(images, "__len__") and getattr(images, "shape", None) != () and len(images) != len(truths):
+            raise LabelError(f"{len(truths)} labels for {len(images)} images")
+        results: list[R] = []
+        for group in self._groups(images):
+            mine = truths[len(results) : len(results) + len(group)]
+            if len(mine) < len(group):
+                raise LabelError(f"{len(truths)} labels for at least {len(results) + len(group)} images")
+            self._check_range(mine, group[0])
+            results += self._play(group, [game(s.table, y) for s, y in zip(group, mine, strict=True)])
+        if len(results) != len(truths):
+            raise LabelError(f"{len(truths)} labels for {len(results)} images")
+        return results
 
     def _play(self, group: list[Subject], games: Sequence[Game[R]], *, strict: bool = True) -> list[R]:
         def fill_in(asked: list[tuple[int, Indices]]) -> None:

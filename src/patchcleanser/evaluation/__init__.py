@@ -1,5 +1,7 @@
-"""From a defense and a dataset to measured accuracies."""
+"""A Job to Records, and from stored records whatever needs no model."""
 
+from patchcleanser.evaluation.jobs import Job
 from patchcleanser.evaluation.measure import Measured, measure
+from patchcleanser.evaluation.rows import rows_of
 
-__all__ = ["Measured", "measure"]
+__all__ = ["Job", "Measured", "measure", "rows_of"]

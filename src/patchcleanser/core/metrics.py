@@ -1,0 +1,183 @@
+"""Records to accuracies, with the uncertainty of a finite sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute
+
+Z95 = 1.959963984540054
+
+SHARES = ("undefended", "clean", "certified", "row_certified", "detection_certified", "alerts")
+COLUMNS = (
+    "label",
+    "skipped",
+    "undefended",
+    "answer",
+    "case",
+    "alert",
+    "certified",
+    "row_certified",
+    "detection_certified",
+    "margin",
+    "classifications",
+    "seconds",
+)
+"""What a summary needs of the rows."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A count out of a total, with Wilson's 95% interval.
+
+    >>> Share(77, 100).percent, tuple(round(b, 1) for b in Share(77, 100).interval)
+    (77.0, (67.8, 84.2))
+    """
+
+    count: int
+    total: int
+
+    def __add__(self, other: Share) -> Share:
+        return Share(self.count + other.count, self.total + other.total)
+
+    @property
+    def percent(self) -> float:
+        """In percent; 0 of 0 is NaN."""
+        return 100 * self.count / self.total if self.total else float("nan")
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the true share lies in 95 of 100 samples, in percent."""
+        if not self.total:
+            return 0.0, 100.0
+        n, p = self.total, self.count / self.total
+        middle = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+        half = Z95 / (1 + Z95**2 / n) * sqrt(p * (1 - p) / n + Z95**2 / (4 * n * n))
+        return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
+
+    def __str__(self) -> str:
+        return f"{self.percent:.2f}%"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run shows. Detection has its own shares, and never shares a column with certified."""
+
+    images: int
+    skipped: int
+    shares: dict[str, Share]
+    cases: dict[str, int]
+    classifications: int
+    seconds: float
+
+    def __add__(self, other: Summary) -> Summary:
+        shares = {name: self.shares[name] + other.shares[name] for name in self.shares if name in other.shares}
+        cases = {c: self.cases.get(c, 0) + other.cases.get(c, 0) for c in {**self.cases, **other.cases}}
+        return Summary(
+            self.images + other.images,
+            self.skipped + other.skipped,
+            shares,
+            cases,
+            self.classifications + other.classifications,
+            self.seconds + other.seconds,
+        )
+
+    def percent(self, name: str) -> float | None:
+        """One share in percent, or None where the defense has no such thing."""
+        return self.shares[name].percent if name in self.shares else None
+
+    def to_json(self) -> dict[str, object]:
+        """Plain numbers."""
+        shares = {n: {"percent": round(s.percent, 4), "count": s.count} for n, s in self.shares.items() if s.total}
+        intervals = {n: [round(b, 4) for b in s.interval] for n, s in self.shares.items() if s.total}
+        return {
+            "images": self.images,
+            "skipped": self.skipped,
+            **{name: {**share, "interval95": intervals[name]} for name, share in shares.items()},
+            "cases": self.cases,
+            "classifications": self.classifications,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True)
+class Detection:
+    """Minority Reports at one threshold, on clean images."""
+
+    threshold: float
+    clean: Share
+    detection_certified: Share
+    alerts: Share
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What follows from stored two-mask tables without a model (evaluation/derive.py makes it)."""
+
+    smaller: list[tuple[int, Share]]
+    """Side of a square patch in px, and the images row-certified against it by the run's masks."""
+    weakness: NDArray[np.float64]
+    """[rows, columns]: share of images whose proof does not reach a patch with its corner there."""
+    answers: dict[str, tuple[Share, float]]
+    """Per recovery defense: clean accuracy, and classifications an image."""
+    detection: list[Detection]
+
+
+def summary(rows: pa.Table) -> Summary:
+    """Accuracies of all rows that have an answer."""
+    kept = rows.filter(compute.is_null(rows["skipped"]))
+    cases = [case for case in kept["case"].to_pylist() if case is not None]
+    return Summary(
+        images=len(kept),
+        skipped=len(rows) - len(kept),
+        shares={name: Share(int(hits.sum()), len(hits)) for name, hits in outcomes(kept).items()},
+        cases={case: cases.count(case) for case in ("agreed", "disagreer", "majority") if case in cases},
+        classifications=int(sum(kept["classifications"].to_pylist())),
+        seconds=float(sum(kept["seconds"].to_pylist())),
+    )
+
+
+def outcomes(kept: pa.Table) -> dict[str, NDArray[np.bool_]]:
+    """For each share, which of the answered images count; only what this kind of defense promises.
+
+    A detection's clean accuracy counts an alert on a clean image as wrong.
+    """
+    label = _ints(kept, "label")
+    found = {"undefended": _ints(kept, "undefended") == label}
+    right = _ints(kept, "answer") == label
+    if len(kept) and kept["alert"].null_count == 0:
+        alert = _bools(kept, "alert")
+        return found | {
+            "clean": right & ~alert,
+            "alerts": alert,
+            "detection_certified": _bools(kept, "detection_certified"),
+        }
+    return found | {
+        "clean": right,
+        "certified": _bools(kept, "certified"),
+        "row_certified": _bools(kept, "row_certified"),
+    }
+
+
+def per_class(rows: pa.Table) -> dict[int, dict[str, Share]]:
+    """The same shares for the images of each true class."""
+    kept = rows.filter(compute.is_null(rows["skipped"]))
+    label, hits = _ints(kept, "label"), outcomes(kept)
+    return {
+        int(y): {name: Share(int(hit[label == y].sum()), int((label == y).sum())) for name, hit in hits.items()}
+        for y in np.unique(label)
+    }
+
+
+def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
+    values: NDArray[np.int64] = table[name].to_numpy().astype(np.int64)
+    return values
+
+
+def _bools(table: pa.Table, name: str) -> NDArray[np.bool_]:
+    values: NDArray[np.bool_] = table[name].to_numpy(zero_copy_only=False).astype(bool)
+    return values

@@ -1,0 +1,64 @@
+"""A few pictures kept beside the rows, so that a report needs neither the data nor the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from patchcleanser.core.files import whole_file
+from patchcleanser.core.records import Row, Run
+from patchcleanser.evaluation.jobs import Job
+
+EACH = 8
+"""Pictures of each kind."""
+LONGEST = 512
+"""Larger pictures are shrunk to this side, in pixels."""
+
+KINDS: dict[str, Callable[[Row], bool]] = {
+    "certified": lambda row: bool(row["certified"] or row["detection_certified"]),
+    "vulnerable": lambda row: row["answer"] == row["label"] and row["row_certified"] is False,
+    "wrong": lambda row: row["answer"] != row["label"],
+    "disagreer": lambda row: row["case"] == "disagreer",
+    "majority": lambda row: row["case"] == "majority",
+    "alert": lambda row: bool(row["alert"]),
+}
+"""The kinds of images a report shows; an image may be of several."""
+
+
+def gallery_path(run: Run, index: int) -> Path:
+    """Where the picture of an image is kept, if it is."""
+    return run.folder / "gallery" / f"{index}.png"
+
+
+def keep_gallery(run: Run, job: Job) -> None:
+    """Keep the pictures of a few images of each kind: the same ones whenever it is done."""
+    columns = ["index", "skipped", "label", "answer", "case", "alert", "certified", "row_certified"]
+    rows = run.read([*columns, "detection_certified"]).to_pylist()
+    rows = [row for row in rows if row["skipped"] is None]
+    for index in sorted({i for wanted in KINDS.values() for i in _some([r["index"] for r in rows if wanted(r)])}):
+        path = gallery_path(run, index)
+        if not path.is_file():
+            with whole_file(path) as part:
+                _picture(job, index).save(part, format="PNG")
+
+
+def _some(indices: list[int]) -> list[int]:
+    """A few, spread over the whole list."""
+    if len(indices) <= EACH:
+        return indices
+    return [indices[i] for i in np.linspace(0, len(indices) - 1, EACH).round().astype(int)]
+
+
+def _picture(job: Job, index: int) -> Image.Image:
+    """The image as the threat sees it: as it came, or as the classifier's input."""
+    image = job.dataset.image(index)
+    if job.threat.grid == "input":
+        image = job.classifier.preprocessing.geometry(image[None])[0]
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    picture = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[..., 0])
+    picture.thumbnail((LONGEST, LONGEST))
+    return picture

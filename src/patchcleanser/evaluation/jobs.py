@@ -1,0 +1,87 @@
+"""Job: a classifier, a dataset, a threat, masks and a defense; what decides every row of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.precision import Precision
+from patchcleanser.core.threats import Threat
+from patchcleanser.data.base import Dataset
+from patchcleanser.defenses import DEFENSES
+from patchcleanser.defenses.base import Defense
+from patchcleanser.errors import DataError, InputError
+
+LABELS = 1
+"""Raised whenever a change of the code may change a label, so that old rows are not mixed with new ones."""
+
+Pair = int | tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to certify. Two jobs with the same identity have the same rows.
+
+    `table=True` computes and keeps every two-mask label; other defenses, smaller patches, maps
+    and thresholds then follow without the model.
+    """
+
+    classifier: Classifier
+    dataset: Dataset
+    threat: Threat
+    defense: str = "double-masking"
+    masks: Pair = None
+    stride: Pair = None
+    precision: Precision = "exact"
+    table: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What this defense takes besides: threshold= of Minority Reports, seed= of challenger masking."""
+
+    def __post_init__(self) -> None:
+        if self.defense not in DEFENSES:
+            raise InputError(f"no defense {self.defense!r}; there are {', '.join(DEFENSES)}")
+        if self.dataset.labels is None:
+            raise DataError(
+                f"{self.dataset.name} has no labels, and nothing can be certified without true labels; "
+                "use predict for unlabelled images"
+            )
+        if self.table and DEFENSES[self.defense].may_alert:
+            raise InputError(f"{self.defense} looks at one mask at a time and has no table; leave out the table")
+
+    @cached_property
+    def built(self) -> Defense[Any, Any]:
+        """The defense, ready to work."""
+        plan: dict[str, Any] = {"masks": self.masks, "stride": self.stride, "precision": self.precision}
+        try:
+            return DEFENSES[self.defense](self.classifier, self.threat, **plan, **self.options)
+        except TypeError as error:
+            if "unexpected keyword" not in str(error):
+                raise
+            raise InputError(f"{self.defense} does not take {', '.join(self.options)}") from error
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the rows, as plain values."""
+        return {
+            "labels": LABELS,
+            "classifier": self.classifier.fingerprint,
+            "device": self.classifier.device.type,  # kernels of another kind of device round differently
+            "precision": "fast" if self.built.masked.fast else "exact",
+            "data": self.dataset.fingerprint,
+            "threat": self.threat.to_json(),
+            "masks": _listed(self.masks),
+            "stride": _listed(self.stride),
+            "defense": self.defense,
+            "options": dict(self.options),
+            "table": self.table,
+        }
+
+
+def _listed(value: Pair) -> list[int] | None:
+    """The same masks are the same job however they were written: 6 is 6x6."""
+    if value is None:
+        return None
+    return list(value) if isinstance(value, tuple) else [value, value]

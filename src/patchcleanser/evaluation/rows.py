@@ -1,0 +1,90 @@
+"""One batch of a job's images to its rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from patchcleanser.core.records import Row
+from patchcleanser.core.tables import UNMASKED
+from patchcleanser.core.verdicts import Certificate, DetectionCertificate, DetectionVerdict, Verdict
+from patchcleanser.defenses.base import Examined
+from patchcleanser.errors import DataError, ImageError, PatchCleanserError, ThreatError
+from patchcleanser.evaluation.jobs import Job
+
+
+def rows_of(job: Job, indices: Sequence[int], *, skip: bool = False) -> list[Row]:
+    """The rows of these images. One that cannot be read is an error, or skipped, with the reason in its row."""
+    started = time.monotonic()
+    rows: list[Row] = []
+    images: list[Tensor] = []
+    labels = job.dataset.labels
+    assert labels is not None  # a job without labels is not made
+    for index in indices:
+        row: Row = {"index": index, "id": job.dataset.id(index), "label": int(labels[index]), "skipped": None}
+        try:
+            image = job.dataset.image(index)
+            _require_room(job, image)
+            images.append(image)
+        except (DataError, ImageError, ThreatError) as error:
+            if not skip:
+                raise _named(error, row["id"]) from error
+            row["skipped"] = str(error)
+        rows.append(row)
+    kept = [row for row in rows if row["skipped"] is None]
+    examined = job.built.examine(images, [row["label"] for row in kept], maps=job.table) if kept else []
+    seconds = (time.monotonic() - started) / max(1, len(kept))
+    for row, found in zip(kept, examined, strict=True):
+        row.update(_facts(found, table=job.table), seconds=seconds)
+    return rows
+
+
+def _require_room(job: Job, image: Tensor) -> None:
+    """The threat must fit the image; on the input grid every image has the classifier's size."""
+    if job.threat.grid == "source":
+        job.threat.shapes((image.shape[1], image.shape[2]))
+
+
+def _named(error: PatchCleanserError, name: str) -> PatchCleanserError:
+    said = str(error) if name in str(error) else f"image {name}: {error}"
+    return type(error)(f"{said}; leave such images out with --unreadable skip")
+
+
+def _facts(found: Examined[Any, Any], *, table: bool) -> Row:
+    masks = len(found.table.mask_set)
+    height, width = found.table.mask_set.image
+    return {
+        "height": height,
+        "width": width,
+        "undefended": int(found.table.labels[UNMASKED]),
+        "one_mask_labels": found.table.labels[:masks],
+        "one_mask_margins": found.table.margins[:masks],
+        "one_mask_confidences": found.table.confidences[:masks],
+        "table": found.table.labels[:-1].astype(np.int32) if table else None,
+        "margin": found.certificate.margin,
+        "classifications": found.table.spent,
+        **_verdict(found.verdict),
+        **_certificate(found.certificate),
+    }
+
+
+def _verdict(verdict: Verdict | DetectionVerdict) -> Row:
+    if isinstance(verdict, DetectionVerdict):
+        return {"answer": verdict.label, "alert": verdict.alert}
+    return {"answer": verdict.label, "case": verdict.case.value, "deciding_mask": verdict.deciding_mask}
+
+
+def _certificate(certificate: Certificate | DetectionCertificate) -> Row:
+    if isinstance(certificate, DetectionCertificate):
+        return {"detection_certified": certificate.detection_certified}
+    weakest = certificate.failing_placement
+    return {
+        "certified": certificate.certified,
+        "row_certified": certificate.row_certified,
+        "failing_pair": certificate.failing_pair,
+        "weakest": weakest and [n for w in weakest for n in (w.top, w.left, w.height, w.width)],
+    }

@@ -1,0 +1,5 @@
+"""Where a job runs."""
+
+from patchcleanser.running.local import evaluate
+
+__all__ = ["evaluate"]
