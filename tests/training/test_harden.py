@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch import Tensor
 
 from patchcleanser import Threat, TorchClassifier
 from patchcleanser.classifiers.networks import resnet
@@ -13,7 +14,7 @@ from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.data import in_memory, load_dataset, together
 from patchcleanser.errors import InputError
 from patchcleanser.training import Recipe, fit
-from patchcleanser.training.harden import Check, HardenSettings, harden
+from patchcleanser.training.harden import Check, HardenSettings, _Work, harden
 
 THREAT = Threat.square(5)
 
@@ -34,12 +35,12 @@ def test_the_copy_says_of_masked_photos_what_the_original_says_of_whole_ones(cla
     before = copy.deepcopy(classifier.module.state_dict())
     photos = together([load_dataset("sample")])  # without labels
     seen: list[Check] = []
-    settings = HardenSettings(epochs=5, batch=25, rate=1e-3, tries=1, holdout=0.3, smallest_crop=0.8)
+    settings = HardenSettings(epochs=5, batch=25, rate=1e-3, tries=1, holdout=0.3, smallest_crop=0.8, every=2)
     done = harden(classifier, photos, THREAT, settings=settings, watch=lambda c, n: seen.append(c))
     assert done.checks[0].agreement == 1.0  # the copy starts as the original
     assert done.best.invariance > done.checks[0].invariance
     assert done.best.agreement > 0.7
-    assert [c.epoch for c in seen] == [1, 2, 3, 4, 5]
+    assert [c.epoch for c in seen] == [2, 4, 5]  # every second epoch, and the last
     # The original is untouched, and so are the batch-norm statistics of the copy.
     for name, tensor in classifier.module.state_dict().items():
         assert torch.equal(tensor, before[name])
@@ -51,10 +52,52 @@ def test_the_copy_says_of_masked_photos_what_the_original_says_of_whole_ones(cla
 
 def test_it_stops_by_itself_when_nothing_improves(classifier: TorchClassifier) -> None:
     photos = together([load_dataset("sample")], limit=60)
-    settings = HardenSettings(epochs=30, batch=16, rate=1e-12, tries=1, patience=2)
+    settings = HardenSettings(epochs=30, batch=16, rate=1e-12, tries=1, patience=2, every=1)
     done = harden(classifier, photos, THREAT, settings=settings)
     assert len(done.checks) == 1 + 2
     assert done.best.epoch == 0
+
+
+def test_the_original_is_asked_about_the_very_pictures_that_are_then_masked(classifier: TorchClassifier) -> None:
+    settings = HardenSettings(batch=20, unmasked=0.25, greedy=1.0)
+    work = _Work(classifier, together([load_dataset("sample")], limit=30), THREAT, settings, seed=0)
+    asked: list[Tensor] = []
+    learnt: list[Tensor] = []
+    work.ask = lambda inputs: (asked.append(inputs), classifier.module(inputs))[1]  # type: ignore[func-returns-value]
+    work.learn = lambda inputs: (learnt.append(inputs), work.student(inputs))[1]  # type: ignore[func-returns-value]
+    work.epoch(1)
+    assert len(asked) == 1
+    assert len(learnt) == 2 * settings.tries + 1  # places tried for two masks, then the training step
+    assert torch.equal(asked[0][:5], learnt[-1][:5])  # a quarter of the batch stays whole
+    hidden = (learnt[-1][5:] == 0).all(1)
+    assert hidden.flatten(1).any(1).all()
+    assert torch.equal(learnt[-1][5:], asked[0][5:].masked_fill(hidden[:, None], 0.0))
+
+
+def test_half_of_the_photos_are_blended_with_another(classifier: TorchClassifier) -> None:
+    photos = together([load_dataset("sample")], limit=100)
+    pure, mixed = (
+        _Work(classifier, photos, THREAT, HardenSettings(mix=mix), seed=0)._crops(torch.arange(64))
+        for mix in (0.0, 0.5)
+    )
+    changed = (pure - mixed).abs().flatten(1).amax(1) > 1e-4
+    assert 20 <= int(changed.sum()) <= 44
+    half = 0.5 * (pure + pure.roll(1, 0))
+    assert ((mixed - half).abs().flatten(1).sum(1) <= (pure - half).abs().flatten(1).sum(1) + 1e-3).all()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"every": 0}, "every, patience and masks are at least 1"),
+        ({"unmasked": 1.0}, r"unmasked lies in \[0, 1\), got .* and 1.0"),
+        ({"mix": 1.5}, "mix lies in .* got 1.5"),
+        ({"average": 1.0}, "average in"),
+    ],
+)
+def test_bad_settings_are_named(setting: dict[str, float], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        HardenSettings(**setting)  # type: ignore[arg-type]
 
 
 def test_too_few_photos_and_open_sizes_are_refused(classifier: TorchClassifier) -> None:

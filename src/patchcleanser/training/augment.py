@@ -19,7 +19,7 @@ def augment(images: Tensor, generator: torch.Generator, *, shift: int, strength:
     if shift:
         images = _shifted(images, generator, shift)
     if strength > 0:
-        images = _coloured(_warped(images, generator, strength), generator, strength)
+        images = coloured(_warped(images, generator, strength), generator, strength)
     return images
 
 
@@ -52,7 +52,8 @@ def _warped(images: Tensor, generator: torch.Generator, strength: float) -> Tens
     return functional.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
 
 
-def _coloured(images: Tensor, generator: torch.Generator, strength: float) -> Tensor:
+def coloured(images: Tensor, generator: torch.Generator, strength: float) -> Tensor:
+    """Brightness, contrast and saturation of each image moved by up to half the strength."""
     number, device = len(images), images.device
     low, high = 1 - 0.5 * strength, 1 + 0.5 * strength
     brightness, contrast, saturation = (

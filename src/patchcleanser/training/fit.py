@@ -27,6 +27,7 @@ from patchcleanser.training.cutout import Cutout, GreedyCutout
 from patchcleanser.training.journal import Epoch, draw, open_board, write_log
 from patchcleanser.training.judge import Judge
 from patchcleanser.training.recipes import Recipe
+from patchcleanser.training.speed import compiled, tuned
 
 SAVE_SECONDS = 10
 """After the first epoch, and then when an epoch ends this long after the last checkpoint, another is written."""
@@ -152,13 +153,13 @@ def fit(
     pixels = torch.from_numpy(data.images).to(run.device)
     labels = torch.from_numpy(data.labels).to(run.device)
     judge = Judge(_floats(pixels, held), labels[torch.as_tensor(held, device=run.device)], preprocessing, threat)
-    step = _Step(run, preprocessing, teacher)
-    compiled = run.device.type == "cuda" and recipe.epochs >= 5 and accelerator.num_processes == 1
-    step.forward = torch.compile(run.model) if compiled else run.model
+    steps = recipe.epochs * len(kept) // recipe.batch if accelerator.num_processes == 1 else 0
+    step = _Step(run, preprocessing, teacher, steps)
     saved = time.monotonic()
     board = open_board(out) if accelerator.is_main_process else None
     while len(run.history) < recipe.epochs:
-        _epoch(run, step, pixels, labels, kept)
+        with tuned(run.device):
+            _epoch(run, step, pixels, labels, kept)
         number = len(run.history)
         if number % every == 0 or number == recipe.epochs:
             _judged(run, judge)
@@ -185,21 +186,20 @@ def fit(
 class _Step:
     """One optimiser step: augment, mask, forward, backward."""
 
-    def __init__(self, run: _Run, preprocessing: Preprocessing, teacher: nn.Module | None) -> None:
-        self.run, self.preprocessing, self.forward = run, preprocessing, run.model
+    def __init__(self, run: _Run, preprocessing: Preprocessing, teacher: nn.Module | None, steps: int) -> None:
+        self.run, self.preprocessing = run, preprocessing
+        self.forward = compiled(run.model, run.device, steps)
         self.teacher: Any = None if teacher is None else teacher.to(run.device).eval()
         if self.teacher is not None and run.device.type == "cuda":
-            self.teacher = torch.compile(self.teacher.to(memory_format=torch.channels_last))
+            self.teacher = compiled(self.teacher.to(memory_format=torch.channels_last), run.device, steps)
         self.cutout: Cutout = run.recipe.cutout
 
     def losses(self, labels: Tensor) -> Any:
         """Each image's loss under the current weights, for GreedyCutout."""
 
         def of(inputs: Tensor) -> Tensor:
-            self.run.module.eval()
             with torch.no_grad(), self.run.autocast():
                 logits = self.forward(inputs)
-            self.run.module.train()
             return functional.cross_entropy(logits.float(), labels, reduction="none")
 
         return of
@@ -210,7 +210,9 @@ class _Step:
         inputs = self.preprocessing(images)
         if run.device.type == "cuda":
             inputs = inputs.contiguous(memory_format=torch.channels_last)
+        run.module.eval()  # masks are chosen by the model as it answers in use
         masked = self.cutout(inputs, self.losses(labels), run.generator)
+        run.module.train()
         with run.autocast():
             logits = self.forward(masked)
         loss = functional.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)

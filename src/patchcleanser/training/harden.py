@@ -2,7 +2,9 @@
 
 Nobody needs the training set for this. The copy learns to say of a masked photo what the
 untouched classifier says of the unmasked one. No labels are used, the original is not changed,
-and batch-norm statistics stay as they were.
+and batch-norm statistics stay as they were. Photos are few, and a copy could learn their answers by
+heart; so it sees crops of them, recoloured and blended with each other, and the original is asked
+about every such picture anew.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import copy
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,36 +28,54 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import Dataset
 from patchcleanser.errors import InputError, TrainingError
+from patchcleanser.training.augment import coloured
 from patchcleanser.training.cutout import Cutout, GreedyCutout
 from patchcleanser.training.judge import two_mask_views
+from patchcleanser.training.speed import compiled, tuned
+
+MOST_HELD = 400
+"""More photos than this are not held out: each is looked at 25 times a check."""
 
 
 @dataclass(frozen=True)
 class HardenSettings:
-    """How to harden. Masks run from 0.75 to 1.75 times the length of the defense's own."""
+    """How to harden. Masks run from 0.75 to 1.5 times the length of the defense's own."""
 
     epochs: int = 60
     batch: int = 64
     rate: float = 5e-5
     weight_decay: float = 0.01
     unmasked: float = 0.3
-    """Share of the loss that keeps the answer to unmasked photos."""
+    """Share of each batch that stays unmasked, to keep the answers there."""
     tries: int = 2
     """Places tried for each mask; the one that moves the answer most is trained on."""
     greedy: float = 0.5
     """Share of the steps with such worst masks; the rest have random ones."""
     holdout: float = 0.1
+    every: int = 2
+    """Epochs between checks on the photos held out."""
     patience: int = 8
     """Checks without improvement before stopping."""
     masks: int = 6
     smallest_crop: float = 0.4
     """Photos are cropped at random to at least this share of their area."""
+    colour: float = 0.4
+    """Brightness, contrast and saturation move by up to half of this."""
+    mix: float = 0.5
+    """The most of another photo that is blended into one; half of the photos stay pure."""
+    average: float = 0.998
+    """Decay of the averaged weights, which are the ones kept; 0 averages nothing."""
 
     def __post_init__(self) -> None:
-        if min(self.epochs, self.batch, self.tries, self.patience, self.masks) < 1:
-            raise InputError(f"epochs, batch, tries, patience and masks are at least 1, got {self}")
+        if min(self.epochs, self.batch, self.tries, self.every, self.patience, self.masks) < 1:
+            raise InputError(f"epochs, batch, tries, every, patience and masks are at least 1, got {self}")
         if not self.rate > 0 or not 0 <= self.unmasked < 1:
             raise InputError(f"a rate is above 0 and unmasked lies in [0, 1), got {self.rate} and {self.unmasked}")
+        if not (0 <= self.mix <= 1 and 0 <= self.colour <= 2 and 0 <= self.average < 1):
+            raise InputError(
+                f"mix lies in [0, 1], colour in [0, 2] and average in [0, 1), got {self.mix}, {self.colour} and "
+                f"{self.average}"
+            )
 
 
 @dataclass(frozen=True)
@@ -102,12 +124,14 @@ def harden(
         loss = work.epoch(epoch)
         if not math.isfinite(loss):
             raise TrainingError(f"the loss became {loss} in epoch {epoch}; lower the rate (now {settings.rate})")
+        if epoch % settings.every and epoch < settings.epochs:
+            continue
         checks.append(work.check(epoch, loss))
         if watch is not None:
             watch(checks[-1], settings.epochs)
         if (checks[-1].invariance, checks[-1].agreement) > (best.invariance, best.agreement):
             best, kept = checks[-1], work.weights()
-        if epoch - best.epoch >= settings.patience:
+        if epoch - best.epoch >= settings.patience * settings.every:
             break
     work.student.load_state_dict(kept)
     return Hardened(TorchClassifier(work.student, classifier.preprocessing, classes=classifier.classes), checks, best)
@@ -120,74 +144,86 @@ class _Work:
         self, classifier: TorchClassifier, photos: Dataset, threat: Threat, settings: HardenSettings, seed: int
     ) -> None:
         self.classifier, self.settings = classifier, settings
-        self.teacher: nn.Module = classifier.module
-        self.student = copy.deepcopy(classifier.module).requires_grad_(True)
         self.device = classifier.device
+        self.teacher, self.student = (self._copy(classifier.module) for _ in range(2))
+        self.student.requires_grad_(True)
+        self.ema = ModelEmaV3(self.student, decay=settings.average, use_warmup=True, warmup_power=0.8)
         self.size = input_size(classifier)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.order = np.random.default_rng(seed)
         split = self.order.permutation(len(photos))
-        held = max(4, int(settings.holdout * len(photos)))
-        self.side = max(self.size) + max(self.size) // 4
-        self.train, self.aspect = _squared(photos, split[held:], self.side)
+        held = max(4, min(int(settings.holdout * len(photos)), MOST_HELD))
+        self.train, self.aspect = _squared(photos, split[held:], max(self.size) + max(self.size) // 4, self.device)
         self.held = self._prepared(photos, split[:held])
+        self.steps = max(1, len(self.train) // settings.batch)
+        self.ask, self.learn = (
+            compiled(module, self.device, settings.epochs * self.steps) for module in (self.teacher, self.student)
+        )
         self.optimizer = torch.optim.AdamW(
-            self.student.parameters(), lr=settings.rate, weight_decay=settings.weight_decay
+            self.student.parameters(),
+            lr=settings.rate,
+            weight_decay=settings.weight_decay,
+            fused=self.device.type == "cuda",
         )
         masks = MaskSet.build(threat, image=self.size, masks=settings.masks)
         length = max(max(w.height, w.width) for mask in masks.masks for w in mask)
         self.cutout: Cutout = GreedyCutout(
             count=2 * threat.count,
             smallest=max(1, round(0.75 * length)),
-            largest=min(round(1.75 * length), min(self.size)),
+            largest=min(round(1.5 * length), min(self.size)),
             inside=True,
             tries=settings.tries,
             share=settings.greedy,
         )
         self.views = two_mask_views(threat, self.size, self.device)
+        self.taken = 0
         self.started = time.monotonic()
 
+    @property
+    def kept(self) -> nn.Module:
+        """The averaged copy, which is checked and kept."""
+        averaged: nn.Module = self.ema.module
+        return averaged
+
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the student's current weights."""
-        return {name: tensor.detach().clone() for name, tensor in self.student.state_dict().items()}
+        """A copy of the current weights."""
+        return {name: tensor.detach().clone() for name, tensor in self.kept.state_dict().items()}
 
     def epoch(self, number: int) -> float:
         """Once through the training photos; returns the mean loss."""
         order = self.order.permutation(len(self.train))
         batch = self.settings.batch
-        steps = max(1, len(order) // batch)
         losses = []
-        for step in range(steps):
-            progress = (number - 1 + step / steps) / self.settings.epochs
-            for group in self.optimizer.param_groups:
-                group["lr"] = (
-                    self.settings.rate * min(1.0, 20 * progress + 0.05) * (0.5 + 0.5 * math.cos(math.pi * progress))
-                )
-            losses.append(self._step(torch.as_tensor(order[step * batch : (step + 1) * batch])))
+        with tuned(self.device):
+            for step in range(self.steps):
+                progress = (number - 1 + step / self.steps) / self.settings.epochs
+                for group in self.optimizer.param_groups:
+                    group["lr"] = (
+                        self.settings.rate * min(1.0, 20 * progress + 0.05) * (0.5 + 0.5 * math.cos(math.pi * progress))
+                    )
+                losses.append(self._step(torch.as_tensor(order[step * batch : (step + 1) * batch])))
         return float(torch.stack(losses).mean())
 
     def _step(self, index: Tensor) -> Tensor:
         inputs = self._crops(index)
         with torch.no_grad(), self._autocast():
-            wanted = _log_probabilities(self.teacher(inputs))
+            wanted = _log_probabilities(self.ask(inputs))
+        whole = int(self.settings.unmasked * len(inputs))
 
         def divergences(masked: Tensor) -> Tensor:
             with torch.no_grad(), self._autocast():
-                return _divergence(self.student(masked), wanted)
+                return _divergence(self.learn(masked), wanted[whole:])
 
-        masked = self.cutout(inputs, divergences, self.generator)
-        weight = self.settings.unmasked
+        masked = self.cutout(inputs[whole:], divergences, self.generator)
         with self._autocast():
-            if weight > 0:
-                both = _divergence(self.student(torch.cat([masked, inputs])), wanted.repeat(2, 1))
-                hidden, seen = both.chunk(2)
-                loss = (1 - weight) * hidden.mean() + weight * seen.mean()
-            else:
-                loss = _divergence(self.student(masked), wanted).mean()
+            answers = self.learn(self._laid_out(torch.cat([inputs[:whole], masked])))
+        loss = _divergence(answers, wanted).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), 5.0)
         self.optimizer.step()
+        self.taken += 1
+        self.ema.update(self.student, step=self.taken)
         return loss.detach()
 
     def check(self, epoch: int, loss: float | None) -> Check:
@@ -197,17 +233,17 @@ class _Work:
         with torch.no_grad(), self._autocast():
             for inputs in torch.split(self.held, 128):
                 inputs = inputs.to(self.device)
-                wanted = self.teacher(inputs).argmax(1)
-                agree.append(self.student(inputs).argmax(1) == wanted)
+                wanted = _label(self.teacher(inputs))
+                agree.append(_label(self.kept(inputs)) == wanted)
                 alive = agree[-1].clone()
                 for view in self.views:
-                    alive &= self.student(inputs * view).argmax(1) == wanted
+                    alive &= _label(self.kept(inputs * view)) == wanted
                 survive.append(alive)
         agreement, invariance = (float(torch.cat(v).float().mean()) for v in (agree, survive))
         return Check(epoch, loss, agreement, invariance, time.monotonic() - self.started)
 
     def _crops(self, index: Tensor) -> Tensor:
-        """Random crops of training photos, resized to the input and normalised."""
+        """Random crops of training photos, recoloured, blended, resized to the input and normalised."""
         images = self.train[index].to(self.device).float() / 255
         count, generator = len(images), self.generator
 
@@ -224,12 +260,19 @@ class _Work:
         down = torch.stack([zero, high, (1 - high) * draw(-1, 1)], 1)
         grid = functional.affine_grid(torch.stack([across, down], 1), [count, 3, *self.size], align_corners=False)
         crops = functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+        crops = coloured(crops, generator, self.settings.colour)
+        other = draw(-self.settings.mix, self.settings.mix).clamp_min(0)  # the order is random: so is the neighbour
+        crops = torch.lerp(crops, crops.roll(1, 0), other[:, None, None, None])
         return self._laid_out(self.classifier.preprocessing.normalise(crops))
 
     def _prepared(self, photos: Dataset, indices: NDArray[np.intp]) -> Tensor:
         """Photos as the classifier itself would see them."""
         ready = [self.classifier.prepare(photos.image(int(i))[None]) for i in indices]
         return self._laid_out(torch.cat(ready))
+
+    def _copy(self, module: nn.Module) -> nn.Module:
+        copied = copy.deepcopy(module)
+        return copied.to(memory_format=torch.channels_last) if self.device.type == "cuda" else copied
 
     def _laid_out(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous(memory_format=torch.channels_last)
@@ -238,16 +281,29 @@ class _Work:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
 
-def _squared(photos: Dataset, indices: NDArray[np.intp], side: int) -> tuple[Tensor, Tensor]:
-    """Photos squeezed to side × side, uint8 [N, 3, side, side], and their width over height."""
+def _squared(photos: Dataset, indices: NDArray[np.intp], side: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Photos squeezed to side × side, uint8 [N, 3, side, side], and their width over height.
+
+    They lie on a CUDA device with room for many times as much, otherwise in memory.
+    """
     images = torch.empty(len(indices), 3, side, side, dtype=torch.uint8)
     aspects = torch.empty(len(indices))
-    for row, index in enumerate(indices):
-        image = photos.image(int(index))
+
+    def put(row: int) -> None:
+        image = photos.image(int(indices[row]))
         aspects[row] = image.shape[2] / image.shape[1]
         small = functional.interpolate(image[None], size=(side, side), mode="bilinear", antialias=True)
         images[row] = (small[0] * 255).round().to(torch.uint8)
-    return images, aspects
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(put, range(len(indices))))
+    roomy = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 8 * images.numel()
+    return (images.to(device), aspects) if roomy else (images, aspects)
+
+
+def _label(output: Tensor) -> Tensor:
+    labels: Tensor = getattr(output, "logits", output).argmax(1)
+    return labels
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
