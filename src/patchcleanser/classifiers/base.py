@@ -23,6 +23,9 @@ class Classifier(ABC):
     dtype = torch.float32
     """The precision of the model's own arithmetic."""
 
+    names: tuple[str, ...] | None = None
+    """What the classes are called, if that is known. Names decide nothing."""
+
     def __init__(
         self,
         preprocessing: Preprocessing | None = None,

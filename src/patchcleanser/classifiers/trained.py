@@ -45,7 +45,9 @@ def trained_classifier(
         raise ClassifierError(f"{folder}/card.json names {card['model']!r}, which is no torch network")
     load_weights(bare.module, folder / "model.safetensors")
     saved: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in card["preprocessing"].items()}
-    return TorchClassifier(bare.module.to(device), Preprocessing(**saved), classes=bare.classes)
+    classifier = TorchClassifier(bare.module.to(device), Preprocessing(**saved), classes=bare.classes)
+    classifier.names = tuple(card["classes"]) if card.get("classes") else bare.names
+    return classifier
 
 
 def read_card(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 import patchcleanser
-from patchcleanser.cli import harden, train
+from patchcleanser.cli import certify, harden, train
 from patchcleanser.errors import PatchCleanserError
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def _stoppable(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+app.command("certify")(_stoppable(certify.certify))
 app.command("train")(_stoppable(train.train))
 app.command("harden")(_stoppable(harden.harden))
 
@@ -67,6 +68,6 @@ def main() -> None:
         sys.exit(2)
     except (StoppedError, KeyboardInterrupt):
         again = shlex.join(["patchcleanser", *sys.argv[1:]])
-        console.print("\nstopped. A run that keeps checkpoints goes on where it was with:", markup=False)
+        console.print("\nstopped. What is done is kept; it goes on where it was with:", markup=False)
         console.print(f"  {again}", markup=False, soft_wrap=True)
         sys.exit(130)

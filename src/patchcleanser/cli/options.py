@@ -12,13 +12,45 @@ from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
+    from patchcleanser.core.threats import Threat
 
 Out = Annotated[Path, typer.Option(help="Folder for weights, card and log.")]
+Model = Annotated[
+    str, typer.Option(help="Classifier: zoo:NAME, timm:NAME, torchvision:NAME, onnx:FILE, python:module:make, …")
+]
+Data = Annotated[str, typer.Option(help="Labelled images: sample, cifar10, imagenet, folder:PATH, parquet:PATH, …")]
+Root = Annotated[Path | None, typer.Option(help="Where a named dataset's files lie.")]
+Split = Annotated[str, typer.Option(help="Which part of a named dataset.")]
 Patch = Annotated[str, typer.Option(help="Threat: 32, 2%, 12x83, any:1% or any:502.")]
 Limit = Annotated[int | None, typer.Option(help="Only so many images.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the card as JSON and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+Patches = Annotated[int, typer.Option(help="How many patches at once.")]
+Masks = Annotated[str | None, typer.Option(help="Masks per axis: 6, or 6x4 (down x across).")]
+Stride = Annotated[str | None, typer.Option(help="Instead of --masks: pixels from mask to mask, 33 or 33x20.")]
+Grid = Annotated[
+    str | None, typer.Option(help="Pixels meant: source (the image as it came, default) or input (after resizing).")
+]
+Precision = Annotated[str, typer.Option(help="exact (float32), or fast (bfloat16 on CUDA, doubtful labels rechecked).")]
+
+
+def pair(text: str | None, what: str) -> tuple[int, int] | None:
+    """6 or 6x4 as a number for each axis."""
+    if text is None:
+        return None
+    down, _, across = text.partition("x")
+    try:
+        return int(down), int(across or down)
+    except ValueError as error:
+        raise InputError(f"--{what} takes a whole number, or one for each axis as 6x4, got {text!r}") from error
+
+
+def threat_of(patch: str, patches: int, grid: str | None) -> Threat:
+    """The threat that the options name."""
+    from patchcleanser.core.threats import Threat
+
+    return Threat.parse(patch, count=patches, grid=grid or "source")  # type: ignore[arg-type]  # checked by Threat
 
 
 def trainable(model: str, device: str, out: Path) -> TorchClassifier:
