@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 import patchcleanser
-from patchcleanser.cli import certify, harden, train
+from patchcleanser.cli import certify, harden, masks, models, predict, train
 from patchcleanser.errors import PatchCleanserError
 
 app = typer.Typer(
@@ -39,9 +39,16 @@ def _stoppable(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-app.command("certify")(_stoppable(certify.certify))
-app.command("train")(_stoppable(train.train))
-app.command("harden")(_stoppable(harden.harden))
+COMMANDS: dict[str, Callable[..., None]] = {
+    "certify": certify.certify,
+    "predict": predict.predict,
+    "masks": masks.masks,
+    "models": models.models,
+    "train": train.train,
+    "harden": harden.harden,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(_stoppable(command))
 
 
 def _version(asked: bool) -> None:

@@ -98,20 +98,20 @@ def certify(
         )
         for size, count, kind in product(patch.split(","), (masks.split(",") if masks else [None]), defense.split(","))
     ]
-    about = _about(model, data, split, first)
-    runs = []
-    for job, folder in _folders(jobs, out, model, data):
-        job.identity  # noqa: B018  # wrong settings of any job are said before hours are spent on the first
-        runs.append((job, folder))
-    results = [_run(job, folder, about, batch=batch, skip=unreadable == "skip", quiet=as_json) for job, folder in runs]
-    _tell(results, as_json=as_json)
+    about = about_run(model, data, split, first)
+    # Folders are named, and so all jobs checked, before hours are spent on the first.
+    work = list(_folders(jobs, out, model, data))
+    skip = unreadable == "skip"
+    results = [run_job(job, folder, about, batch=batch, skip=skip, quiet=as_json) for job, folder in work]
+    tell(results, as_json=as_json)
 
 
 def _options(defense: str, threshold: float | None) -> dict[str, float]:
     return {"threshold": threshold} if threshold is not None and defense == "minority-reports" else {}
 
 
-def _about(model: str, data: str, split: str, job: Job) -> dict[str, Any]:
+def about_run(model: str, data: str, split: str, job: Job) -> dict[str, Any]:
+    """What a manifest says besides the job itself."""
     from patchcleanser.training.cards import origin
 
     classes = list(job.dataset.classes) or list(job.classifier.names or ())
@@ -137,7 +137,8 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._%-]+", "-", text.replace("%", "pct")).strip("-.")
 
 
-def _run(job: Job, folder: Path, about: dict[str, Any], *, batch: int | None, skip: bool, quiet: bool) -> Run:
+def run_job(job: Job, folder: Path, about: dict[str, Any], *, batch: int | None, skip: bool, quiet: bool) -> Run:
+    """One job with its progress on standard error."""
     from patchcleanser.cli.progress import progress
     from patchcleanser.running import evaluate
 
@@ -167,13 +168,14 @@ def _watcher(report: Callable[[int, int, str], None]) -> Callable[[Progress], No
     return watch
 
 
-def _tell(runs: list[Run], *, as_json: bool) -> None:
+def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None) -> None:
+    """What the runs show, in words or as JSON (with `more` beside it)."""
     from patchcleanser.core.metrics import COLUMNS, summary
 
     found = [(run, summary(run.read(COLUMNS))) for run in runs]
     if as_json:
         rows = [{"run": str(run.folder), "job": run.job, **result.to_json()} for run, result in found]
-        print(json.dumps(rows[0] if len(rows) == 1 else rows, indent=1))
+        print(json.dumps({**rows[0], **(more or {})} if len(rows) == 1 else rows, indent=1))
         return
     for run, result in found:
         plan = "x".join(map(str, run.job["masks"] or run.job["stride"]))

@@ -27,7 +27,7 @@ Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 Patches = Annotated[int, typer.Option(help="How many patches at once.")]
-Masks = Annotated[str | None, typer.Option(help="Masks per axis: 6, or 6x4 (down x across).")]
+Masks = Annotated[str | None, typer.Option("--masks", help="Masks per axis: 6, or 6x4 (down x across).")]
 Stride = Annotated[str | None, typer.Option(help="Instead of --masks: pixels from mask to mask, 33 or 33x20.")]
 Grid = Annotated[
     str | None, typer.Option(help="Pixels meant: source (the image as it came, default) or input (after resizing).")

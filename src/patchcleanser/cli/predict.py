@@ -1,0 +1,124 @@
+"""patchcleanser predict: the defended label of pictures, and how it was reached."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from patchcleanser.cli.options import (
+    AsJson,
+    Device,
+    Grid,
+    Masks,
+    Model,
+    Patch,
+    Patches,
+    Precision,
+    Stride,
+    pair,
+    threat_of,
+)
+from patchcleanser.core.windows import Window
+from patchcleanser.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    from patchcleanser.core.masks import MaskSet
+    from patchcleanser.core.verdicts import DetectionVerdict, Verdict
+
+
+def predict(
+    images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],
+    model: Model = "zoo:tiny",
+    patch: Patch = "2.4%",
+    patches: Patches = 1,
+    masks: Masks = None,
+    stride: Stride = None,
+    grid: Grid = None,
+    defense: Annotated[str, typer.Option(help="double-masking, challenger-masking or minority-reports.")] = (
+        "double-masking"
+    ),
+    device: Device = "auto",
+    precision: Precision = "exact",
+    as_json: AsJson = False,
+) -> None:
+    """Defended labels. Nothing is certified here: a picture you were handed may already carry a patch."""
+    from patchcleanser.classifiers import load_classifier
+    from patchcleanser.data.base import decode
+    from patchcleanser.data.files import SUFFIXES
+    from patchcleanser.defenses import DEFENSES
+
+    if defense not in DEFENSES:
+        raise InputError(f"no defense {defense!r}; there are {', '.join(DEFENSES)}")
+    plan: dict[str, Any] = {"masks": pair(masks, "masks"), "stride": pair(stride, "stride"), "precision": precision}
+    classifier = load_classifier(model, device=device)
+    built = DEFENSES[defense](classifier, threat_of(patch, patches, grid), **plan)
+    found: list[dict[str, Any]] = []
+    broken = 0
+    for path in _files(images, SUFFIXES):
+        try:
+            pixels = decode(_read(path), str(path))
+        except DataError as error:
+            # One bad picture must not cost the answers to the others.
+            found.append({"image": str(path), "error": str(error)})
+            broken += 1
+        else:
+            (verdict,) = built.predict([pixels])
+            height, width = built.masked.place(pixels).shape[-2:]
+            found.append({"image": str(path), **_facts(verdict, built.mask_set((height, width)), classifier.names)})
+        if not as_json:
+            print(_sentence(found[-1]))
+    if as_json:
+        print(json.dumps(found, indent=1))
+    if broken:
+        raise DataError(f"{broken} of {len(found)} pictures could not be read; the others are answered above")
+
+
+def _files(paths: list[Path], suffixes: set[str]) -> list[Path]:
+    files: list[Path] = []
+    for path in paths:
+        inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes) if path.is_dir() else [path]
+        if not inside:
+            raise DataError(f"no pictures in {path}")
+        files += inside
+    return files
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _facts(verdict: Verdict | DetectionVerdict, masks: MaskSet, names: tuple[str, ...] | None) -> dict[str, Any]:
+    from patchcleanser.core.verdicts import DetectionVerdict
+
+    named = names[verdict.label] if names and verdict.label < len(names) else None
+    facts: dict[str, Any] = {"label": verdict.label, "name": named}
+    if isinstance(verdict, DetectionVerdict):
+        facts |= {"alert": verdict.alert, "reporters": list(verdict.reporters)}
+    else:
+        suspect = None if verdict.deciding_mask is None else masks.masks[verdict.deciding_mask]
+        windows = suspect and [[w.top, w.left, w.height, w.width] for w in suspect]
+        facts |= {"case": verdict.case.value, "disagreers": list(verdict.disagreers), "suspected": windows}
+    return {**facts, "masks": len(masks), "classifications": verdict.classifications}
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    if "error" in facts:
+        return f"{facts['image']}: {facts['error']}"
+    label = f"{facts['name']} ({facts['label']})" if facts["name"] else f"class {facts['label']}"
+    cost = f"{facts['classifications']} classifications"
+    if "alert" in facts:
+        word = "ALERT, a patch may be there; undefended label" if facts["alert"] else "no alert;"
+        return f"{facts['image']}: {word} {label}, {cost}"
+    how = {
+        "agreed": f"all {facts['masks']} masks agree",
+        "disagreer": "a mask that hides a suspected patch decided",
+        "majority": f"{len(facts['disagreers'])} of {facts['masks']} masks disagree, none convincingly",
+    }[facts["case"]]
+    where = "".join(f"; suspected: {Window(*numbers)}" for numbers in facts["suspected"] or [])
+    return f"{facts['image']}: {label}; {how}{where}; {cost}"
