@@ -12,20 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from pathlib import Path
 
 import torchvision
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
+from zoo import keep, measured
 
-from patchcleanser import DoubleMasking, Preprocessing, Threat, TorchClassifier, load_classifier
+from patchcleanser import Preprocessing, Threat, TorchClassifier, load_classifier
 from patchcleanser.classifiers.load import pick_device
 from patchcleanser.classifiers.trained import read_card
-from patchcleanser.data import load_dataset
-from patchcleanser.evaluation import measure
-from patchcleanser.training.cards import versions
+from patchcleanser.data import chosen, load_dataset
+from patchcleanser.evaluation import Job
 
 
 def resnet50() -> TorchClassifier:
@@ -58,42 +57,34 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="Parquet file, folder or pattern with labels")
     parser.add_argument("--patch", default="2%")
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--runs", type=Path, default=Path("runs/harden"))
     parser.add_argument("--out", type=Path, default=Path("results/harden.json"))
     given = parser.parse_args()
-    threat = Threat.parse(given.patch, grid="input")
-    classifier = load_classifier(given.model)
-    defense = DoubleMasking(classifier, threat, masks=6, precision="fast")
-    started = time.monotonic()
-    found = measure(defense, load_dataset(f"parquet:{given.data}"), limit=given.limit)
     hardened = given.model.startswith("trained:")
     card = read_card(Path(given.model.partition(":")[2])) if hardened else {}
-    row = {
+    data = f"parquet:{given.data}"
+    job = Job(
+        load_classifier(given.model),
+        chosen(load_dataset(data), given.limit, subset="first"),
+        Threat.parse(given.patch, grid="input"),
+        masks=6,
+        precision="fast",
+    )
+    row: dict[str, object] = {
         "model": given.name,
         "photos": card.get("photos", {}).get("number", 0),
         "patch": given.patch,
         "masks": "6x6",
         "grid": "input",
-        "images": found.images,
-        "undefended": found.undefended,
-        "clean": found.clean,
-        "certified": found.certified,
-        "row_certified": found.row_certified,
+    }
+    row |= measured(job, given.runs / f"{given.name}-{'hardened' if hardened else 'untouched'}", given.model, data)
+    row |= {
         "seed": card.get("seed"),
-        "weights": card.get("weights_sha256") or classifier.fingerprint,
+        "weights": card.get("weights_sha256") or job.classifier.fingerprint,
         "harden_command": card.get("command"),
-        "seconds": round(time.monotonic() - started, 1),
-        "labels_rechecked": defense.masked.recheck.rechecked,
-        "labels_flipped_by_recheck": defense.masked.recheck.flipped,
-        "flips_above_the_bound": defense.masked.recheck.audited_flips,
-        "classifications": found.classifications,
-        "command": f"python benchmarks/harden.py {given.model} --name {given.name} --data … --patch {given.patch}",
-        "versions": versions(),
     }
     print(json.dumps(row), flush=True)
-    rows = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else []
-    rows = [old for old in rows if (old["model"], old["photos"]) != (row["model"], row["photos"])] + [row]
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    keep(row, given.out, ("model", "photos"))
 
 
 if __name__ == "__main__":

@@ -3,61 +3,72 @@
     python benchmarks/zoo.py zoo:cifar10-resnet zoo:tiny --patch 5 --patch 2 --out results/zoo.json
 
 Each row says what was measured, with which weights, and on what hardware. A row of the same model and
-patch is replaced.
+patch is replaced. The run folders hold a record for each image; a run that stopped goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import time
 from pathlib import Path
 
-from patchcleanser import DoubleMasking, Threat, load_classifier
+from patchcleanser import Threat, load_classifier
 from patchcleanser.classifiers.trained import read_card, zoo_folder
-from patchcleanser.data import load_dataset
-from patchcleanser.evaluation import measure
+from patchcleanser.cli.certify import about_run, run_job
+from patchcleanser.core.metrics import COLUMNS, summary
+from patchcleanser.data import chosen, load_dataset
+from patchcleanser.evaluation import Job
 from patchcleanser.training.cards import versions
 
 
-def rows_of(spec: str, patches: list[str], limit: int | None) -> list[dict[str, object]]:
+def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]:
+    """What certifying a job gave, and what it took."""
+    command = shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+    about = {**about_run(model, data, "test", job), "command": command}
+    started = time.monotonic()
+    found = summary(run_job(job, folder, about, batch=None, skip=False, quiet=False).read(COLUMNS))
+    recheck = job.built.masked.recheck
+    return {
+        "images": found.images,
+        **{name: round(share.percent, 2) for name, share in found.shares.items() if share.total},
+        "seconds": round(time.monotonic() - started, 1),
+        "classifications": found.classifications,
+        "labels_rechecked": recheck.rechecked,
+        "labels_flipped_by_recheck": recheck.flipped,
+        "flips_above_the_bound": recheck.audited_flips,
+        "command": command,
+        "versions": versions(),
+    }
+
+
+def row_of(spec: str, patch: str, limit: int | None, runs: Path) -> dict[str, object]:
     kind, _, name = spec.partition(":")
     card = read_card(zoo_folder(name) if kind == "zoo" else Path(name))
-    dataset = load_dataset("cifar10", split="test")
-    rows = []
-    for patch in patches:
-        defense = DoubleMasking(load_classifier(spec), Threat.parse(patch), masks=6, precision="fast")
-        started = time.monotonic()
-        found = measure(defense, dataset, limit=limit)
-        recheck = defense.masked.recheck
-        row = {
-            "model": Path(name).name,
-            "patch": f"{patch}x{patch}",
-            "masks": "6x6",
-            "grid": "source",
-            "images": found.images,
-            "undefended": found.undefended,
-            "clean": found.clean,
-            "certified": found.certified,
-            "row_certified": found.row_certified,
-            "recipe": card["recipe"]["name"],
-            "epochs": card["recipe"]["epochs"],
-            "teacher": card.get("teacher"),
-            "seed": card["seed"],
-            "weights": card["weights_sha256"],
-            "seconds": round(time.monotonic() - started, 1),
-            "classifications": found.classifications,
-            "labels_rechecked": recheck.rechecked,
-            "labels_flipped_by_recheck": recheck.flipped,
-            "flips_above_the_bound": recheck.audited_flips,
-            "train_command": card["command"],
-            "command": f"python benchmarks/zoo.py {spec} --patch {patch}" + (f" --limit {limit}" if limit else ""),
-            "versions": versions(),
-        }
-        shown = ("model", "patch", "undefended", "clean", "certified", "seconds", "labels_rechecked")
-        print(json.dumps({key: row[key] for key in shown}), flush=True)
-        rows.append(row)
-    return rows
+    dataset = chosen(load_dataset("cifar10", split="test"), limit, subset="first")
+    job = Job(load_classifier(spec), dataset, Threat.parse(patch), masks=6, precision="fast")
+    row: dict[str, object] = {"model": Path(name).name, "patch": f"{patch}x{patch}", "masks": "6x6", "grid": "source"}
+    row |= measured(job, runs / f"{Path(name).name}-{patch}", spec, "cifar10")
+    row |= {
+        "recipe": card["recipe"]["name"],
+        "epochs": card["recipe"]["epochs"],
+        "teacher": card.get("teacher"),
+        "seed": card["seed"],
+        "weights": card["weights_sha256"],
+        "train_command": card["command"],
+    }
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def keep(row: dict[str, object], path: Path, key: tuple[str, ...]) -> None:
+    """Write a row, in place of an older one with the same key."""
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    rows = [old for old in rows if any(old[name] != row[name] for name in key)] + [row]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -65,15 +76,12 @@ def main() -> None:
     parser.add_argument("models", nargs="+", help="zoo:NAME or trained:FOLDER")
     parser.add_argument("--patch", action="append", help="patch side in px; may be repeated")
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--runs", type=Path, default=Path("runs/zoo"))
     parser.add_argument("--out", type=Path, default=Path("results/zoo.json"))
     given = parser.parse_args()
     for spec in given.models:
-        new = rows_of(spec, given.patch or ["5", "2"], given.limit)
-        kept = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else []
-        fresh = {(row["model"], row["patch"]) for row in new}
-        rows = [row for row in kept if (row["model"], row["patch"]) not in fresh] + new
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        for patch in given.patch or ["5", "2"]:
+            keep(row_of(spec, patch, given.limit, given.runs), given.out, ("model", "patch"))
 
 
 if __name__ == "__main__":
