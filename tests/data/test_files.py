@@ -1,18 +1,14 @@
-"""Folders and Parquet files of pictures."""
+"""Folders of pictures, with and without labels."""
 
 from __future__ import annotations
 
-import io
-import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from PIL import Image
-from pyarrow import parquet
 
-from patchcleanser.data import EncodedDataset, in_memory, load_dataset, together
+from patchcleanser.data import in_memory, load_dataset, together
 from patchcleanser.errors import DataError
 
 
@@ -35,6 +31,126 @@ def test_class_folders_become_labels_in_name_order(tmp_path: Path) -> None:
 def test_a_flat_folder_is_unlabelled(tmp_path: Path) -> None:
     picture(tmp_path / "a.png")
     assert load_dataset(f"folder:{tmp_path}").labels is None
+
+
+def test_pictures_beside_folders_make_all_of_them_unlabelled(tmp_path: Path) -> None:
+    picture(tmp_path / "cat" / "a.png")
+    picture(tmp_path / "cover.png")
+    dataset = load_dataset(f"folder:{tmp_path}")
+    assert (len(dataset), dataset.labels, dataset.classes) == (2, None, ())
+
+
+def test_an_empty_class_folder_stays_a_class(tmp_path: Path) -> None:
+    picture(tmp_path / "ant" / "a.png")
+    picture(tmp_path / "cat" / "a.png")
+    (tmp_path / "bee").mkdir()
+    dataset = load_dataset(f"folder:{tmp_path}")
+    assert dataset.classes == ("ant", "bee", "cat")
+    assert dataset.labels is not None
+    assert dataset.labels.tolist() == [0, 2]
+
+
+def test_hidden_files_and_other_files_are_no_pictures(tmp_path: Path) -> None:
+    picture(tmp_path / "cat" / "a.JPG")
+    for name in ("cat/._a.jpg", "cat/notes.md", ".git/x.png", "__MACOSX/cat/b.jpg", ".hidden.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(b"no picture")
+    dataset = load_dataset(f"folder:{tmp_path}")
+    assert ([dataset.id(i) for i in range(len(dataset))], dataset.classes) == (["cat/a.JPG"], ("cat",))
+
+
+def test_links_to_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    picture(tmp_path / "elsewhere" / "a.png")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "up").symlink_to(tmp_path)
+    dataset = load_dataset(f"folder:{tmp_path / 'photos'}")
+    assert [dataset.id(i) for i in range(len(dataset))] == ["cat/a.png"]
+
+
+def test_a_picture_that_is_gone_or_damaged_is_named_when_it_is_its_turn(tmp_path: Path) -> None:
+    for name in "abc":
+        picture(tmp_path / "x" / f"{name}.png")
+    dataset = load_dataset(f"folder:{tmp_path}")
+    (tmp_path / "x" / "a.png").unlink()
+    (tmp_path / "x" / "b.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"cannot read .*x/a\.png: No such file"):
+        dataset.image(0)
+    with pytest.raises(DataError, match=r"cannot decode image x/b\.png: the file is empty"):
+        dataset.image(1)
+    assert dataset.image(2).shape == (3, 6, 8)
+    assert len(dataset.fingerprint) == 64
+
+
+LISTED = {
+    "class numbers": ("labels.csv", "a.png,1\nsub/b.png,0\n", [1, 0], ("0", "1")),
+    "class names": ("labels.csv", 'path,label\na.png,cat\nsub/b.png,"ant, red"\n', [1, 0], ("ant, red", "cat")),
+    "blanks, a mark of Excel's, an empty line": ("labels.txt", "\ufeffa.png  1\n\nsub/b.png  0", [1, 0], ("0", "1")),
+    "names of several words": (
+        "labels.txt",
+        "a.png garbage truck\nsub/b.png church\n",
+        [1, 0],
+        ("church", "garbage truck"),
+    ),
+    "no labels": ("labels.csv", "a.png,\nsub/b.png,-1\n", None, ()),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "labels", "classes"), LISTED.values(), ids=LISTED)
+def test_a_list_of_labels_stands_in_for_class_folders(
+    tmp_path: Path, name: str, text: str, labels: list[int] | None, classes: tuple[str, ...]
+) -> None:
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "sub" / "b.png")
+    picture(tmp_path / "sub" / "not listed.png")
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    dataset = load_dataset(f"folder:{tmp_path}")
+    assert [dataset.id(i) for i in range(len(dataset))] == ["a.png", "sub/b.png"]
+    assert (None if dataset.labels is None else dataset.labels.tolist()) == labels
+    assert dataset.classes == classes
+    assert dataset.image(0).shape == (3, 6, 8)
+
+
+@pytest.mark.parametrize(("label", "want"), [("2", 2), ("wasp", 2)])
+def test_classes_txt_names_the_classes(tmp_path: Path, label: str, want: int) -> None:
+    picture(tmp_path / "a.png")
+    (tmp_path / "classes.txt").write_text("cat\nant\nwasp\n")
+    (tmp_path / "labels.csv").write_text(f"a.png,{label}")
+    dataset = load_dataset(f"folder:{tmp_path}")
+    assert dataset.classes == ("cat", "ant", "wasp")
+    assert dataset.labels is not None
+    assert dataset.labels.tolist() == [want]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a.png,0\nb.png,3", r"line 2 of .*labels\.csv has label 3; labels go from 0 to 1"),
+        ("a.png,0\nb.png,-2", r"line 2 of .*labels\.csv has label -2; labels go from 0 to 1"),
+        ("a.png,0\nb.png,", r"line 2 of .*labels\.csv has no label, but others have"),
+        ("a.png,cat\nb.png,dog", r"line 2 of .*labels\.csv has label 'dog', which is not in classes\.txt"),
+        ("a.png,0\n\nc.png,1", r"line 3 of .*labels\.csv names 'c\.png', which is not in"),
+        ("a.png,0\na.png,1", r"line 2 of .*labels\.csv names 'a\.png' again, after line 1"),
+        ("a.png\n", r"line 1 of .*labels\.csv has 1 columns; write path,label"),
+        ("a.png,0,0,5,5\n", r"line 1 of .*labels\.csv has 5 columns; write path,label"),
+        ("", "holds no images"),
+        ("\udcff", "it must be UTF-8 text"),
+    ],
+)
+def test_a_bad_list_of_labels_is_refused_by_its_line(tmp_path: Path, text: str, words: str) -> None:
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "b.png")
+    (tmp_path / "classes.txt").write_text("cat\nant\n")
+    (tmp_path / "labels.csv").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(DataError, match=words):
+        load_dataset(f"folder:{tmp_path}")
+
+
+def test_labels_too_large_for_classes_without_names_are_damage(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    (tmp_path / "labels.csv").write_text("a.png,4000000000")
+    with pytest.raises(DataError, match=r"line 1 .* has label 4000000000; labels go from 0 to 99999"):
+        load_dataset(f"folder:{tmp_path}")
 
 
 def test_the_fingerprint_follows_names_pixels_and_labels(tmp_path: Path) -> None:
@@ -73,74 +189,19 @@ def test_in_memory_resizes_to_one_size(tmp_path: Path) -> None:
     assert (arrays.images[0, :, :, 0] == 255).all()
 
 
-def encoded(content: bytes) -> EncodedDataset:
-    return EncodedDataset("one", ["pictures/a.jpg"], [content])
-
-
-def bytes_of(image: Image.Image, kind: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind"), [("L", "PNG"), ("RGBA", "PNG"), ("P", "GIF"), ("CMYK", "JPEG"), ("1", "PNG"), ("LA", "PNG")]
-)
-def test_every_kind_of_picture_becomes_rgb(mode: str, kind: str) -> None:
-    image = encoded(bytes_of(Image.new(mode, (5, 4)), kind)).image(0)
-    assert image.shape == (3, 4, 5)
-    assert 0 <= image.min() <= image.max() <= 1
-
-
-def test_pictures_are_turned_upright() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was held sideways
-    content = bytes_of(Image.new("RGB", (8, 4)), "JPEG", exif=exif)
-    assert encoded(content).image(0).shape == (3, 8, 4)
-
-
-@pytest.mark.parametrize("content", [b"", b"not a picture", bytes_of(Image.new("RGB", (64, 64)), "JPEG")[:200]])
-def test_what_cannot_be_decoded_is_named(content: bytes) -> None:
-    with pytest.raises(DataError, match=r"cannot decode image pictures/a\.jpg"):
-        encoded(content).image(0)
-
-
-def test_parquet_keeps_labels_and_class_names(tmp_path: Path) -> None:
-    content = bytes_of(Image.new("RGB", (4, 4), (0, 255, 0)), "PNG")
-    table = pa.table({"image": [{"bytes": content, "path": "a"}] * 2, "label": [1, 0]})
-    parquet.write_table(
-        table.replace_schema_metadata({"class_names": json.dumps(["no", "yes"])}), tmp_path / "a.parquet"
-    )
-    dataset = load_dataset(f"parquet:{tmp_path}")
-    assert dataset.classes == ("no", "yes")
-    assert dataset.labels is not None
-    assert dataset.labels.tolist() == [1, 0]
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda p: None, "no folder at"),
-        (lambda p: p.mkdir(), "no pictures in"),
+        (lambda p: p.mkdir(), "no pictures in .*; known endings: .*jpg"),
+        (lambda p: (p / "cat").mkdir(parents=True), "no pictures in"),
+        (
+            lambda p: [picture(p / split / "cat" / "a.png") for split in ("val", "train")],
+            "holds the splits train, val; name one: folder:.*photos/train",
+        ),
     ],
 )
 def test_bad_folders_are_named(tmp_path: Path, make, words: str) -> None:  # type: ignore[no-untyped-def]
     make(tmp_path / "photos")
     with pytest.raises(DataError, match=words):
         load_dataset(f"folder:{tmp_path / 'photos'}")
-
-
-@pytest.mark.parametrize(
-    ("content", "words"), [(None, "no Parquet file at"), (b"PAR1 half", "not a whole Parquet file")]
-)
-def test_bad_parquet_files_are_named(tmp_path: Path, content: bytes | None, words: str) -> None:
-    if content is not None:
-        (tmp_path / "x.parquet").write_bytes(content)
-    with pytest.raises(DataError, match=words):
-        load_dataset(f"parquet:{tmp_path / 'x.parquet'}")
-
-
-def test_parquet_without_images_is_refused(tmp_path: Path) -> None:
-    parquet.write_table(pa.table({"picture": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(DataError, match="no column 'image', only"):
-        load_dataset(f"parquet:{tmp_path / 'x.parquet'}")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional
 
+from patchcleanser.data.pictures import decode as decode
 from patchcleanser.errors import DataError, InputError
 
 
@@ -61,10 +60,7 @@ class ArrayDataset(Dataset):
     """Images of one size in memory: uint8 [N, H, W, 3]."""
 
     def __init__(self, name: str, images: NDArray[np.uint8], labels: NDArray[np.int64], classes: Sequence[str]) -> None:
-        if len(images) != len(labels):
-            raise DataError(f"{name} has {len(images)} images but {len(labels)} labels")
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
-            raise DataError(f"{name} has labels outside 0 to {len(classes) - 1}")
+        _require_labels(name, len(images), labels, classes)
         self.name, self.images, self.classes = name, images, tuple(classes)
         self.labels: NDArray[np.int64] = labels
 
@@ -108,6 +104,8 @@ class EncodedDataset(Dataset):
     ) -> None:
         if not ids:
             raise DataError(f"{name} holds no images")
+        if labels is not None:
+            _require_labels(name, len(ids), labels, classes)
         self.name, self.ids, self.contents = name, tuple(ids), contents
         self.labels, self.classes = labels, tuple(classes)
 
@@ -125,6 +123,36 @@ class EncodedDataset(Dataset):
     def content(self, index: int) -> bytes:
         """The encoded bytes."""
         return self.contents[index]
+
+
+def _require_labels(name: str, images: int, labels: NDArray[np.int64], classes: Sequence[str]) -> None:
+    if images != len(labels):
+        raise DataError(f"{name} has {images} images but {len(labels)} labels")
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
+        raise DataError(f"{name} has labels outside 0 to {len(classes) - 1}")
+
+
+NAMELESS = 100_000
+"""More classes than this without names are taken for damage."""
+
+
+def labelled(
+    labels: Sequence[int | None], names: Sequence[str], where: Callable[[int], str]
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Labels as an array, and the names of the classes: numbers, if there are no names.
+
+    None, or -1, for every image says that nobody labelled them; for some images it is an error.
+    `where(row)` says in which row of which file a label stands.
+    """
+    if all(label is None or label == -1 for label in labels):
+        return None, tuple(names)
+    limit = len(names) or min(max(0, *(label for label in labels if label is not None)) + 1, NAMELESS)
+    for row, label in enumerate(labels):
+        if label is None:
+            raise DataError(f"{where(row)} has no label, but others have; label all images or none")
+        if not 0 <= label < limit:
+            raise DataError(f"{where(row)} has label {label}; labels go from 0 to {limit - 1}")
+    return np.array(labels, dtype=np.int64), tuple(names) or tuple(str(k) for k in range(limit))
 
 
 class Subset(Dataset):
@@ -229,14 +257,3 @@ def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
             image = functional.interpolate(image[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
         images[index] = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     return ArrayDataset(dataset.name, images, dataset.labels, dataset.classes)
-
-
-def decode(content: bytes, name: str) -> Tensor:
-    """An encoded image as float32 [3, H, W] in [0, 1], upright and in colour."""
-    try:
-        with Image.open(io.BytesIO(content)) as opened:
-            picture = ImageOps.exif_transpose(opened).convert("RGB")
-            array = np.asarray(picture, dtype=np.float32) / 255
-    except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError, SyntaxError) as error:
-        raise DataError(f"cannot decode image {name}: {error}") from error
-    return torch.from_numpy(array).permute(2, 0, 1).contiguous()

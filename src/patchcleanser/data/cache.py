@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from patchcleanser.core.files import whole_file
@@ -19,6 +21,22 @@ def cache_folder() -> Path:
     if home:
         return Path(home)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "patchcleanser"
+
+
+@contextmanager
+def arriving(folder: Path) -> Iterator[Path]:
+    """A folder to download into; what it holds moves into `folder` only if the block ends well.
+
+    Unpacked archives are not kept. What is there already stays as it is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as name:
+        yield Path(name)
+        for archive in (*Path(name).rglob("*.tgz"), *Path(name).rglob("*.tar.gz")):
+            archive.unlink()
+        for entry in Path(name).iterdir():
+            if not (folder / entry.name).exists():
+                entry.replace(folder / entry.name)
 
 
 def checksum(path: Path) -> str:

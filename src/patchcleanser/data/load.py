@@ -5,27 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 
 from patchcleanser.data.base import Dataset
-from patchcleanser.data.cifar10 import load_cifar10
-from patchcleanser.data.files import load_folder, load_parquet
+from patchcleanser.data.files import load_folder
+from patchcleanser.data.named import NAMED, load_named
+from patchcleanser.data.parquet import load_parquet
 from patchcleanser.errors import DataError
 
 SAMPLE = Path(__file__).parent / "sample.parquet"
 """300 CIFAR-10 test images, 30 per class; where they come from stands in the file's metadata."""
 
+DATASETS: dict[str, str] = {
+    "sample": "300 CIFAR-10 test images that come with the package",
+    **{name: known.words for name, known in NAMED.items()},
+    "folder:PATH": "pictures in class folders, or beside labels.csv, or without labels",
+    "parquet:PATH": "a file, folder or pattern in the Hugging Face image layout, here or at s3://, https://, …",
+}
+"""What can be named, and what it is."""
+
 
 def load_dataset(name: str, *, split: str = "test", root: str | Path | None = None) -> Dataset:
-    """``sample``, ``cifar10``, ``folder:PATH`` or ``parquet:PATH`` (a file, a folder, or a pattern).
+    """A dataset by name (one of DATASETS).
 
-    ``sample`` is 300 CIFAR-10 test images that come with the package. `root` is where the files
-    of a named dataset lie; without it they are fetched and cached.
+    `split` is train, val or test; val and test are the same where a dataset has only one of them,
+    and sample, folder:PATH and parquet:PATH are taken whole. `root` is where the files of a named
+    dataset lie; without it they are in the cache, or are downloaded into it.
     """
-    kind, _, rest = name.partition(":")
-    if kind == "folder" and rest:
-        return load_folder(rest)
-    if kind == "parquet" and rest:
-        return load_parquet(rest)
+    if name in NAMED:
+        return load_named(name, split, root)
+    kind, _, address = name.partition(":")
+    if root is not None and (name == "sample" or kind in ("folder", "parquet")):
+        raise DataError(f"{name} says itself where it lies and takes no root, got {root}")
     if name == "sample":
         return load_parquet(SAMPLE)
-    if name == "cifar10":
-        return load_cifar10(split, root)
-    raise DataError(f"no dataset {name!r}; write sample, cifar10, folder:PATH or parquet:PATH")
+    if kind == "folder" and address:
+        return load_folder(address)
+    if kind == "parquet" and address:
+        return load_parquet(address)
+    raise DataError(f"no dataset {name!r}; there are {', '.join(DATASETS)}")
