@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 import patchcleanser
-from patchcleanser.cli import certify, harden, masks, models, predict, train
+from patchcleanser.cli import certify, data, harden, masks, models, predict, train
 from patchcleanser.errors import PatchCleanserError
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "certify": certify.certify,
     "predict": predict.predict,
     "masks": masks.masks,
+    "data": data.data,
     "models": models.models,
     "train": train.train,
     "harden": harden.harden,

@@ -75,8 +75,10 @@ def harden(
 
 def _named(images: str) -> str:
     """A dataset's name; a bare path is a folder of pictures."""
-    if ":" in images or images in ("sample", "cifar10"):
+    from patchcleanser.data.load import DATASETS
+
+    if ":" in images or images in DATASETS:
         return images
     if not Path(images).is_dir():
-        raise DataError(f"no folder {images!r}; name a folder of photos, parquet:PATH, cifar10 or sample")
+        raise DataError(f"no folder {images!r}; name a folder of photos, parquet:PATH or one of {', '.join(DATASETS)}")
     return f"folder:{images}"
