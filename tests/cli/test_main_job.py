@@ -1,0 +1,218 @@
+"""certify, predict, masks, models and data: words, numbers, exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from PIL import Image
+
+from patchcleanser.cli.app import main
+from patchcleanser.core.records import Run, find_runs
+from patchcleanser.data import load_dataset
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """The command in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def go(*words: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["patchcleanser", *words])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return go
+
+
+SMALL = ["--limit", "6", "--masks", "2", "--device", "cpu"]
+
+
+def test_certify_says_accuracies_with_intervals_and_where_the_rows_are(run: Command) -> None:
+    done = run("certify", *SMALL)
+    assert done.code == 0
+    (found,) = find_runs(["runs"])
+    assert len(found.read()) == 6
+    assert str(found.folder) in done.out
+    for word in ("undefended", "clean", "certified", "row certified", "95%", "patchcleanser report"):
+        assert word in done.out
+    assert "images/s" in done.err
+
+
+def test_the_same_command_continues_the_same_run(run: Command) -> None:
+    first = run("certify", *SMALL, "--json")
+    again = run("certify", *SMALL, "--json")
+    assert json.loads(first.out)["run"] == json.loads(again.out)["run"]
+    assert len(find_runs(["runs"])) == 1
+
+
+def test_comma_lists_sweep(run: Command) -> None:
+    done = run(
+        "certify", *SMALL[:2], "--device", "cpu", "--patch", "2,5", "--masks", "2,3x2", "--out", "sweep", "--json"
+    )
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)
+    assert [(r["job"]["threat"]["shape"], r["job"]["masks"]) for r in rows] == [
+        ("2x2", [2, 2]),
+        ("2x2", [3, 2]),
+        ("5x5", [2, 2]),
+        ("5x5", [3, 2]),
+    ]
+    assert {r["images"] for r in rows} == {6}
+    assert len(find_runs(["sweep"])) == 4
+
+
+def test_json_is_all_that_standard_output_holds(run: Command) -> None:
+    found = json.loads(run("certify", *SMALL, "--json", "--table").out)
+    assert found["certified"]["interval95"][0] <= found["certified"]["percent"] <= found["certified"]["interval95"][1]
+    assert found["job"]["table"] is True
+
+
+def test_detection_reports_its_own_shares(run: Command) -> None:
+    found = json.loads(run("certify", *SMALL, "--defense", "minority-reports", "--threshold", "0.3", "--json").out)
+    assert "certified" not in found
+    assert found["detection_certified"]["count"] <= 6
+    assert found["job"]["options"] == {"threshold": 0.3}
+
+
+def test_the_authors_choice_of_images_can_be_had(run: Command) -> None:
+    run("certify", *SMALL, "--subset", "authors", "--out", "theirs")
+    run("certify", *SMALL, "--out", "ours")
+    theirs, ours = (Run.open(name).read(["id"])["id"].to_pylist() for name in ("theirs", "ours"))
+    assert theirs != ours
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--masks", "abc"], "--masks takes a whole number, or one for each axis as 6x4, got 'abc'"),
+        (["--masks", "0"], "masks is a whole number of at least 1"),
+        (["--patch", "huge"], "cannot read patch 'huge'"),
+        (["--patch", "33"], "patch of 33 px does not fit an image side of 32 px"),
+        (["--defense", "magic"], "no defense 'magic'; there are double-masking"),
+        (["--limit", "0"], "at least 1 image is needed"),
+        (["--subset", "best"], "a subset is random, authors or first, got 'best'"),
+        (["--data", "nothing"], "no dataset 'nothing'; there are sample"),
+        (["--model", "nothing"], "cannot read classifier 'nothing'"),
+        (["--grid", "middle"], "grid is 'source' or 'input'"),
+        (["--precision", "half"], "precision is 'exact' or 'fast'"),
+        (["--unreadable", "ignore"], "--unreadable is stop or skip"),
+        (["--batch", "0"], "--batch is at least 1"),
+        (["--patches", "0"], "at least 1 patch"),
+        (["--device", "toaster"], "device 'toaster' cannot be used here"),
+        (["--masks", "2", "--stride", "3"], "give masks= or stride=, not both"),
+    ],
+)
+def test_a_wrong_argument_gets_one_sentence_and_leaves_nothing_behind(
+    run: Command, words: list[str], said: str
+) -> None:
+    done = run("certify", "--limit", "3", "--device", "cpu", *words)
+    assert done.code == 2
+    assert said in done.err.replace("\n", " ")
+    assert "Traceback" not in done.err
+    assert not list(Path().rglob("rows-*"))
+
+
+def test_a_run_folder_of_another_job_is_refused(run: Command) -> None:
+    run("certify", *SMALL, "--out", "here")
+    done = run("certify", *SMALL[:2], "--masks", "3", "--out", "here")
+    assert done.code == 2
+    assert "another job; it differs in masks ([2, 2], now [3, 3]); use another --out" in done.err
+    assert len(Run.open("here").read()) == 6
+
+
+def test_unreadable_images_stop_or_are_counted(run: Command, tmp_path: Path) -> None:
+    sample = load_dataset("sample")
+    for index in range(4):
+        path = tmp_path / "photos" / sample.classes[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(sample.content(index))
+    path.write_bytes(path.read_bytes()[:100])
+    words = ["certify", "--data", "folder:photos", "--masks", "2", "--device", "cpu", "--out", "kept"]
+    done = run(*words)
+    assert done.code == 2
+    assert "3.png" in done.err
+    done = run(*words, "--unreadable", "skip")
+    assert done.code == 0
+    assert "skipped                   1" in done.out
+
+
+def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_continues(tmp_path: Path) -> None:
+    words = ["certify", "--masks", "3", "--batch", "1", "--device", "cpu", "--out", "stopped"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "patchcleanser", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as child:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("stopped/rows-*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "patchcleanser certify --masks 3 --batch 1 --device cpu --out stopped" in said
+    assert 0 < len(Run.open(tmp_path / "stopped").read()) < 300
+
+
+def test_predict_answers_in_words_and_never_says_certified(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "deer.png").write_bytes(load_dataset("sample").content(0))
+    done = run("predict", "deer.png", "--masks", "2", "--device", "cpu")
+    assert done.code == 0
+    assert done.out == "deer.png: deer (4); all 4 masks agree; 4 classifications\n"
+    found = json.loads(run("predict", "deer.png", "--masks", "2", "--device", "cpu", "--json").out)
+    assert found[0]["case"] == "agreed"
+    alarm = run("predict", "deer.png", "--masks", "2", "--defense", "minority-reports", "--device", "cpu")
+    assert "no alert" in alarm.out
+
+
+def test_one_bad_picture_does_not_cost_the_others(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    Image.new("RGB", (40, 30)).save(tmp_path / "b.png")
+    done = run("predict", ".", "--masks", "2", "--device", "cpu")
+    assert done.code == 2
+    assert "cannot decode image a.png" in done.out
+    assert "b.png: " in done.out
+    assert "1 of 2 pictures could not be read" in done.err
+
+
+def test_masks_prints_the_proof_and_draws(run: Command) -> None:
+    done = run("masks", "--patch", "5", "--image", "32", "--png", "masks.png")
+    assert "36 masks" in done.out
+    assert "covering: proved. Each of the 784 placements" in done.out
+    with Image.open("masks.png") as picture:
+        assert picture.size[0] > 100
+    facts = json.loads(run("masks", "--patch", "2%", "--patches", "2", "--masks", "3", "--json").out)
+    assert facts["certify_classifications"] == 255
+    assert run("masks", "--patch", "40", "--image", "32").code == 2
+    assert "too many to draw" in run("masks", "--patches", "2", "--png", "many.png").err
+
+
+def test_models_lists_the_zoo_and_describes_one(run: Command) -> None:
+    assert "zoo:tiny" in run("models").out
+    facts = json.loads(run("models", "zoo:tiny", "--json").out)
+    assert facts["classes"] == 10
+    assert facts["names"][3] == "cat"
+    assert len(facts["fingerprint"]) == 64
+
+
+def test_data_lists_what_is_known(run: Command) -> None:
+    assert "imagenette" in run("data").out
+    assert json.loads(run("data", "sample", "--json").out)["images"] == 300
