@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install check test test-slow test-gpu format clean
+.PHONY: install demo check test test-slow test-gpu format clean
 
 install: .venv/.ready
 
@@ -11,6 +11,9 @@ install: .venv/.ready
 	@echo "installing into .venv (the first time takes a few minutes: torch is large)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
+
+demo: install
+	$(BIN)/patchcleanser demo
 
 check: install
 	$(BIN)/ruff check .

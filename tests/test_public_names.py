@@ -12,15 +12,19 @@ def test_the_public_names_are_exactly_the_intended_ones() -> None:
         "ChallengerMasking",
         "Classifier",
         "DoubleMasking",
+        "Job",
         "MaskSet",
         "MinorityReports",
         "PatchCleanserError",
         "Preprocessing",
+        "Run",
         "Threat",
         "TorchClassifier",
         "Verdict",
         "Window",
+        "evaluate",
         "load_classifier",
+        "load_dataset",
     ]
     for name in patchcleanser.__all__:
         assert getattr(patchcleanser, name).__name__ == name

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
         load_classifier,
     )
     from patchcleanser.core.masks import MaskSet
+    from patchcleanser.core.records import Run
     from patchcleanser.core.threats import Threat
     from patchcleanser.core.verdicts import Case, Certificate, Verdict
     from patchcleanser.core.windows import Window
+    from patchcleanser.data import load_dataset
     from patchcleanser.defenses import ChallengerMasking, DoubleMasking, MinorityReports
     from patchcleanser.errors import PatchCleanserError
+    from patchcleanser.evaluation import Job
+    from patchcleanser.running import evaluate
 
 __version__ = "0.1.0"
 
@@ -31,15 +35,19 @@ _HOMES = {
     "ChallengerMasking": "defenses",
     "Classifier": "classifiers",
     "DoubleMasking": "defenses",
+    "Job": "evaluation",
     "MaskSet": "core.masks",
     "MinorityReports": "defenses",
     "PatchCleanserError": "errors",
     "Preprocessing": "classifiers",
+    "Run": "core.records",
     "Threat": "core.threats",
     "TorchClassifier": "classifiers",
     "Verdict": "core.verdicts",
     "Window": "core.windows",
+    "evaluate": "running",
     "load_classifier": "classifiers",
+    "load_dataset": "data",
 }
 
 __all__ = [
@@ -49,15 +57,19 @@ __all__ = [
     "ChallengerMasking",
     "Classifier",
     "DoubleMasking",
+    "Job",
     "MaskSet",
     "MinorityReports",
     "PatchCleanserError",
     "Preprocessing",
+    "Run",
     "Threat",
     "TorchClassifier",
     "Verdict",
     "Window",
+    "evaluate",
     "load_classifier",
+    "load_dataset",
 ]
 
 
