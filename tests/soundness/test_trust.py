@@ -191,9 +191,20 @@ def test_the_bound_grows_with_what_is_seen_and_survives_infinities() -> None:
 
 def test_the_first_labels_and_then_a_sample_are_computed_both_ways() -> None:
     recheck = Recheck()
-    assert recheck.sampled(600).sum() == CALIBRATION + 2
-    recheck.labels = 600
-    assert recheck.sampled(6400).sum() == 100
+    first = recheck.sampled(600)
+    assert first[:CALIBRATION].all()
+    later = recheck.sampled(100_000)
+    assert 300 < later.sum() < 480  # one in 256
+    recheck.begin()
+    assert torch.equal(recheck.sampled(600), first)  # a batch's sample does not depend on the batches before it
+    assert recheck.labels == 101_200
+
+
+@pytest.mark.parametrize(
+    ("audited", "flips", "rate"), [(0, 0, 1.0), (3000, 0, 0.000998), (100, 0, 0.0295), (100, 5, 0.1023), (4, 4, 1.0)]
+)
+def test_the_flip_rate_has_an_exact_confidence_bound(audited: int, flips: int, rate: float) -> None:
+    assert Recheck(audited=audited, audited_flips=flips).flip_rate == pytest.approx(rate, rel=1e-2)
 
 
 def test_ties_and_margins_of_infinite_logits() -> None:

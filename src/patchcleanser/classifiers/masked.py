@@ -173,11 +173,14 @@ class MaskedClassifier:
         done = torch.zeros_like(wanted)
         while (todo := (wanted | ~(gaps(fast) > recheck.bound)) & ~done).any():
             rows = torch.nonzero(todo)[:, 0]
-            logits[rows] = self._logits(piece.pick(rows.cpu().numpy()), fast=False)
-            recheck.learn(total(fast[rows]), total(logits[rows]))
+            again = piece.pick(rows.cpu().numpy())
+            logits[rows] = self._logits(again, fast=False)
+            flips = recheck.learn(total(fast[rows]), total(logits[rows])).cpu().numpy()
+            for s, flip in zip(again.which, flips, strict=True):
+                piece.subjects[s].table.rechecked += 1
+                piece.subjects[s].table.flipped += int(flip)
             self.checks += len(rows)
             done |= todo
-        recheck.labels += len(piece)
         return logits
 
     def _logits(self, piece: _Piece, *, fast: bool) -> Tensor:

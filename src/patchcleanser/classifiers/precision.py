@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import exp, lgamma, log, log1p
 from typing import Any, Literal
 
 import torch
@@ -17,8 +18,8 @@ Precision = Literal["exact", "fast"]
 CALIBRATION = 512
 """So many labels are computed both ways before any fast one is trusted."""
 
-AUDIT = 64
-"""From then on every so manieth label is still computed both ways."""
+AUDIT = 1 / 256
+"""The share of all further labels that are still computed both ways, whatever their margin."""
 
 SAFETY = 2.0
 """Labels are doubtful up to this many times the largest movement ever seen."""
@@ -30,31 +31,71 @@ TIE = 1e-5
 
 @dataclass
 class Recheck:
-    """What fast labels cost, and whether they were right."""
+    """What fast labels cost, and whether they were right.
+
+    `begin` starts anew from nothing learnt, so that what is rechecked in one batch of images does
+    not depend on the batches before it; the counts go on.
+    """
 
     labels: int = 0
     rechecked: int = 0
     flipped: int = 0
     """Of the rechecked ones, those whose fast label was wrong."""
+    audited: int = 0
+    """Labels above the bound that were computed both ways all the same."""
     audited_flips: int = 0
-    """Labels above the bound that were wrong all the same: reason to distrust the others."""
+    """Of those, the wrong ones: reason to distrust the others."""
     bound: float = 0.0
     """Labels with a smaller margin are computed again; it grows with every movement seen."""
 
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Learn the bound anew, with the same sample."""
+        self.bound, self._seen, self._generator = 0.0, 0, torch.Generator().manual_seed(0)
+
     def sampled(self, number: int) -> Tensor:
         """Which of the next labels are computed both ways whatever their margin, bool [number]."""
-        at = torch.arange(self.labels, self.labels + number)
-        return (at < CALIBRATION) | (at % AUDIT == 0)
+        first = torch.arange(self._seen, self._seen + number) < CALIBRATION
+        self._seen, self.labels = self._seen + number, self.labels + number
+        return first | (torch.rand(number, generator=self._generator) < AUDIT)
 
-    def learn(self, fast: Tensor, exact: Tensor) -> None:
-        """Take note of how far logits moved; no label with a margin above the movement can flip."""
+    def learn(self, fast: Tensor, exact: Tensor) -> Tensor:
+        """Take note of how far logits moved; no label with a margin above the movement can flip. Returns the flips."""
         moved = torch.where(torch.isneginf(fast) & torch.isneginf(exact), 0.0, exact - fast)
         spread = (moved.amax(1) - moved.amin(1)).nan_to_num(nan=torch.inf, posinf=torch.inf)
         flips = exact.argmax(1) != fast.argmax(1)
-        self.audited_flips += int((flips & (gaps(fast) > self.bound)).sum()) if self.labels >= CALIBRATION else 0
+        if self._seen > CALIBRATION:
+            above = gaps(fast) > self.bound
+            self.audited += int(above.sum())
+            self.audited_flips += int((flips & above).sum())
         self.rechecked += len(fast)
         self.flipped += int(flips.sum())
         self.bound = max(self.bound, SAFETY * float(spread.max()))
+        return flips
+
+    @property
+    def flip_rate(self) -> float:
+        """With 95% confidence at most this share of the labels that were not computed again is wrong.
+
+        The exact (Clopper-Pearson) bound on the audited ones; 3 / n if none of n was wrong.
+        """
+        if not self.audited:
+            return 1.0
+        low, high = self.audited_flips / self.audited, 1.0
+        for _ in range(60):  # the share at which so few flips would be seen in 5 of 100 audits
+            middle = (low + high) / 2
+            low, high = (middle, high) if _at_most(self.audited_flips, self.audited, middle) > 0.05 else (low, middle)
+        return high
+
+
+def _at_most(hits: int, number: int, share: float) -> float:
+    """The chance of at most `hits` among `number` draws, each a hit with this chance."""
+    if share >= 1:
+        return float(hits >= number)
+    ways = [lgamma(number + 1) - lgamma(k + 1) - lgamma(number - k + 1) for k in range(hits + 1)]
+    return sum(exp(w + k * log(share or 1e-300) + (number - k) * log1p(-share)) for k, w in enumerate(ways))
 
 
 def total(logits: Tensor) -> Tensor:

@@ -57,6 +57,8 @@ SCHEMA = pa.schema(
         ("weakest", pa.list_(pa.int32())),  # top, left, height, width of each patch the proof does not reach
         ("margin", pa.float32()),
         ("classifications", pa.int32()),
+        ("rechecked", pa.int32()),  # fast labels computed again in float32
+        ("flipped", pa.int32()),  # of those, the ones that were wrong
         ("seconds", pa.float32()),
     ]
 )

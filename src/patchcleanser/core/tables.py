@@ -31,6 +31,9 @@ class LabelTable:
         self.confidences = np.full(size, np.nan, dtype=np.float32)
         self.answered = False
         """Whether any label came from finite logits."""
+        self.rechecked = 0
+        """Fast labels that were computed again in float32, and those of them that were wrong."""
+        self.flipped = 0
 
     @property
     def spent(self) -> int:

@@ -36,6 +36,7 @@ def rows_of(job: Job, indices: Sequence[int], *, skip: bool = False) -> list[Row
             row["skipped"] = str(error)
         rows.append(row)
     kept = [row for row in rows if row["skipped"] is None]
+    job.built.masked.recheck.begin()  # so that no batch's rows depend on the batches before it
     examined = job.built.examine(images, [row["label"] for row in kept], maps=job.table) if kept else []
     seconds = (time.monotonic() - started) / max(1, len(kept))
     for row, found in zip(kept, examined, strict=True):
@@ -67,6 +68,8 @@ def _facts(found: Examined[Any, Any], *, table: bool) -> Row:
         "table": found.table.labels[:-1].astype(np.int32) if table else None,
         "margin": found.certificate.margin,
         "classifications": found.table.spent,
+        "rechecked": found.table.rechecked,
+        "flipped": found.table.flipped,
         **_verdict(found.verdict),
         **_certificate(found.certificate),
     }
