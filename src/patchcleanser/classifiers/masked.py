@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -113,11 +114,19 @@ class MaskedClassifier:
             np.concatenate([unions for _, unions in wanted]),
         )
         with torch.inference_mode():
+            # A GPU is given the next piece before the answers to the last one are looked at, so it never waits.
+            ahead = 1 if self.classifier.device.type == "cuda" else 0
+            launched: deque[tuple[_Piece, Tensor]] = deque()
             start = 0
             while start < len(piece):
                 stop = min(start + self._size(piece, start), len(piece))
-                self._store(piece.part(start, stop), strict)
+                part = piece.part(start, stop)
+                launched.append((part, self._launched(part)))
                 start = stop
+                while len(launched) > ahead:
+                    self._store(*launched.popleft(), strict)
+            while launched:
+                self._store(*launched.popleft(), strict)
         if not all(subject.table.answered for subject in piece.subjects):
             raise OutputError(NOT_FINITE)
 
@@ -131,12 +140,15 @@ class MaskedClassifier:
             return int(max(1, min(self.chunk, COPY_BYTES // (4 * pixels.numel()))))
         return self.chunk
 
-    def _store(self, piece: _Piece, strict: bool) -> None:
+    def _launched(self, piece: _Piece) -> Tensor:
         logits = self._logits(piece, fast=self.fast)
         if self._stored < PROBES or self._stored % PROBE_EVERY == 0:
             at = 0 if self._stored == 0 else len(piece) // 2
             self._probe(piece.part(at, at + 1), logits[at], fast=self.fast)
         self._stored += 1
+        return logits
+
+    def _store(self, piece: _Piece, logits: Tensor, strict: bool) -> None:
         if self.fast:
             logits = self._rechecked(piece, logits)
         finite = ~(torch.isnan(logits) | torch.isposinf(logits)).any(1)
