@@ -216,3 +216,16 @@ def test_models_lists_the_zoo_and_describes_one(run: Command) -> None:
 def test_data_lists_what_is_known(run: Command) -> None:
     assert "imagenette" in run("data").out
     assert json.loads(run("data", "sample", "--json").out)["images"] == 300
+
+
+def test_the_demo_certifies_attacks_and_reports_offline(run: Command) -> None:
+    done = run("demo", "--limit", "12", "--device", "cpu")
+    assert done.code == 0, done.err
+    assert len(Run.open("demo/run").read()) == 12
+    assert "makes the undefended classifier say" in done.out
+    assert "the report: demo/report/report.html" in done.out
+    with Image.open("demo/attack.png") as picture:
+        assert picture.width > 3 * 256
+    again = json.loads(run("demo", "--limit", "12", "--device", "cpu", "--json").out)
+    assert again["attack"]["defended"] == again["attack"]["true"] != again["attack"]["undefended"]
+    assert Path(again["report"]).is_file()

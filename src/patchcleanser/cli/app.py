@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 import patchcleanser
-from patchcleanser.cli import certify, data, harden, masks, models, predict, train
+from patchcleanser.cli import certify, data, demo, harden, masks, models, predict, report, train
 from patchcleanser.errors import PatchCleanserError
 
 app = typer.Typer(
@@ -40,7 +40,9 @@ def _stoppable(command: Callable[..., None]) -> Callable[..., None]:
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": demo.demo,
     "certify": certify.certify,
+    "report": report.report,
     "predict": predict.predict,
     "masks": masks.masks,
     "data": data.data,
