@@ -94,7 +94,7 @@ def _story(job: Job, image: Tensor, found: Attacked, label: int, verdict: Verdic
         "case": verdict.case.value,
         "patch": str(found.windows[0]),
         "picture": str(picture),
-        "words": f"a printed patch ({found.windows[0]}) makes the undefended classifier say {fooled} instead of {true}; "
+        "words": f"a printed patch ({found.windows[0]}) makes the undefended classifier say {fooled}, not {true}; "
         f"the defended one says {answer}, {how}",
     }
 
