@@ -1,0 +1,118 @@
+"""How figures look, and how they reach the page and the files.
+
+Figures are drawn in a few colours that stand for roles. In the files they are what they are, on white; on
+the page each becomes a CSS variable, so that one figure fits light, dark and print.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from patchcleanser.core.files import whole_file
+
+INK, MUTED, RULE, ACCENT, SOFT = "#1d2126", "#656c74", "#d8dce0", "#0b6e5d", "#98a1aa"
+ROLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", ACCENT: "--accent", SOFT: "--soft"}
+WIDTH = 4.3
+"""Inches of a figure: small enough for a phone, where 9-point letters stay readable."""
+
+STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.color": INK,
+    "text.parse_math": False,  # class names and paths are text, whatever signs they hold
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 8.5,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "svg.fonttype": "none",  # letters stay letters: small, selectable, and set in the page's own font
+    "savefig.transparent": True,
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with the name of its files, what it shows (the caption) and what it says to those who cannot see it."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    figure: Figure
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw inside this; nothing of it stays behind."""
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the page's font has it
+        yield
+
+
+def blank(height: float = 2.9, width: float = WIDTH) -> tuple[Figure, Axes]:
+    """An empty figure with one pair of axes, in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def settled(drawings: Iterable[Drawing | None]) -> list[Drawing]:
+    """Those that were drawn, laid out once and for all: each is written three times."""
+    found = [drawing for drawing in drawings if drawing is not None]
+    for drawing in found:
+        drawing.figure.draw_without_rendering()
+        drawing.figure.set_layout_engine("none")
+    return found
+
+
+def inline(drawing: Drawing) -> str:
+    """The figure as part of a page: no prolog, ids of its own, roles for colours, the page's font."""
+    out = io.StringIO()
+    with style(), matplotlib.rc_context({"svg.hashsalt": drawing.name}):
+        drawing.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    svg = re.search(r"<svg.*</svg>", out.getvalue(), flags=re.DOTALL)
+    text = "" if svg is None else re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[0], flags=re.DOTALL)
+    text = re.sub(r'\b(id="|xlink:href="#|url\(#)', rf"\g<1>{drawing.name}-", text)
+    text = text.replace("xlink:href", "href")
+    for colour, role in ROLES.items():
+        text = text.replace(colour, f"var({role})")
+    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+    box = re.search(r'viewBox="[^"]*"', text)
+    title = f"<title>{escape(drawing.alt)}</title>"
+    head = f'<svg {box[0] if box else ""} role="img" aria-label="{escape(drawing.alt)}" class="figure">{title}'
+    return re.sub(r"^<svg[^>]*>", lambda _: head, text)
+
+
+def save(drawing: Drawing, folder: Path) -> None:
+    """The figure as SVG and PNG, on white."""
+    with style():
+        for ending, dpi in (("svg", 72), ("png", 200)):
+            with whole_file(folder / f"{drawing.name}.{ending}") as part:
+                drawing.figure.savefig(part, format=ending, dpi=dpi, facecolor="white", transparent=False)

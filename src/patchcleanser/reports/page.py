@@ -1,0 +1,102 @@
+"""The page: a template, filled in. Ids, class names and paths are other people's text and are escaped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from patchcleanser.core.metrics import Share
+from patchcleanser.reports import results, wording
+from patchcleanser.reports.contents import Report
+from patchcleanser.reports.drawing import Drawing, inline
+from patchcleanser.reports.published import comparable
+from patchcleanser.reports.studies import Study
+from patchcleanser.reports.tables import interval_of, text_of
+
+HERE = Path(__file__).parent
+
+
+def page(report: Report) -> str:
+    """The whole page as text."""
+    jinja = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    jinja.filters.update(number=text_of, interval=interval_of, svg=_svg)
+    template = jinja.get_template("page.html.jinja")
+    css = Markup((HERE / "page.css").read_text(encoding="utf-8"))
+    return template.render(report=report, css=css, words=wording, results=results, **_headline(report))
+
+
+def _svg(drawing: Drawing) -> Markup:
+    return Markup(inline(drawing))  # matplotlib escapes the text in its figures
+
+
+def _headline(report: Report) -> dict[str, Any]:
+    studies = [*report.recovery, *report.detection]
+    lead = studies[0]
+    return {
+        "lead": lead,
+        "single": len(studies) == 1,
+        "headline": report.title or headline(report),
+        "said": headline(report) if report.title else None,
+        "unfinished": [study for study in studies if study.missing],
+        "skipped": sum(study.summary.skipped for study in studies),
+        "enlarged": enlarged(studies),
+        "manifest": manifest,
+        "bars": bars(lead),
+    }
+
+
+def headline(report: Report) -> str:
+    """The result in one sentence."""
+    studies = report.recovery or report.detection
+    shares = [study.summary.shares[study.promise] for study in studies]
+    promise = "certified" if report.recovery else "certified for detection"
+    if len(studies) == 1:
+        return f"{shares[0].percent:.1f}% {promise} against {wording.attack(studies[0])}"
+    low, high = min(share.percent for share in shares), max(share.percent for share in shares)
+    differs = [name.lower() for name in wording.varying(studies)]
+    why = f"depending on {' and '.join(differs)}" if 0 < len(differs) < 3 else f"in {len(studies)} runs"
+    return f"{low:.1f}% to {high:.1f}% {promise}, {why}"
+
+
+def bars(study: Study) -> list[tuple[str, str, Share]]:
+    """What the headline compares: a class for the style, words, and the share."""
+    shares = study.summary.shares
+    last = ("certified", "Certified") if not study.detects else ("detection_certified", "Certified for detection")
+    return [
+        ("undefended", "Undefended", shares["undefended"]),
+        ("clean", "Defended, clean images", shares["clean"]),
+        ("promise", last[1], shares[last[0]]),
+    ]
+
+
+def enlarged(studies: list[Study]) -> str | None:
+    """What must be said where published numbers mean other pixels than these runs."""
+    theirs = [row for study in studies for row in comparable(study) if row.grid == "input"]
+    if not theirs:
+        return None
+    if any(row.at == 32 for row in theirs):
+        said = (
+            "The PatchCleanser paper enlarges 32×32 images to 224×224 and certifies a patch on the enlarged input: its "
+            "“5×5” is 35×35 px there, its “2×2” is 14×14."
+        )
+    else:
+        said = "The PatchCleanser paper certifies a patch on the resized and cropped 224×224 input of the network."
+    if any(study.run.threat.grid == "source" for study in studies):
+        said += (
+            " Runs here certify a patch on the image as it came, which is the stronger statement: enlarging spreads "
+            "a patch over more pixels than the paper's masks are made for."
+        )
+    return said
+
+
+def manifest(study: Study) -> str:
+    """Everything that decided the rows, and the circumstances, as they stand in the run folder."""
+    about = {key: value for key, value in study.run.about.items() if key != "classes"}
+    content = {"key": study.run.key, "images": study.run.images, "batch": study.run.batch, "about": about}
+    return json.dumps({**content, "job": study.run.job}, indent=1, ensure_ascii=False)

@@ -1,0 +1,260 @@
+"""The tables of a report: what each run shows, beside the others and beside what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from patchcleanser.core.metrics import Share
+from patchcleanser.reports import wording
+from patchcleanser.reports.published import Published, comparable
+from patchcleanser.reports.studies import CASES, Study
+from patchcleanser.reports.tables import Cell, Column, Table
+
+ENDS = 15
+"""Of many classes the page shows so many of the best and of the worst."""
+ALL = 40
+"""Up to so many classes are all shown."""
+
+UNDEFENDED = Column("undefended", "Undefended, %")
+CLEAN = Column("clean", "Clean, %")
+CERTIFIED = Column("certified", "Certified, %")
+ROW_CERTIFIED = Column("row_certified", "Row-certified, %")
+DETECTION = Column("detection_certified", "Certified for detection, %")
+ALERTS = Column("alerts", "Alerts on clean images, %")
+COST = (
+    Column("classifications", "Classifications an image", 0),
+    Column("seconds", "Seconds an image", 3),
+)
+
+
+def runs_table(studies: Sequence[Study], names: dict[Study, str]) -> Table:
+    """Recovery runs: the accuracies and what they cost."""
+    caption = "Accuracy of the undefended and the defended model, with 95% intervals"
+    return _overview("runs", caption, studies, names, (UNDEFENDED, CLEAN, CERTIFIED, ROW_CERTIFIED))
+
+
+def detection_table(studies: Sequence[Study], names: dict[Study, str]) -> Table:
+    """Detection runs: a weaker promise, and so a table of their own."""
+    caption = "Detection only, a weaker promise: under attack the answer may be an alert instead of a label"
+    return _overview("detection-runs", caption, studies, names, (UNDEFENDED, CLEAN, DETECTION, ALERTS))
+
+
+def _overview(
+    name: str, caption: str, studies: Sequence[Study], names: dict[Study, str], shares: tuple[Column, ...]
+) -> Table:
+    differs = wording.varying(studies)
+    facets = [Column(facet.lower(), facet, page=facet in differs) for facet in wording.facets(studies[0])]
+    # Several runs are told apart by what differs; the folder is needed only where that is not enough.
+    named = len({tuple(_facets(study, differs)) for study in studies}) < len(studies)
+    columns = (
+        *(facets if differs else []),
+        Column("run", "Run", page=named or not differs),
+        *([] if differs else facets),
+        *shares,
+        Column("images", "Images"),
+        *COST,
+    )
+    return Table(name, caption, columns, [_overview_row(study, names[study]) for study in studies])
+
+
+def _facets(study: Study, differs: Sequence[str]) -> list[str]:
+    return [wording.facets(study)[name] for name in differs]
+
+
+def _overview_row(study: Study, name: str) -> dict[str, Cell]:
+    classifications, seconds = study.per_image
+    return {
+        "run": name,
+        **{facet.lower(): value for facet, value in wording.facets(study).items()},
+        "images": study.summary.images,
+        **study.summary.shares,
+        "classifications": classifications,
+        "seconds": seconds,
+    }
+
+
+def published_table(studies: Sequence[Study], names: dict[Study, str]) -> Table | None:
+    """The runs beside what others printed for the same data and patch; None if nobody did."""
+    groups: dict[tuple[Published, ...], list[Study]] = {}
+    for study in studies:
+        theirs = tuple(row for row in comparable(study) if (row.kind == "detection") == study.detects)
+        if theirs:
+            groups.setdefault(theirs, []).append(study)
+    rows = [
+        {"group": number, **row}
+        for number, (theirs, ours) in enumerate(groups.items())
+        for row in (*(_our_row(study, names[study]) for study in ours), *map(_their_row, theirs))
+    ]
+    columns = (
+        Column("method", "Method"),
+        Column("data", "Data", page=False),
+        Column("patch", "Patch", page=False),
+        UNDEFENDED,
+        CLEAN,
+        CERTIFIED,
+        DETECTION,
+        Column("masks", "Masks"),
+        Column("grid", "Pixels meant"),
+        Column("source", "Source"),
+        Column("paper", "Paper", page=False),
+    )
+    caption = "This report's runs beside published numbers for the same data and patch"
+    return Table("published", caption, columns, rows).without_empty() if rows else None
+
+
+def by_patch(table: Table) -> list[Table]:
+    """The published numbers as the page shows them: a table for each dataset and patch."""
+    found: dict[Cell, list[dict[str, Cell]]] = {}
+    for row in table.rows:
+        found.setdefault(row["group"], []).append(row)
+    return [Table(table.name, _compared(rows), table.columns, rows).without_empty() for rows in found.values()]
+
+
+def _compared(rows: list[dict[str, Cell]]) -> str:
+    ours, theirs = rows[0], rows[-1]
+    return f"{theirs['data']}, {theirs['patch']} patch; here: {ours['data']}, {ours['patch']}"
+
+
+def _our_row(study: Study, name: str) -> dict[str, Cell]:
+    return {
+        "ours": True,
+        "method": f"{wording.model(study)}, {wording.defense(study)}",
+        "data": wording.data(study),
+        "patch": wording.patch(study.run.threat),
+        "masks": wording.masks(study),
+        "grid": "network's input" if study.run.threat.grid == "input" else "image as it came",
+        **{key: study.summary.shares.get(key) for key in ("undefended", "clean", study.promise)},
+        "source": f"this report: {name}",
+    }
+
+
+def _their_row(row: Published) -> dict[str, Cell]:
+    promise = "detection_certified" if row.kind == "detection" else "certified"
+    return {
+        "method": row.method,
+        "data": row.dataset,
+        "patch": row.patch.replace("x", "×") if row.count == 1 else f"{row.count} × {row.patch}",
+        "masks": row.masks and row.masks.replace("x", "×"),
+        "grid": row.grid and "network's input",
+        "undefended": row.undefended,
+        "clean": row.clean,
+        promise: row.certified,
+        "source": row.citation,
+        "paper": row.paper,
+    }
+
+
+def cost_table(studies: Sequence[Study], names: dict[Study, str]) -> Table:
+    """What certifying took, and what answering takes."""
+    rows: list[dict[str, Cell]] = []
+    for study in studies:
+        classifications, seconds = study.per_image
+        answers = {} if study.derived is None else study.derived.answers
+        rows.append(
+            {
+                "run": names[study],
+                "masks": len(study.masks),
+                "classifications": classifications,
+                "seconds": seconds,
+                "minutes": study.summary.seconds / 60,
+                **{f"predict_{name.split('-')[0]}": spent for name, (_, spent) in answers.items()},
+            }
+        )
+    columns = (
+        Column("run", "Run"),
+        Column("masks", "Masks"),
+        *COST,
+        Column("minutes", "Minutes in all", 1),
+        Column("predict_double", "To answer by double-masking", 1),
+        Column("predict_challenger", "To answer by challenger masking", 1),
+    )
+    return Table("cost", "Classifications and time", columns, rows).without_empty()
+
+
+def classes_table(study: Study) -> Table:
+    """The shares of each true class, the most certified first."""
+    rows: list[dict[str, Cell]] = [
+        {"class": study.class_name(label), "label": label, "images": shares["clean"].total, **shares}
+        for label, shares in by_promise(study)
+    ]
+    rows_too = Column(ROW_CERTIFIED.key, ROW_CERTIFIED.title, page=False)
+    promised = (DETECTION, ALERTS) if study.detects else (CERTIFIED, rows_too)
+    columns = (
+        Column("class", "Class"),
+        Column("label", "Label", page=False),
+        *(UNDEFENDED, CLEAN, *promised),
+        Column("images", "Images"),
+    )
+    return Table("classes", "Accuracy of each class", columns, rows)
+
+
+def by_promise(study: Study) -> list[tuple[int, dict[str, Share]]]:
+    """The classes, the most certified first."""
+    return sorted(study.classes.items(), key=lambda item: -item[1][study.promise].percent)
+
+
+def ends(table: Table) -> list[Table]:
+    """A table of classes as the page shows it: whole, or its best and its worst rows."""
+    if len(table.rows) <= ALL:
+        return [table]
+    best, worst = table.rows[:ENDS], table.rows[-ENDS:][::-1]
+    return [
+        Table(table.name, f"The {ENDS} classes most often certified", table.columns, best),
+        Table(table.name, f"The {ENDS} classes least often certified", table.columns, worst),
+    ]
+
+
+def cases_table(study: Study) -> Table:
+    """How the answers were reached."""
+    columns = (Column("case", "Case"), Column("share", "Of all images, %"), Column("right", "Of these right, %"))
+    rows: list[dict[str, Cell]] = [
+        {"case": CASES[case], "share": share, "right": right} for case, (share, right) in study.cases.items()
+    ]
+    return Table("cases", "How the answers on clean images were reached", columns, rows)
+
+
+def answers_table(study: Study) -> Table | None:
+    """Both recovery defenses on the same labels."""
+    if study.derived is None or not study.derived.answers:
+        return None
+    columns = (Column("defense", "Defense"), CLEAN, Column("classifications", "Classifications an image", 1))
+    rows: list[dict[str, Cell]] = [
+        {"defense": wording.DEFENSES.get(name, name), "clean": clean, "classifications": spent}
+        for name, (clean, spent) in study.derived.answers.items()
+    ]
+    return Table("defenses", "Two ways to answer with the same masks and the same certificate", columns, rows)
+
+
+def smaller_table(study: Study) -> Table | None:
+    """The row certificate of the run's masks against smaller patches."""
+    if study.derived is None or len(study.derived.smaller) < 2:
+        return None
+    columns = (Column("side", "Patch side, px"), ROW_CERTIFIED)
+    rows: list[dict[str, Cell]] = [{"side": side, "row_certified": share} for side, share in study.derived.smaller]
+    return Table("smaller-patches", "The same masks against smaller square patches", columns, rows)
+
+
+def thresholds_table(study: Study) -> Table | None:
+    """Minority Reports at each threshold."""
+    if study.derived is None or not study.derived.detection:
+        return None
+    rows: list[dict[str, Cell]] = [
+        {
+            "threshold": at.threshold,
+            "clean": at.clean,
+            "detection_certified": at.detection_certified,
+            "alerts": at.alerts,
+        }
+        for at in study.derived.detection
+    ]
+    columns = (Column("threshold", "Threshold", 2), CLEAN, DETECTION, ALERTS)
+    return Table("detection", "Minority Reports on the same labels: detection only", columns, rows)
+
+
+def skipped_table(studies: Sequence[Study], names: dict[Study, str]) -> Table | None:
+    """Every image that has no answer, and why."""
+    rows: list[dict[str, Cell]] = [
+        {"run": names[study], "image": image, "reason": reason} for study in studies for image, reason in study.skipped
+    ]
+    columns = (Column("run", "Run", page=len(names) > 1), Column("image", "Image"), Column("reason", "Reason"))
+    return Table("skipped", "Images left out", columns, rows) if rows else None

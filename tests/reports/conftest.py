@@ -1,0 +1,128 @@
+"""Small made-up runs, written as real ones are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchcleanser.core.records import Row, Run
+from patchcleanser.core.threats import Threat
+from patchcleanser.defenses.double_masking import double_masking
+from patchcleanser.defenses.minority_reports import first_failure, reporters
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Write a run under `tmp_path` and return it."""
+
+    def make(name: str = "run", **settings: Any) -> Run:
+        return written(tmp_path / name, **settings)
+
+    return make
+
+
+def written(
+    folder: Path,
+    *,
+    images: int = 24,
+    batch: int = 8,
+    threat: Threat | None = None,
+    masks: int = 2,
+    sizes: tuple[tuple[int, int], ...] = ((8, 8),),
+    classes: tuple[str, ...] = ("cat", "dog", "frog"),
+    about: dict[str, Any] | None = None,
+    skipped: dict[int, str] | None = None,
+    ids: Callable[[int], str] = "image {}".format,
+    pictures: bool = True,
+    detects: bool = False,
+    table: bool = True,
+    seed: int = 0,
+) -> Run:
+    """A run of made-up labels: most right, some wrong under a few masks, some wrong everywhere."""
+    threat = threat or Threat.square(2)
+    job = {
+        "labels": 1,
+        "classifier": "c" * 64,
+        "device": "cpu",
+        "precision": "exact",
+        "data": "d" * 64,
+        "threat": threat.to_json(),
+        "masks": [masks, masks],
+        "stride": None,
+        "defense": "minority-reports" if detects else "double-masking",
+        "options": {"threshold": 0.5} if detects else {},
+        "table": table and not detects,
+    }
+    known = {"model": "zoo:tiny", "data": "cifar10", "classes": list(classes), "command": "patchcleanser certify …"}
+    run = Run.begin(folder, job, images=images, batch=batch, about=known if about is None else about)
+    rng = np.random.default_rng(seed)
+    for number in range(run.batches):
+        rows = []
+        for index in range(number * batch, min((number + 1) * batch, images)):
+            row: Row = {"index": index, "id": ids(index), "label": int(rng.integers(len(classes)))}
+            if skipped and index in skipped:
+                row["skipped"] = skipped[index]
+            else:
+                row |= _facts(run, rng, row["label"], sizes[index % len(sizes)], len(classes), detects)
+            rows.append(row)
+        run.write(number, rows)
+    if pictures:
+        _pictures(run)
+    return run
+
+
+def _facts(
+    run: Run, rng: np.random.Generator, truth: int, size: tuple[int, int], classes: int, detects: bool
+) -> dict[str, Any]:
+    masks = run.mask_set(size)
+    count, unions = len(masks), masks.unions
+    labels = np.full(len(unions), truth, dtype=np.int32)
+    other, kind = (truth + 1) % classes, rng.random()
+    if kind > 0.85:
+        labels[:] = other
+    elif kind > 0.5:
+        labels[rng.choice(len(labels), size=2, replace=False)] = other
+    one, sure = labels[:count].tolist(), rng.uniform(0.3, 1, count).astype(np.float32)
+    found = {
+        "height": size[0],
+        "width": size[1],
+        "undefended": other if kind > 0.9 else truth,
+        "one_mask_labels": labels[:count],
+        "one_mask_margins": sure,
+        "one_mask_confidences": sure,
+        "margin": float(rng.exponential()),
+        "classifications": len(unions),
+        "seconds": 0.25,
+    }
+    if detects:
+        undefended = found["undefended"]
+        alert = bool(reporters(undefended, one, sure.tolist(), 0.5))
+        proved = first_failure(truth, one, sure.tolist(), 0.5) is None and undefended == truth
+        return found | {"answer": undefended, "alert": alert, "detection_certified": proved}
+    good = ~(labels != truth)[unions.index].any(axis=1)
+    hole = masks.cover(run.threat).hole(good)
+    verdict = double_masking(one, lambda i: labels[unions.index[i]].tolist())
+    return found | {
+        "table": labels if run.job["table"] else None,
+        "answer": verdict.label,
+        "case": verdict.case.value,
+        "deciding_mask": verdict.deciding_mask,
+        "certified": bool(good.all()),
+        "row_certified": hole is None,
+        "weakest": hole and [n for w in hole for n in (w.top, w.left, w.height, w.width)],
+    }
+
+
+def _pictures(run: Run) -> None:
+    (run.folder / "gallery").mkdir()
+    for row in run.read(["index", "skipped", "height", "width"]).to_pylist():
+        if row["skipped"] is None:
+            picture = Image.new("RGB", (row["width"], row["height"]), (10 * row["index"] % 255, 90, 120))
+            picture.save(run.folder / "gallery" / f"{row['index']}.png")

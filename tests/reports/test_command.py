@@ -1,0 +1,59 @@
+"""The command: where it writes, what it prints, how it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from patchcleanser.cli.report import report
+from patchcleanser.core.metrics import COLUMNS, summary
+from patchcleanser.core.records import Run
+from patchcleanser.errors import RecordError
+
+MakeRun = Callable[..., Run]
+
+
+def typed(*words: str | Path) -> Result:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(report)
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_one_run_is_reported_inside_its_folder(make_run: MakeRun) -> None:
+    run = make_run()
+    done = typed(run.folder)
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"wrote {run.folder / 'report' / 'report.html'}\n"
+    assert (run.folder / "report" / "report.html").is_file()
+    assert typed(run.folder).exit_code == 0  # a second report is written over the first
+
+
+def test_several_runs_are_reported_in_the_folder_that_holds_them(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("sweep/a")
+    make_run("sweep/b", masks=3)
+    assert typed(tmp_path / "sweep", "--no-gallery").exit_code == 0
+    assert (tmp_path / "sweep" / "report" / "report.html").is_file()
+
+
+def test_json_prints_the_summaries_by_run_folder(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    done = typed(run.folder, "--json", "--no-derive", "--out", tmp_path / "elsewhere", "--title", "A title")
+    assert json.loads(done.stdout) == {str(run.folder): summary(run.read(COLUMNS)).to_json()}
+    assert "A title" in (tmp_path / "elsewhere" / "report.html").read_text(encoding="utf-8")
+
+
+def test_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"no run in .*; make one with: patchcleanser certify"):
+        raise typed(tmp_path).exception or AssertionError
+
+
+def test_a_damaged_shard_is_named(make_run: MakeRun) -> None:
+    run = make_run()
+    run.shard(1).write_bytes(b"PAR1 but no more")
+    with pytest.raises(RecordError, match=r"rows-00001.parquet is damaged .* delete it and run again"):
+        raise typed(run.folder).exception or AssertionError

@@ -1,0 +1,83 @@
+"""Pictures are those of the run, with the rectangles of its rows."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from patchcleanser.core.records import Run
+from patchcleanser.reports import write_report
+from patchcleanser.reports.gallery import LARGEST, Picture, gallery
+from patchcleanser.reports.studies import read_study
+
+MakeRun = Callable[..., Run]
+
+
+def shown(run: Run) -> dict[str, list[Picture]]:
+    study = read_study(run, None)
+    assert study is not None
+    return {kind.title: pictures for kind, pictures in gallery(study, 100)}
+
+
+def test_the_patch_that_breaks_the_proof_is_drawn_where_it_lies(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(images=40)
+    rows = {row["id"]: row for row in run.read().to_pylist()}
+    pictures = shown(run)["Right, but not proved"]
+    assert pictures
+    for picture in pictures:
+        (patch,) = picture.patches
+        assert [patch.top, patch.left, patch.height, patch.width] == rows[picture.id]["weakest"]
+        assert rows[picture.id]["row_certified"] is False
+    html = write_report([(run, None)], tmp_path / "out").read_text(encoding="utf-8")
+    first = pictures[0].patches[0]
+    assert f'x="{first.left}" y="{first.top}" width="{first.width}" height="{first.height}"' in html
+
+
+def test_each_kind_shows_rows_of_that_kind(make_run: MakeRun) -> None:
+    run = make_run(images=60)
+    rows = {row["id"]: row for row in run.read().to_pylist()}
+    found = shown(run)
+    assert all(rows[p.id]["certified"] for p in found["Certified"])
+    assert all(rows[p.id]["answer"] != rows[p.id]["label"] for p in found["Wrong"])
+    masks = run.mask_set((8, 8)).masks
+    for picture in found["Case II: a disagreer decided"]:
+        assert picture.masks == list(masks[rows[picture.id]["deciding_mask"]])
+
+
+def test_alerts_are_shown_as_alerts(make_run: MakeRun) -> None:
+    run = make_run(images=60, detects=True)
+    found = shown(run)
+    assert all(p.answer == "an alert" and p.masks for p in found["Alert on a clean image"])
+    assert "Certified" not in found
+    assert "Certified for detection" in found
+
+
+def test_only_pictures_that_are_there_and_whole_are_shown(make_run: MakeRun) -> None:
+    run = make_run(images=40)
+    kept = sorted((run.folder / "gallery").iterdir(), key=lambda path: int(path.stem))
+    for path in kept[2:]:
+        path.unlink()
+    kept[0].write_bytes(b"no picture")
+    assert {p.id for pictures in shown(run).values() for p in pictures} <= {"image 1"}
+
+
+def test_large_pictures_are_shrunk_and_keep_the_images_own_coordinates(make_run: MakeRun) -> None:
+    run = make_run(images=8, sizes=((500, 400),))
+    noise = np.random.default_rng(0).integers(0, 255, (500, 400, 3), dtype=np.uint8)
+    for path in (run.folder / "gallery").iterdir():
+        Image.fromarray(noise).save(path)
+    for pictures in shown(run).values():
+        for picture in pictures:
+            assert (picture.height, picture.width, picture.coarse) == (500, 400, False)
+            content = base64.b64decode(picture.uri.partition(",")[2])
+            assert max(Image.open(io.BytesIO(content)).size) == LARGEST
+
+
+def test_no_pictures_where_none_are_wanted(make_run: MakeRun, tmp_path: Path) -> None:
+    html = write_report([(make_run(), None)], tmp_path / "out", pictures=False).read_text(encoding="utf-8")
+    assert "data:image" not in html

@@ -1,0 +1,75 @@
+"""Published numbers stand beside runs of the same data and patch, and beside no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from patchcleanser.core.records import Run
+from patchcleanser.core.threats import Threat
+from patchcleanser.evaluation.derive import derive
+from patchcleanser.reports import write_report
+from patchcleanser.reports.published import comparable, published
+from patchcleanser.reports.studies import Study, read_study
+
+MakeRun = Callable[..., Run]
+
+
+def studied(make_run: MakeRun, size: int, threat: Threat, data: str, **settings: object) -> Study:
+    run = make_run(images=2, batch=2, sizes=((size, size),), threat=threat, about={"data": data}, **settings)
+    found = read_study(run, None)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "data", "certified"),
+    [
+        (32, "5", "cifar10", 89.1),
+        (32, "2.4%", "cifar10", 89.1),
+        (32, "5", "sample", 89.1),
+        (32, "2", "cifar10", 94.3),
+        (224, "35", "cifar10", 89.1),
+        (224, "2%", "imagenet", 64.9),
+        (224, "32", "imagenet", 64.9),
+        (224, "23", "imagenette", 97.5),
+        (32, "5", "svhn", 71.7),
+        (32, "4", "cifar10", None),
+        (32, "0.4%", "cifar10", None),  # 3×3 px, where the paper's is 2×2
+        (32, "5", "folder:photos", None),
+    ],
+)
+def test_only_the_same_data_and_patch_compare(
+    make_run: MakeRun, size: int, patch: str, data: str, certified: float | None
+) -> None:
+    rows = comparable(studied(make_run, size, Threat.parse(patch), data, pictures=False))
+    best = max((row.certified for row in rows if row.kind == "recovery"), default=None)
+    assert best == certified
+
+
+def test_two_patches_compare_with_two_patches_only(make_run: MakeRun) -> None:
+    study = studied(make_run, 224, Threat.share(0.01, count=2), "imagenet", pictures=False, masks=2)
+    assert {(row.count, row.certified) for row in comparable(study)} == {(2, 45.8)}
+
+
+def test_rows_are_facts_with_a_source() -> None:
+    rows = published()
+    assert len(rows) > 100
+    assert all(0 <= row.certified <= 100 and row.citation and row.paper for row in rows)
+    (main,) = (
+        row
+        for row in rows
+        if (row.method, row.dataset, row.patch, row.masks) == ("PatchCleanser, ViT-B/16", "imagenet", "2%", "6x6")
+    )
+    assert (main.undefended, main.clean, main.certified, main.grid) == (84.8, 83.9, 62.1, "input")
+    assert {row.method for row in rows if row.kind == "detection"} >= {"PatchCensor", "ViP"}
+
+
+def test_the_page_says_that_the_paper_means_the_enlarged_input(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(images=4, sizes=((32, 32),), threat=Threat.square(5))
+    html = write_report([(run, derive(run))], tmp_path / "out").read_text(encoding="utf-8")
+    assert "enlarges 32×32 images to 224×224" in html
+    assert "stronger statement" in html
+    assert "BagCert" in html

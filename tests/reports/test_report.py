@@ -1,0 +1,278 @@
+"""A report says what the records say, of every run, safely, and alone."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from patchcleanser.core.metrics import Share
+from patchcleanser.core.records import Run
+from patchcleanser.core.threats import Threat
+from patchcleanser.errors import RecordError
+from patchcleanser.evaluation.derive import derive
+from patchcleanser.reports import write_report
+
+MakeRun = Callable[..., Run]
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page; fails on a tag that is not closed."""
+
+    EMPTY = frozenset({"meta", "br", "image", "rect", "path", "use", "link", "img", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.EMPTY:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def reported(out: Path, *runs: Run, derived: bool = True, **options: object) -> str:
+    page = write_report([(run, derive(run) if derived else None) for run in runs], out, **options)  # type: ignore[arg-type]
+    return page.read_text(encoding="utf-8")
+
+
+def table(out: Path, name: str) -> list[dict[str, str]]:
+    with (out / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_numbers_on_the_page_and_in_the_tables_equal_the_records(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(images=40)
+    html = reported(tmp_path / "out", run)
+    rows = run.read().to_pylist()
+    (found,) = table(tmp_path / "out", "runs")
+    hits = {
+        "undefended": [row["undefended"] == row["label"] for row in rows],
+        "clean": [row["answer"] == row["label"] for row in rows],
+        "certified": [row["certified"] for row in rows],
+        "row_certified": [row["row_certified"] for row in rows],
+    }
+    words = Page(html).text
+    for name, hit in hits.items():
+        share = Share(sum(hit), len(hit))
+        assert (int(found[f"{name}_count"]), int(found[f"{name}_total"])) == (share.count, share.total)
+        assert float(found[name]) == pytest.approx(share.percent, abs=1e-3)
+        low, high = share.interval
+        assert f"{share.percent:.1f} {low:.1f}–{high:.1f}" in words
+    assert float(found["classifications"]) == sum(row["classifications"] for row in rows) / len(rows)
+    assert float(found["seconds"]) == pytest.approx(0.25)
+    certified = sum(hits["certified"])
+    assert f"{100 * certified / 40:.1f}% certified against any 2×2 px patch" in words
+    assert f"{certified} of 40" in words
+
+
+def test_each_class_is_counted_alone(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(images=40)
+    reported(tmp_path / "out", run)
+    for line in table(tmp_path / "out", "classes"):
+        mine = [row for row in run.read().to_pylist() if row["label"] == int(line["label"])]
+        assert line["class"] == ("cat", "dog", "frog")[int(line["label"])]
+        assert (int(line["images"]), int(line["certified_count"])) == (len(mine), sum(r["certified"] for r in mine))
+
+
+def test_many_classes_show_only_the_best_and_the_worst(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(images=400, classes=tuple(f"class-{n}" for n in range(60)), batch=100, pictures=False)
+    words = Page(reported(tmp_path / "out", run)).text
+    assert "The 15 classes most often certified" in words
+    assert "The 15 classes least often certified" in words
+    assert len(table(tmp_path / "out", "classes")) == len({row["label"] for row in run.read(["label"]).to_pylist()})
+
+
+def test_an_unfinished_run_says_so_and_a_finished_one_does_not(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    assert "not finished" not in reported(tmp_path / "out", run)
+    run.shard(1).unlink()
+    words = Page(reported(tmp_path / "out", run)).text
+    assert "This run is not finished: 1 of 3 batches are missing (8 of 24 images)" in words
+    assert "Go on with: patchcleanser certify …" in words
+
+
+def test_a_run_without_rows_is_an_error_alone_and_left_out_beside_others(make_run: MakeRun, tmp_path: Path) -> None:
+    empty, full = make_run("empty"), make_run("full")
+    for batch in range(3):
+        empty.shard(batch).unlink()
+    with pytest.raises(RecordError, match="holds no rows yet; go on with: patchcleanser certify"):
+        reported(tmp_path / "out", empty)
+    assert "empty is left out:" in Page(reported(tmp_path / "out", empty, full)).text
+
+
+def test_a_run_of_skipped_images_only_is_an_error_with_the_reason(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(images=2, skipped={0: "truncated", 1: "truncated"}, pictures=False)
+    with pytest.raises(RecordError, match=r"has an answer: all 2 were left out \(truncated\)"):
+        reported(tmp_path / "out", run)
+
+
+def test_skipped_images_are_counted_and_listed_with_their_reasons(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(skipped={3: "cannot decode: truncated file"})
+    words = Page(reported(tmp_path / "out", run)).text
+    assert "1 image was left out" in words
+    assert "image 3 cannot decode: truncated file" in words
+    assert table(tmp_path / "out", "runs")[0]["images"] == "23"
+
+
+def test_detection_never_stands_in_the_certified_column(make_run: MakeRun, tmp_path: Path) -> None:
+    recovery, detection = make_run("recovery"), make_run("detection", detects=True)
+    html = reported(tmp_path / "out", recovery, detection)
+    (line,) = table(tmp_path / "out", "detection-runs")
+    assert "certified" not in line
+    assert int(line["detection_certified_count"]) == sum(
+        row["detection_certified"] for row in detection.read(["detection_certified"]).to_pylist()
+    )
+    assert [row["defense"] for row in table(tmp_path / "out", "runs")] == ["double-masking"]
+    assert "detection_certified" not in table(tmp_path / "out", "runs")[0]
+    assert "a weaker promise" in Page(html).text
+
+
+def test_a_page_of_detection_alone_never_says_that_an_answer_is_kept(make_run: MakeRun, tmp_path: Path) -> None:
+    words = Page(reported(tmp_path / "out", make_run(detects=True))).text
+    assert "certified for detection against any 2×2 px patch" in words
+    assert "keeps its right answer" not in words
+    assert "changes the answer, wherever it lies" not in words
+
+
+NASTY = "<script>alert(1)</script>\"'&{{ 7*7 }}$x$"
+
+
+def test_other_peoples_text_is_escaped_everywhere(make_run: MakeRun, tmp_path: Path) -> None:
+    about = {
+        "model": NASTY,
+        "data": NASTY,
+        "split": NASTY,
+        "command": NASTY,
+        "classes": [NASTY, f"<img src=x onerror={NASTY}>", "日本"],
+        "versions": {NASTY: NASTY},
+        "created": NASTY,
+    }
+    run = make_run(ids=lambda n: f"{n}{NASTY}", about=about, skipped={1: NASTY})
+    html = reported(tmp_path / "out", run, title=NASTY)
+    page = Page(html)
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "img", "iframe", "object", "link"})
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert "&lt;script&gt;alert(1)" in html
+    assert "{{ 7*7 }}" in page.text
+    for drawn in (tmp_path / "out" / "figures").glob("*.svg"):
+        assert "<script" not in drawn.read_text(encoding="utf-8")
+
+
+def test_the_page_loads_nothing_from_elsewhere(make_run: MakeRun, tmp_path: Path) -> None:
+    html = reported(tmp_path / "out", make_run("a"), make_run("b", masks=3))
+    for tag, attributes in Page(html).tags:
+        for name in ("src", "href", "xlink:href", "data", "action", "poster", "srcset"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("#", "data:image/")), (tag, value)
+    assert not re.search(r"@import|url\((?!#)", html)
+    assert "http" not in re.sub(r"data:image/[^\"]*", "", html)
+
+
+def test_the_page_is_built_for_readers(make_run: MakeRun, tmp_path: Path) -> None:
+    html = reported(tmp_path / "out", make_run())
+    tags = Page(html).tags
+    assert [tag for tag, _ in tags].count("h1") == 1
+    assert next(attributes for tag, attributes in tags if tag == "html") == {"lang": "en"}
+    assert all(attributes.get("scope") for tag, attributes in tags if tag == "th")
+    assert all(attributes.get("aria-label") for tag, attributes in tags if attributes.get("role") == "img")
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    linked = {a["href"] for tag, a in tags if tag == "a" and "href" in a}
+    assert linked <= {f"#{name}" for name in ids}
+    for words in ("prefers-color-scheme: dark", "@media print", "max-width: 40rem"):
+        assert words in html
+
+
+def test_several_runs_make_one_report_with_lines_against_patch_and_masks(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [
+        make_run(f"p{side}m{masks}", threat=Threat.square(side), masks=masks, images=16, seed=side)
+        for side in (1, 2)
+        for masks in (2, 3)
+    ]
+    words = Page(reported(tmp_path / "out", *runs)).text
+    assert [(row["patch"], row["masks"]) for row in table(tmp_path / "out", "runs")] == [
+        ("1×1 px", "2×2"),
+        ("1×1 px", "3×3"),
+        ("2×2 px", "2×2"),
+        ("2×2 px", "3×3"),
+    ]
+    assert "depending on patch and masks" in words
+    figures = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    assert {"patch-size.svg", "mask-count.png", "cost.svg", "accuracy.png", "weakness-p1m2.svg"} <= figures
+    for run in runs:
+        line = next(row for row in table(tmp_path / "out", f"classes-{run.folder.name}"))
+        assert line["class"] in ("cat", "dog", "frog")
+
+
+def test_runs_in_folders_of_one_name_keep_their_own_files(make_run: MakeRun, tmp_path: Path) -> None:
+    first, second, third = make_run("a/x"), make_run("b/x", seed=1), make_run("c/x-2", seed=2)
+    words = Page(reported(tmp_path / "out", first, second, third, pictures=False)).text
+    assert {path.name for path in (tmp_path / "out" / "tables").glob("classes-*.csv")} == {
+        "classes-x.csv",
+        "classes-x-2.csv",
+        "classes-x-2-2.csv",
+    }
+    assert "a/x" in words
+    assert "b/x" in words
+
+
+def test_images_of_different_sizes_are_reported_together(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(sizes=((32, 32), (12, 20), (40, 16)), threat=Threat.share(0.02))
+    words = Page(reported(tmp_path / "out", run)).text
+    assert "Images of 3 sizes are laid over each other" in words
+    assert len(table(tmp_path / "out", "smaller-patches")) > 1
+
+
+@pytest.mark.parametrize("threat", [Threat.square(1, count=2), Threat.any_rectangle(4), Threat.square(2, grid="input")])
+def test_every_kind_of_threat_can_be_reported(make_run: MakeRun, tmp_path: Path, threat: Threat) -> None:
+    words = Page(reported(tmp_path / "out", make_run(threat=threat, images=8))).text
+    assert "Where images are weak" in words
+
+
+def test_a_run_without_tables_or_circumstances_is_reported(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(table=False, about={}, pictures=False)
+    words = Page(reported(tmp_path / "out", run)).text
+    assert "This run kept no two-mask tables" in words
+    assert "classifier cccccccccc" in words
+    assert "class 0" in words
+
+
+def test_tables_come_in_three_and_figures_in_two_formats(make_run: MakeRun, tmp_path: Path) -> None:
+    reported(tmp_path / "out", make_run())
+    for folder, endings in (("tables", {".csv", ".md", ".tex"}), ("figures", {".svg", ".png"})):
+        found: dict[str, set[str]] = {}
+        for path in (tmp_path / "out" / folder).iterdir():
+            found.setdefault(path.stem, set()).add(path.suffix)
+        assert found
+        assert all(suffixes == endings for suffixes in found.values())
+
+
+def test_reports_never_need_torch() -> None:
+    code = "import patchcleanser.reports, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
