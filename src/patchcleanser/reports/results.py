@@ -189,8 +189,10 @@ def classes_table(study: Study) -> Table:
 
 
 def by_promise(study: Study) -> list[tuple[int, dict[str, Share]]]:
-    """The classes, the most certified first."""
-    return sorted(study.classes.items(), key=lambda item: -item[1][study.promise].percent)
+    """The classes, the most certified first; of equals those known best stand at either end."""
+    shares = {label: shares[study.promise] for label, shares in study.classes.items()}
+    order = sorted(shares, key=lambda label: (-shares[label].percent, -sum(shares[label].interval)))
+    return [(label, study.classes[label]) for label in order]
 
 
 def ends(table: Table) -> list[Table]:

@@ -1,6 +1,6 @@
 """Table: named columns and plain cells, written as CSV, Markdown and LaTeX, and shown on the page.
 
-All four come from the same cells, so they cannot disagree.
+All four come from the same cells, so they cannot disagree. CSV has every column, the others those of the page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """A column; `digits` behind the point of a number, and whether the page shows it or only the files."""
+    """A column; `digits` behind the point of a number, and whether readers see it or only CSV has it."""
 
     key: str
     title: str
@@ -40,7 +40,7 @@ class Table:
     rows: list[dict[str, Cell]]
 
     def shown(self) -> Table:
-        """Without the columns that only the files have."""
+        """Without the columns that only CSV has."""
         return Table(self.name, self.caption, tuple(c for c in self.columns if c.page), self.rows)
 
     def without_empty(self) -> Table:
@@ -192,7 +192,11 @@ def _one_line(text: str) -> str:
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "csv": to_csv,
+    "md": lambda table: to_markdown(table.shown()),
+    "tex": lambda table: to_latex(table.shown()),
+}
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> None:
