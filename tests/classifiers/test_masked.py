@@ -12,17 +12,22 @@ from patchcleanser import (
     CallableClassifier,
     ChallengerMasking,
     DoubleMasking,
+    Job,
     MinorityReports,
     Preprocessing,
     Threat,
     TorchClassifier,
+    load_classifier,
+    load_dataset,
 )
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.masked import PROBE_EVERY, PROBES, MaskedClassifier, Request, Subject, default_chunk
+from patchcleanser.classifiers.precision import half_pays
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.defenses.base import Defense
 from patchcleanser.errors import NotAFunctionError, OutOfMemoryError
+from patchcleanser.evaluation import rows_of
 
 Images = Callable[..., tuple[Tensor, Tensor]]
 
@@ -349,6 +354,59 @@ def test_rounding_is_no_reason_to_refuse(resnet: nn.Module, preprocessing: Prepr
     assert got == want
 
 
-@pytest.mark.parametrize(("numbers", "want"), [(1, 512), (3 * 224 * 224, 53), (8_000_000, 1), (10**9, 1)])
+@pytest.mark.parametrize(("numbers", "want"), [(1, 512), (3 * 224 * 224, 10), (8_000_000, 1), (10**9, 1)])
 def test_the_first_chunk_on_a_cpu_follows_the_input_size(numbers: int, want: int) -> None:
     assert default_chunk(torch.device("cpu"), numbers) == want
+
+
+needs_half = pytest.mark.skipif(not half_pays(torch.device("cpu")), reason="this CPU has no bfloat16 instructions")
+
+
+@needs_half
+def test_fast_labels_equal_exact_ones_and_most_are_not_computed_twice() -> None:
+    sample = load_dataset("sample")
+    images = [sample.image(i) for i in range(0, 300, 25)]
+    tables = {}
+    for precision in ("exact", "fast"):
+        defense = DoubleMasking(
+            load_classifier("zoo:tiny", device="cpu"), Threat.square(5), masks=4, precision=precision
+        )
+        assert sample.labels is not None
+        found = defense.examine(images, sample.labels[::25], maps=True)
+        tables[precision] = np.stack([e.table.labels for e in found])
+    assert (tables["exact"] == tables["fast"]).all()
+    recheck = defense.masked.recheck
+    assert recheck.labels == tables["fast"].size
+    assert recheck.rechecked < recheck.labels / 2
+    assert sum(e.table.rechecked for e in found) == recheck.rechecked
+    assert sum(e.table.flipped for e in found) == recheck.flipped
+
+
+@needs_half
+def test_what_is_rechecked_in_a_batch_does_not_depend_on_the_batches_before() -> None:
+    sample = load_dataset("sample")
+    jobs = [
+        Job(load_classifier("zoo:tiny", device="cpu"), sample, Threat.square(5), masks=2, precision="fast", table=True)
+        for _ in range(2)
+    ]
+    late = rows_of(jobs[0], range(8, 12))
+    rows_of(jobs[1], range(8))
+    for one, other in zip(late, rows_of(jobs[1], range(8, 12)), strict=True):
+        assert one["margin"] == other["margin"]
+        assert one["rechecked"] == other["rechecked"]
+
+
+def test_a_module_that_cannot_bear_channels_last_is_run_without() -> None:
+    class Viewing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 3)
+            self.head = torch.nn.Linear(4 * 6 * 6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.conv(x).view(len(x), -1))  # type: ignore[no-any-return]
+
+    module = Viewing().eval()
+    x = torch.rand(2, 3, 8, 8)
+    with torch.inference_mode():
+        assert torch.equal(TorchClassifier(module).logits(x), module(x))

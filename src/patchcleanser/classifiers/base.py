@@ -23,6 +23,9 @@ class Classifier(ABC):
     dtype = torch.float32
     """The precision of the model's own arithmetic."""
 
+    may_halve = False
+    """Whether half precision can be had by autocast; only torch modules can."""
+
     names: tuple[str, ...] | None = None
     """What the classes are called, if that is known. Names decide nothing."""
 

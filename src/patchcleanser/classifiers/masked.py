@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
-from patchcleanser.classifiers.precision import Precision, Recheck, gaps, plain_float32, ties, total
+from patchcleanser.classifiers.precision import Precision, Recheck, gaps, half_pays, plain_float32, ties, total
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import InputError, NotAFunctionError, OutOfMemoryError, OutputError
 
-CPU_ELEMENTS = 8_000_000
-"""Input numbers per chunk on a CPU: 53 images at 224×224. Larger chunks only fill memory."""
+CPU_ELEMENTS = 1_600_000
+"""Input numbers per chunk on a CPU: 10 images at 224×224, 512 at 32×32. Larger chunks leave the caches:
+MobileNetV2 takes a third less time in chunks of 8 to 16 than in chunks of 32."""
 
 CUDA_BYTES_PER_NUMBER = 160
 """Memory a network is assumed to need per input number (ViT-B needs about 40)."""
@@ -82,8 +83,8 @@ class MaskedClassifier:
         if precision not in ("exact", "fast"):
             raise InputError(f"precision is 'exact' or 'fast', got {precision!r}")
         self.classifier, self.grid, self.chunk = classifier, grid, chunk
-        # Half precision pays on CUDA only; elsewhere fast labels are simply the exact ones.
-        self.fast = precision == "fast" and classifier.device.type == "cuda"
+        # Where half precision does not pay, fast labels are simply the exact ones.
+        self.fast = precision == "fast" and classifier.may_halve and half_pays(classifier.device)
         self.recheck = Recheck()
         self.checks = 0
         """Classifications spent on checking: probes, ties and fast labels computed again."""
@@ -231,8 +232,7 @@ class MaskedClassifier:
 
     def _classify(self, inputs: Tensor, fast: bool) -> Tensor:
         if fast:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-            with torch.autocast("cuda", dtype=torch.bfloat16):
+            with torch.autocast(self.classifier.device.type, dtype=torch.bfloat16):
                 return self.classifier.checked_logits(inputs)
         with plain_float32(self.classifier.device):
             return self.classifier.checked_logits(inputs)

@@ -98,6 +98,14 @@ def _at_most(hits: int, number: int, share: float) -> float:
     return sum(exp(w + k * log(share or 1e-300) + (number - k) * log1p(-share)) for k, w in enumerate(ways))
 
 
+def half_pays(device: torch.device) -> bool:
+    """Whether this device multiplies bfloat16 faster than float32: CUDA, and CPUs with instructions for it."""
+    if device.type == "cpu":
+        supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+        return bool(supported and supported())
+    return device.type == "cuda"
+
+
 def total(logits: Tensor) -> Tensor:
     """Logits that are numbers: NaN counts as -inf and +inf as the largest number.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,12 +20,15 @@ class TorchClassifier(Classifier):
     hooked. A module in train mode is refused.
     """
 
+    may_halve = True
+
     def __init__(
         self, module: nn.Module, preprocessing: Preprocessing | None = None, *, classes: int | None = None
     ) -> None:
         tensor = next((t for ts in (module.parameters(), module.buffers()) for t in ts), None)
         super().__init__(preprocessing, classes=classes, device="cpu" if tensor is None else tensor.device)
         self.module = module
+        self._channels_last = True
         self.dtype = tensor.dtype if tensor is not None and tensor.is_floating_point() else torch.float32
         refuse_train_mode(module)
 
@@ -31,7 +36,7 @@ class TorchClassifier(Classifier):
         """The module's output; mappings with `logits` (transformers) are unpacked."""
         refuse_train_mode(self.module)
         try:
-            output = self.module(inputs.to(self.dtype))
+            output = self._output(inputs.to(self.dtype))
         except Exception as error:  # whatever a network makes of a size or a number of channels it was not built for
             if is_out_of_memory(error):
                 raise
@@ -41,6 +46,17 @@ class TorchClassifier(Classifier):
             ) from error
         logits: Tensor = getattr(output, "logits", output)
         return logits
+
+    def _output(self, inputs: Tensor) -> Any:
+        """Convolutions are up to twice as fast with channels last, on CPUs as on GPUs, but a module may not bear it."""
+        if self._channels_last and inputs.ndim == 4:
+            try:
+                return self.module(inputs.contiguous(memory_format=torch.channels_last))
+            except RuntimeError as error:
+                if "view size is not compatible" not in str(error):
+                    raise
+                self._channels_last = False  # it reshapes with view()
+        return self.module(inputs.contiguous())
 
     @property
     def weights(self) -> str:

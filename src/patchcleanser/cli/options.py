@@ -32,7 +32,9 @@ Stride = Annotated[str | None, typer.Option(help="Instead of --masks: pixels fro
 Grid = Annotated[
     str | None, typer.Option(help="Pixels meant: source (the image as it came, default) or input (after resizing).")
 ]
-Precision = Annotated[str, typer.Option(help="exact (float32), or fast (bfloat16 on CUDA, doubtful labels rechecked).")]
+Precision = Annotated[
+    str, typer.Option(help="exact (float32), or fast (bfloat16 where it pays, doubtful labels rechecked).")
+]
 
 
 def pair(text: str | None, what: str) -> tuple[int, int] | None:
