@@ -18,6 +18,7 @@ from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training import RECIPES, Cutout, GreedyCutout, Recipe, fit
 from patchcleanser.training.fit import rate_at
 from patchcleanser.training.journal import Epoch
+from patchcleanser.training.judge import Judge
 
 QUICK = Recipe(
     epochs=6,
@@ -142,6 +143,17 @@ def test_the_best_epoch_is_the_one_that_survives_masks_on_the_held_out_part(
 ) -> None:
     fitted = fit(network(), images, replace(QUICK, epochs=4, ema=0.0), **NORM, out=tmp_path, every=1)
     assert fitted.best.survival == max(e.survival or 0 for e in fitted.history)
+
+
+def test_of_equal_epochs_the_last_is_kept_and_named(
+    images: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Judge, "__call__", lambda self, model: (0.5, 0.5))
+    recipe = replace(QUICK, epochs=3, ema=0.0)
+    fitted = fit(network(), images, recipe, **NORM, out=tmp_path, every=1)
+    late = fit(network(), images, recipe, **NORM, out=tmp_path / "last", every=3)
+    assert fitted.best.epoch == 3
+    assert torch.equal(weights(fitted.module), weights(late.module))  # judged only after the last epoch
 
 
 def test_a_teacher_pulls_the_answers_towards_its_own(images: ArrayDataset, tmp_path: Path) -> None:

@@ -178,9 +178,8 @@ def fit(
     if accelerator.is_main_process:
         write_log(run.history, out / "metrics.csv")
     judged = [e for e in run.history if e.survival is not None] or run.history
-    return Fitted(
-        run.module.eval(), run.history, max(judged, key=lambda e: e.survival or 0.0), accelerator.is_main_process
-    )
+    best = max(judged, key=lambda e: (e.survival or 0.0, e.epoch))  # of equals the last, whose weights were kept
+    return Fitted(run.module.eval(), run.history, best, accelerator.is_main_process)
 
 
 class _Step:
