@@ -22,7 +22,7 @@ from patchcleanser import (
 )
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.masked import PROBE_EVERY, PROBES, MaskedClassifier, Request, Subject, default_chunk
-from patchcleanser.classifiers.precision import half_pays
+from patchcleanser.classifiers.precision import half_type
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.defenses.base import Defense
@@ -359,7 +359,7 @@ def test_the_first_chunk_on_a_cpu_follows_the_input_size(numbers: int, want: int
     assert default_chunk(torch.device("cpu"), numbers) == want
 
 
-needs_half = pytest.mark.skipif(not half_pays(torch.device("cpu")), reason="this CPU has no bfloat16 instructions")
+needs_half = pytest.mark.skipif(not half_type(torch.device("cpu")), reason="this CPU has no bfloat16 instructions")
 
 
 @needs_half

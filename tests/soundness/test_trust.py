@@ -178,6 +178,21 @@ def test_no_fast_label_can_flip_above_the_bound_that_its_movement_sets() -> None
     assert recheck.bound > SAFETY * 0.1
 
 
+def test_the_bound_is_learnt_even_where_no_label_is_doubtful() -> None:
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.randn(600, 1000, generator=generator)
+    exact[:, 0] += 50  # far ahead of all others
+    fast = exact + 0.05 * torch.randn(600, 1000, generator=generator)
+    recheck = Recheck()
+    recheck.learn(fast, exact)
+    near = exact.clone()
+    near[:, 0] = near[:, 1:].amax(1) + 0.01
+    fast = near + 0.05 * torch.randn(600, 1000, generator=generator)
+    flips = near.argmax(1) != fast.argmax(1)
+    assert flips.sum() > 50
+    assert not (flips & (gaps(fast) > recheck.bound)).any()
+
+
 def test_the_bound_grows_with_what_is_seen_and_survives_infinities() -> None:
     recheck = Recheck()
     blank = torch.zeros(3, 2)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
-from patchcleanser.classifiers.precision import Precision, Recheck, gaps, half_pays, plain_float32, ties, total
+from patchcleanser.classifiers.precision import Precision, Recheck, gaps, half_type, plain_float32, ties, total
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import InputError, NotAFunctionError, OutOfMemoryError, OutputError
@@ -84,7 +84,8 @@ class MaskedClassifier:
             raise InputError(f"precision is 'exact' or 'fast', got {precision!r}")
         self.classifier, self.grid, self.chunk = classifier, grid, chunk
         # Where half precision does not pay, fast labels are simply the exact ones.
-        self.fast = precision == "fast" and classifier.may_halve and half_pays(classifier.device)
+        self.half = half_type(classifier.device) if classifier.may_halve else None
+        self.fast = precision == "fast" and self.half is not None
         self.recheck = Recheck()
         self.checks = 0
         """Classifications spent on checking: probes, ties and fast labels computed again."""
@@ -177,21 +178,25 @@ class MaskedClassifier:
         return logits
 
     def _rechecked(self, piece: _Piece, fast: Tensor) -> Tensor:
-        """Fast logits, with those of the sample and of small margin replaced by exact ones.
+        """Fast logits, with those of the sample, of small margin, or overflown, replaced by exact ones.
 
         The bound grows with every movement seen, until no label of this piece lies below it.
         """
         recheck, logits = self.recheck, fast.clone()
-        wanted = recheck.sampled(len(piece)).to(fast.device)
+        broken = (torch.isnan(fast) | torch.isposinf(fast)).any(1)
+        wanted = recheck.sampled(len(piece)).to(fast.device) | broken
         done = torch.zeros_like(wanted)
         while (todo := (wanted | ~(gaps(fast) > recheck.bound)) & ~done).any():
             rows = torch.nonzero(todo)[:, 0]
             again = piece.pick(rows.cpu().numpy())
             logits[rows] = self._logits(again, fast=False)
-            flips = recheck.learn(total(fast[rows]), total(logits[rows])).cpu().numpy()
-            for s, flip in zip(again.which, flips, strict=True):
+            whole = ~broken[rows]  # what overflowed says nothing about the others
+            if whole.any():
+                flips = recheck.learn(total(fast[rows][whole]), total(logits[rows][whole]))
+                for s in again.which[(torch.nonzero(whole)[:, 0][flips]).cpu().numpy()]:
+                    piece.subjects[s].table.flipped += 1
+            for s in again.which:
                 piece.subjects[s].table.rechecked += 1
-                piece.subjects[s].table.flipped += int(flip)
             self.checks += len(rows)
             done |= todo
         return logits
@@ -232,7 +237,7 @@ class MaskedClassifier:
 
     def _classify(self, inputs: Tensor, fast: bool) -> Tensor:
         if fast:
-            with torch.autocast(self.classifier.device.type, dtype=torch.bfloat16):
+            with torch.autocast(self.classifier.device.type, dtype=self.half):
                 return self.classifier.checked_logits(inputs)
         with plain_float32(self.classifier.device):
             return self.classifier.checked_logits(inputs)

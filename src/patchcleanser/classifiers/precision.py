@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Precision = Literal["exact", "fast"]
-"""Float32 throughout, or bfloat16 with every doubtful label computed again in float32."""
+"""Float32 throughout, or half precision with every doubtful label computed again in float32."""
 
 CALIBRATION = 512
 """So many labels are computed both ways before any fast one is trusted."""
@@ -23,6 +23,9 @@ AUDIT = 1 / 256
 
 SAFETY = 2.0
 """Labels are doubtful up to this many times the largest movement ever seen."""
+
+LEADING = 5
+"""How the first so many classes move against the first is always learnt from."""
 
 TIE = 1e-5
 """Kernels round differently for other batch sizes. A margin below this share of the logits' size
@@ -53,7 +56,8 @@ class Recheck:
 
     def begin(self) -> None:
         """Learn the bound anew, with the same sample."""
-        self.bound, self._seen, self._generator = 0.0, 0, torch.Generator().manual_seed(0)
+        self.bound, self._spread = 0.0, 0.0
+        self._seen, self._generator = 0, torch.Generator().manual_seed(0)
 
     def sampled(self, number: int) -> Tensor:
         """Which of the next labels are computed both ways whatever their margin, bool [number]."""
@@ -62,17 +66,30 @@ class Recheck:
         return first | (torch.rand(number, generator=self._generator) < AUDIT)
 
     def learn(self, fast: Tensor, exact: Tensor) -> Tensor:
-        """Take note of how far logits moved; no label with a margin above the movement can flip. Returns the flips."""
+        """Take note of how far logits moved, and which labels flipped.
+
+        A label flips if some class gains more on the first than it lay behind. No class moves
+        against another by more than the spread of all movements, so only classes within (twice) the
+        largest spread ever seen can overtake. The bound is (twice) the most that such a class, or one
+        of the leading ones, ever moved against the first.
+        """
         moved = torch.where(torch.isneginf(fast) & torch.isneginf(exact), 0.0, exact - fast)
-        spread = (moved.amax(1) - moved.amin(1)).nan_to_num(nan=torch.inf, posinf=torch.inf)
-        flips = exact.argmax(1) != fast.argmax(1)
+        moved = moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
+        first = fast.argmax(1, keepdim=True)
+        self._spread = max(
+            self._spread, float((moved.amax(1) - moved.amin(1)).nan_to_num(nan=torch.inf, posinf=torch.inf).max())
+        )
+        near = fast.gather(1, first) - fast <= SAFETY * self._spread
+        near = near.scatter(1, fast.topk(min(LEADING, fast.shape[1]), dim=1).indices, True)
+        against = (moved - moved.gather(1, first)).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+        flips = exact.argmax(1) != first[:, 0]
         if self._seen > CALIBRATION:
             above = gaps(fast) > self.bound
             self.audited += int(above.sum())
             self.audited_flips += int((flips & above).sum())
         self.rechecked += len(fast)
         self.flipped += int(flips.sum())
-        self.bound = max(self.bound, SAFETY * float(spread.max()))
+        self.bound = max(self.bound, SAFETY * float(against.where(near, 0.0).amax()))
         return flips
 
     @property
@@ -98,12 +115,17 @@ def _at_most(hits: int, number: int, share: float) -> float:
     return sum(exp(w + k * log(share or 1e-300) + (number - k) * log1p(-share)) for k, w in enumerate(ways))
 
 
-def half_pays(device: torch.device) -> bool:
-    """Whether this device multiplies bfloat16 faster than float32: CUDA, and CPUs with instructions for it."""
+def half_type(device: torch.device) -> torch.dtype | None:
+    """The half precision this device is faster with, if any.
+
+    float16 on CUDA: as fast as bfloat16 there and eight times as fine, so far fewer labels are
+    doubtful (1% instead of 34% for MobileNetV2). What overflows is computed again. bfloat16 on CPUs
+    that have instructions for it.
+    """
     if device.type == "cpu":
         supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-        return bool(supported and supported())
-    return device.type == "cuda"
+        return torch.bfloat16 if supported and supported() else None
+    return torch.float16 if device.type == "cuda" else None
 
 
 def total(logits: Tensor) -> Tensor:

@@ -20,8 +20,6 @@ class TorchClassifier(Classifier):
     hooked. A module in train mode is refused.
     """
 
-    may_halve = True
-
     def __init__(
         self, module: nn.Module, preprocessing: Preprocessing | None = None, *, classes: int | None = None
     ) -> None:
@@ -30,6 +28,7 @@ class TorchClassifier(Classifier):
         self.module = module
         self._channels_last = True
         self.dtype = tensor.dtype if tensor is not None and tensor.is_floating_point() else torch.float32
+        self.may_halve = self.dtype == torch.float32
         refuse_train_mode(module)
 
     def logits(self, inputs: Tensor) -> Tensor:

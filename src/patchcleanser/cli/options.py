@@ -33,7 +33,7 @@ Grid = Annotated[
     str | None, typer.Option(help="Pixels meant: source (the image as it came, default) or input (after resizing).")
 ]
 Precision = Annotated[
-    str, typer.Option(help="exact (float32), or fast (bfloat16 where it pays, doubtful labels rechecked).")
+    str, typer.Option(help="exact (float32), or fast (half precision where it pays, doubtful labels rechecked).")
 ]
 
 

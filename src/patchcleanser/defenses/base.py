@@ -77,7 +77,7 @@ class Defense(ABC, Generic[V, C]):
     `masks` is the number of masks per axis (or one for each axis), `stride` the alternative.
     A hand-made `mask_set` is accepted only if it provably covers the threat. Images may
     differ in size: each size gets its own masks on the source grid. `precision="fast"` uses
-    bfloat16, where the device is faster with it, and computes every label of small margin again in float32.
+    half precision, where the device is faster with it, and computes every label of small margin again in float32.
     """
 
     may_alert = False
