@@ -1,7 +1,6 @@
 """A Job to Records, and from stored records whatever needs no model."""
 
 from patchcleanser.evaluation.jobs import Job
-from patchcleanser.evaluation.measure import Measured, measure
 from patchcleanser.evaluation.rows import rows_of
 
-__all__ = ["Job", "Measured", "measure", "rows_of"]
+__all__ = ["Job", "rows_of"]
