@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo check test test-slow test-gpu format clean
+.PHONY: install demo check test test-slow test-gpu bench format clean
 
 install: .venv/.ready
 
@@ -29,6 +29,9 @@ test-slow: install
 
 test-gpu: install
 	$(BIN)/pytest -m gpu
+
+bench: install
+	$(BIN)/python benchmarks/speed.py
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -204,6 +204,19 @@ def test_the_bound_grows_with_what_is_seen_and_survives_infinities() -> None:
     assert recheck.bound == torch.inf  # nothing can be trusted any more
 
 
+def test_where_most_labels_are_doubtful_exact_ones_are_used() -> None:
+    generator = torch.Generator().manual_seed(0)
+    recheck = Recheck()
+    for noise, hopeless in ((0.01, False), (3.0, True)):
+        recheck.begin()
+        exact = torch.randn(600, 5, generator=generator)
+        fast = exact + noise * torch.randn(600, 5, generator=generator)
+        recheck.sampled(600)
+        recheck.learn(fast, exact)
+        recheck.count(recheck.doubt(fast))
+        assert recheck.hopeless == hopeless
+
+
 def test_the_first_labels_and_then_a_sample_are_computed_both_ways() -> None:
     recheck = Recheck()
     first = recheck.sampled(600)

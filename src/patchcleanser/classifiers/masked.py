@@ -68,6 +68,14 @@ class _Piece(NamedTuple):
         return _Piece(self.subjects, self.which[chosen], self.unions[chosen])
 
 
+class _Launched(NamedTuple):
+    """A piece on its way: its logits may not be there yet."""
+
+    piece: _Piece
+    logits: Tensor
+    fast: bool
+
+
 class MaskedClassifier:
     """Computes labels under masks, on the device, in chunks that fit its memory.
 
@@ -118,17 +126,16 @@ class MaskedClassifier:
         with torch.inference_mode():
             # A GPU is given the next piece before the answers to the last one are looked at, so it never waits.
             ahead = 1 if self.classifier.device.type == "cuda" else 0
-            launched: deque[tuple[_Piece, Tensor]] = deque()
+            launched: deque[_Launched] = deque()
             start = 0
             while start < len(piece):
                 stop = min(start + self._size(piece, start), len(piece))
-                part = piece.part(start, stop)
-                launched.append((part, self._launched(part)))
+                launched.append(self._launch(piece.part(start, stop)))
                 start = stop
                 while len(launched) > ahead:
-                    self._store(*launched.popleft(), strict)
+                    self._store(launched.popleft(), strict)
             while launched:
-                self._store(*launched.popleft(), strict)
+                self._store(launched.popleft(), strict)
         if not all(subject.table.answered for subject in piece.subjects):
             raise OutputError(NOT_FINITE)
 
@@ -142,16 +149,18 @@ class MaskedClassifier:
             return int(max(1, min(self.chunk, COPY_BYTES // (4 * pixels.numel()))))
         return self.chunk
 
-    def _launched(self, piece: _Piece) -> Tensor:
-        logits = self._logits(piece, fast=self.fast)
+    def _launch(self, piece: _Piece) -> _Launched:
+        fast = self.fast and not self.recheck.hopeless
+        logits = self._logits(piece, fast=fast)
         if self._stored < PROBES or self._stored % PROBE_EVERY == 0:
             at = 0 if self._stored == 0 else len(piece) // 2
-            self._probe(piece.part(at, at + 1), logits[at], fast=self.fast)
+            self._probe(piece.part(at, at + 1), logits[at], fast=fast)
         self._stored += 1
-        return logits
+        return _Launched(piece, logits, fast)
 
-    def _store(self, piece: _Piece, logits: Tensor, strict: bool) -> None:
-        if self.fast:
+    def _store(self, done: _Launched, strict: bool) -> None:
+        piece, logits, fast = done
+        if fast:
             logits = self._rechecked(piece, logits)
         finite = ~(torch.isnan(logits) | torch.isposinf(logits)).any(1)
         if strict and not finite.all():
@@ -186,7 +195,7 @@ class MaskedClassifier:
         broken = (torch.isnan(fast) | torch.isposinf(fast)).any(1)
         wanted = recheck.sampled(len(piece)).to(fast.device) | broken
         done = torch.zeros_like(wanted)
-        while (todo := (wanted | ~(gaps(fast) > recheck.bound)) & ~done).any():
+        while (todo := (wanted | recheck.doubt(fast)) & ~done).any():
             rows = torch.nonzero(todo)[:, 0]
             again = piece.pick(rows.cpu().numpy())
             logits[rows] = self._logits(again, fast=False)
@@ -199,6 +208,7 @@ class MaskedClassifier:
                 piece.subjects[s].table.rechecked += 1
             self.checks += len(rows)
             done |= todo
+        recheck.count(recheck.doubt(fast))
         return logits
 
     def _logits(self, piece: _Piece, *, fast: bool) -> Tensor:

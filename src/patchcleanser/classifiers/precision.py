@@ -24,6 +24,9 @@ AUDIT = 1 / 256
 SAFETY = 2.0
 """Labels are doubtful up to this many times the largest movement ever seen."""
 
+HOPELESS = 0.5
+"""Where more than this share of the labels is doubtful, computing all of them exactly is cheaper."""
+
 LEADING = 5
 """How the first so many classes move against the first is always learnt from."""
 
@@ -57,13 +60,26 @@ class Recheck:
     def begin(self) -> None:
         """Learn the bound anew, with the same sample."""
         self.bound, self._spread = 0.0, 0.0
-        self._seen, self._generator = 0, torch.Generator().manual_seed(0)
+        self._seen, self._doubtful, self._generator = 0, 0, torch.Generator().manual_seed(0)
 
     def sampled(self, number: int) -> Tensor:
         """Which of the next labels are computed both ways whatever their margin, bool [number]."""
         first = torch.arange(self._seen, self._seen + number) < CALIBRATION
         self._seen, self.labels = self._seen + number, self.labels + number
         return first | (torch.rand(number, generator=self._generator) < AUDIT)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether half precision does not pay for this model on these images."""
+        return self._seen >= CALIBRATION and self._doubtful > HOPELESS * self._seen
+
+    def doubt(self, fast: Tensor) -> Tensor:
+        """Which labels lie within the bound learnt so far, bool [N]."""
+        return ~(gaps(fast) > self.bound)
+
+    def count(self, doubtful: Tensor) -> None:
+        """Take note of how many labels of a piece were doubtful in the end."""
+        self._doubtful += int(doubtful.sum())
 
     def learn(self, fast: Tensor, exact: Tensor) -> Tensor:
         """Take note of how far logits moved, and which labels flipped.
@@ -84,7 +100,7 @@ class Recheck:
         against = (moved - moved.gather(1, first)).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
         flips = exact.argmax(1) != first[:, 0]
         if self._seen > CALIBRATION:
-            above = gaps(fast) > self.bound
+            above = ~self.doubt(fast)
             self.audited += int(above.sum())
             self.audited_flips += int((flips & above).sum())
         self.rechecked += len(fast)

@@ -40,7 +40,7 @@ def evaluate(
     manifest but decides nothing.
     """
     # Larger batches fill a GPU; on a CPU a stop should not cost more than a few seconds.
-    size = batch or (256 if job.classifier.device.type == "cuda" else 16)
+    size = batch or (256 if job.classifier.device.type == "cuda" else 32)
     run = Run.begin(folder, job.identity, images=len(job.dataset), batch=size, about=about or {})
     with run.locked():
         missing = run.missing()

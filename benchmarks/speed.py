@@ -1,0 +1,262 @@
+"""What certifying and predicting cost, ours against the authors' loop, in one run on one machine.
+
+    python benchmarks/speed.py                      # CPU: tiny and MobileNetV2, a few minutes
+    python benchmarks/speed.py --suite gpu          # CUDA: ViT-B/16, ResNetV2-50, ResMLP-24
+    python benchmarks/speed.py --suite growth       # cost against masks, images and patches
+
+The authors' loop is restated from the paper's Algorithms 1 and 2 with their batch of 16 images: one
+forward pass per mask or pair of masks, float32, no TF32. Rows go into results/speed/speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
+from patchcleanser.classifiers.precision import plain_float32
+from patchcleanser.core.tables import LabelTable
+from patchcleanser.core.verdicts import Verdict
+from patchcleanser.defenses.base import Game
+from patchcleanser.defenses.double_masking import double_masking
+from patchcleanser.training.cards import versions
+
+BATCH = 16
+"""Images the authors' code works on at once when it certifies."""
+
+
+class Model(NamedTuple):
+    """A network, the patch and the side of its input."""
+
+    name: str
+    spec: str
+    patch: str
+    side: int
+
+
+SUITES = {
+    "cpu": [
+        Model("tiny", "zoo:tiny", "5", 32),
+        Model("mobilenet_v2", "torchvision:mobilenet_v2?weights={mobilenet}", "2%", 224),
+    ],
+    "gpu": [
+        Model("vit_base_patch16_224", "timm:vit_base_patch16_224?weights=none", "2%", 224),
+        Model("resnetv2_50", "timm:resnetv2_50?weights=none", "2%", 224),
+        Model("resmlp_24_224", "timm:resmlp_24_224?weights=none", "2%", 224),
+        Model("mobilenet_v2", "torchvision:mobilenet_v2?weights={mobilenet}", "2%", 224),
+    ],
+    "growth": [Model("tiny", "zoo:tiny", "5", 32)],
+}
+
+
+class WorstCase(DoubleMasking):
+    """Double-masking as it goes when every mask disagrees: all second rounds are needed."""
+
+    def _verdict(self, table: LabelTable) -> Game[Verdict]:
+        yield table.masks()
+        yield table.rows(range(len(table.mask_set)))
+        return double_masking(table.one(), table.row)
+
+
+class Authors:
+    """One forward pass per mask or pair, as the paper's algorithms are written."""
+
+    def __init__(self, classifier: TorchClassifier, defense: DoubleMasking, side: int) -> None:
+        self.classifier = classifier
+        keeps = torch.from_numpy(defense.mask_set((side, side)).visible())
+        self.keeps = keeps.to(classifier.device)
+        self.masks = len(keeps)
+
+    def labels(self, inputs: Tensor, keep: Tensor) -> Tensor:
+        """One forward pass."""
+        return self.classifier.module(torch.where(keep, inputs, 0.0)).argmax(1)
+
+    def table(self, inputs: Tensor) -> list[Tensor]:
+        """Labels of one batch under every pair of masks, in the order (0,0), (0,1), …"""
+        with torch.inference_mode(), plain_float32(self.classifier.device):
+            return [
+                self.labels(inputs, self.keeps[i] & self.keeps[j])
+                for i in range(self.masks)
+                for j in range(i, self.masks)
+            ]
+
+    def clean(self, inputs: Tensor) -> list[Tensor]:
+        """A clean image, all masks agree: one pass per mask."""
+        with torch.inference_mode(), plain_float32(self.classifier.device):
+            return [self.labels(inputs, keep) for keep in self.keeps]
+
+    def worst(self, inputs: Tensor) -> list[Tensor]:
+        """Every mask disagrees: the first round, then every second mask for each of them."""
+        with torch.inference_mode(), plain_float32(self.classifier.device):
+            second = [self.labels(inputs, a & b) for a in self.keeps for b in self.keeps]
+        return self.clean(inputs) + second
+
+
+def images_of(side: int, number: int, data: str | None) -> list[Tensor]:
+    """Real images where there are any of this size, else noise."""
+    if side == 32 or data:
+        dataset = load_dataset(data if data and side != 32 else "sample")
+        return [dataset.image(i) for i in range(number)]
+    draw = torch.Generator().manual_seed(0)
+    return [torch.rand(3, side, side, generator=draw) for _ in range(number)]
+
+
+def timed(work: Callable[[], Any], device: torch.device, repeats: int = 3) -> float:
+    """Seconds of the fastest of a few calls, after one that warms up."""
+    work()
+    best = float("inf")
+    for _ in range(repeats):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def peak(device: torch.device) -> float | None:
+    """Measured matrix peak in float16, FLOP/s; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.float16) for _ in range(2))
+    return 2 * 8192**3 / timed(lambda: [a @ b for _ in range(10)], device) * 10
+
+
+def flops(classifier: TorchClassifier, inputs: Tensor) -> int:
+    """Of one forward pass of one image."""
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        classifier.module(inputs[:1])
+    return int(counter.get_total_flops())
+
+
+def memory_mb(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated() / 1e6)
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def tables_equal(defense: DoubleMasking, images: list[Tensor], authors: list[Tensor]) -> tuple[float, dict[str, Any]]:
+    """Share of two-mask labels equal to those of the authors' loop."""
+    found = defense.examine(images, [0] * len(images), maps=True)
+    index = found[0].table.mask_set.unions.index
+    first, second = np.triu_indices(len(index))
+    ours = np.stack([e.table.labels[index[first, second]] for e in found])
+    theirs = torch.stack(authors, 1).cpu().numpy()
+    recheck = defense.masked.recheck
+    facts = {"rechecked": recheck.rechecked, "flipped": recheck.flipped, "labels": recheck.labels}
+    return float((ours == theirs).mean()), facts
+
+
+def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
+    spec = model.spec.format(mobilenet=given.mobilenet or "none")
+    classifier = load_classifier(spec, device="cuda" if given.suite == "gpu" else "cpu")
+    assert isinstance(classifier, TorchClassifier)
+    device = classifier.device
+    threat = Threat.parse(model.patch, grid="input")
+    defense = DoubleMasking(classifier, threat, masks=6, precision="fast")
+    worst = WorstCase(classifier, threat, masks=6, precision="fast")
+    authors = Authors(classifier, defense, model.side)
+    images = images_of(model.side, BATCH, given.data)
+    inputs = torch.cat([classifier.prepare(image[None].to(device)) for image in images])
+    theirs: list[Tensor] = []
+
+    def their_table() -> None:
+        theirs[:] = authors.table(inputs)
+
+    labels = [int(v.label) for v in defense.predict(images)]
+    once = {"repeats": 1} if device.type == "cpu" else {}
+    tasks: dict[str, tuple[Callable[[], Any], Callable[[], Any], int]] = {
+        "table": (lambda: defense.certify(images, labels, maps=True), their_table, BATCH),
+        "certify": (lambda: defense.certify(images, labels), their_table, BATCH),
+        "predict clean": (lambda: defense.predict(images[:1]), lambda: authors.clean(inputs[:1]), 1),
+        "predict worst": (lambda: worst.predict(images[:1]), lambda: authors.worst(inputs[:1]), 1),
+    }
+    top, cost = peak(device), flops(classifier, inputs)
+    rows: list[dict[str, Any]] = []
+    known: dict[Any, float] = {}
+    for task, (ours, loop, number) in tasks.items():
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        our_seconds = timed(ours, device)
+        memory = memory_mb(device)
+        if loop not in known:
+            known[loop] = timed(loop, device, **once)
+        ratio = known[loop] / our_seconds
+        row: dict[str, Any] = {
+            "hardware": versions()["hardware"],
+            "device": device.type,
+            "threads": torch.get_num_threads(),
+            "task": task,
+            "model": model.name,
+            "images": number,
+            "real_images": model.side == 32 or bool(given.data),
+            "ours_ms": round(1000 * our_seconds / number, 3),
+            "authors_ms": round(1000 * known[loop] / number, 3),
+            "ratio": round(ratio, 2),
+            "memory_mb": memory,
+        }
+        if task == "table":
+            equal, facts = tables_equal(defense, images, theirs)
+            row |= {"labels_equal": equal, **facts, "gflops_an_image": round(cost * 666 / 1e9, 1)}
+            row["share_of_peak"] = None if top is None else round(cost * 666 * number / our_seconds / top, 3)
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    return rows
+
+
+def growth(model: Model) -> list[dict[str, Any]]:
+    """Cost against the number of masks, of images and of patches, beside the number of distinct unions."""
+    classifier = load_classifier(model.spec, device="cpu")
+    rows: list[dict[str, Any]] = []
+    plans = [(k, 8, 1) for k in (2, 3, 4, 5, 6)] + [(4, n, 1) for n in (1, 2, 4, 16, 32)] + [(2, 2, 2), (3, 2, 2)]
+    for masks, number, patches in plans:
+        images = images_of(model.side, number, None)
+        defense = DoubleMasking(classifier, Threat.square(5, count=patches), masks=masks)
+        seconds = timed(lambda d=defense, i=images: d.certify(i, [0] * len(i), maps=True), classifier.device, 2)  # type: ignore[misc]
+        unions = len(defense.mask_set((model.side, model.side)).unions)
+        row = {"task": "growth", "model": model.name, "masks": masks, "patches": patches, "images": number}
+        row |= {"unions": unions, "ms_an_image": round(1000 * seconds / number, 2)}
+        row |= {"ms_a_union": round(1000 * seconds / number / unions, 4), "memory_mb": memory_mb(classifier.device)}
+        row |= {"hardware": versions()["hardware"], "threads": torch.get_num_threads()}
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--suite", choices=[*SUITES], default="cpu")
+    parser.add_argument("--models", nargs="*", help="only these")
+    parser.add_argument("--data", help="real images for 224×224 networks, as for --data of certify")
+    parser.add_argument("--mobilenet", help="weight file of torchvision's mobilenet_v2")
+    parser.add_argument("--out", type=Path, default=Path("results/speed/speed.json"))
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for model in SUITES[given.suite]:
+        if not given.models or model.name in given.models:
+            rows += growth(model) if given.suite == "growth" else rows_of(model, given)
+    words = " ".join(word for word in sys.argv[1:] if "/" not in word)
+    stamped = [{**row, "command": f"python benchmarks/speed.py {words}", "versions": versions()} for row in rows]
+    key = ("hardware", "model", "task", "masks", "patches", "images")
+    kept = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else []
+    fresh = {tuple(row.get(k) for k in key) for row in stamped}
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    merged = [row for row in kept if tuple(row.get(k) for k in key) not in fresh] + stamped
+    given.out.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
