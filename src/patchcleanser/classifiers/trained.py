@@ -65,10 +65,21 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 def bare_spec(spec: str) -> str:
     """The spec of the network itself: a card must not depend on the folder another one lies in."""
+    card = _card_of(spec)
+    return spec if card is None else str(card["model"])
+
+
+def weights_of(spec: str, classifier: Classifier) -> str:
+    """What names the weights of a classifier: the hash of its file where it has a card."""
+    card = _card_of(spec) or {}
+    return str(card.get("weights_sha256") or classifier.weights)
+
+
+def _card_of(spec: str) -> dict[str, Any] | None:
     kind, _, name = spec.partition(":")
     if kind not in ("trained", "zoo"):
-        return spec
-    return str(read_card(zoo_folder(name) if kind == "zoo" else Path(name))["model"])
+        return None
+    return read_card(zoo_folder(name) if kind == "zoo" else Path(name))
 
 
 def zoo_folders() -> dict[str, Path]:

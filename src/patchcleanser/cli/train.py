@@ -42,7 +42,7 @@ def train(
     import torch
 
     from patchcleanser.classifiers.torch import input_size
-    from patchcleanser.classifiers.trained import bare_spec
+    from patchcleanser.classifiers.trained import bare_spec, weights_of
     from patchcleanser.cli.progress import progress
     from patchcleanser.core.threats import Threat
     from patchcleanser.training.cards import origin, write_model
@@ -85,6 +85,7 @@ def train(
         "data": {"name": dataset.name, "images": len(dataset), "sha256": dataset.fingerprint},
         "recipe": {"name": recipe, **chosen.to_json()},
         "teacher": teacher,
+        "teacher_weights_sha256": None if guide is None else weights_of(teacher or "", guide),
         "seed": seed,
         "criterion": f"most held-out images right under {patch} two-mask views",
         "best_epoch": asdict(fitted.best),
