@@ -9,6 +9,7 @@
     │   └── LabelError                      labels: number, type, range
     ├── DataError                           a dataset that is missing, damaged or cannot be fetched
     ├── RecordError                         a run folder that is damaged, in use, or another job's
+    ├── ContradictionError                  a certificate that was broken, or does not follow from the model
     ├── TrainingError                       a run that cannot go on, or does not fit its folder
     ├── ClassifierError                     the wrapped model breaks its side of the contract
     │   ├── TrainModeError                  dropout or batch statistics would make it random
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 __all__ = [
     "ClassifierError",
+    "ContradictionError",
     "CoverError",
     "DataError",
     "ImageError",
@@ -76,6 +78,10 @@ class DataError(PatchCleanserError):
 
 class RecordError(PatchCleanserError):
     """A run folder that is damaged, in use, or belongs to another job."""
+
+
+class ContradictionError(PatchCleanserError):
+    """A certificate that was broken, or that the model does not bear out: it must never be seen."""
 
 
 class TrainingError(PatchCleanserError):

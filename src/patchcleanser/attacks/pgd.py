@@ -1,95 +1,62 @@
-"""Projected gradient descent, restricted to a patch, on the undefended classifier."""
+"""Projected gradient descent in the pixels of a patch: sign steps that grow smaller."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
-from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.attacks.base import Attack, Settings
+from patchcleanser.attacks.search import Best, Problem
+from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Window
 from patchcleanser.errors import InputError
 
-
-@dataclass(frozen=True)
-class Attacked:
-    """The strongest attacked image found, [C, H, W] in [0, 1], and what the undefended classifier says of it."""
-
-    image: Tensor
-    windows: tuple[Window, ...]
-    label: int
-    """The undefended label under attack."""
-    fooled: bool
-    margin: float
-    """Logit of the true label minus the largest other; below 0 the classifier is fooled."""
+Schedule = Literal["linear", "constant"]
 
 
-class PatchPGD:
-    """Optimises the pixels of patches at random places, all places at once, and returns the worst for the classifier.
+def pgd(problem: Problem, iterations: int, *, step: float = 0.25, schedule: Schedule = "linear") -> Best:
+    """From random pixels, steps by the sign of the slope, kept in [0, 1].
 
-    Gradients pass through resizing and cropping, so patches are printed on the image as it came.
+    The step falls linearly to 0.01 (large ones cross the landscape, small ones settle), or stays.
+    """
+    best, pixels = Best.none(problem), problem.noise()
+    for number in range(iterations):
+        images = problem.pasted(pixels)
+        found = problem.objective(images, slope=True)
+        best.keep(images, found.margin)
+        assert found.slope is not None  # it was asked for
+        size = step if schedule == "constant" else max(step * (1 - number / iterations), min(step, 0.01))
+        pixels = (pixels - size * found.slope.sign()).clamp(0, 1)
+    images = problem.pasted(pixels)
+    best.keep(images, problem.objective(images, slope=False).margin)
+    return best
+
+
+class PatchPGD(Attack):
+    """The plain attack of the literature.
+
+    >>> import torch
+    >>> from patchcleanser import Threat, TorchClassifier
+    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 3)).eval()
+    >>> attack = PatchPGD(TorchClassifier(net), Threat.square(3), Settings(iterations=5))
+    >>> attack.attack(torch.full((3, 8, 8), 0.5), 0).queries
+    7
     """
 
     def __init__(
-        self, classifier: TorchClassifier, threat: Threat, *, iterations: int = 100, locations: int = 8, seed: int = 0
+        self,
+        classifier: Classifier,
+        threat: Threat,
+        settings: Settings | None = None,
+        *,
+        step: float = 0.25,
+        schedule: Schedule = "linear",
     ) -> None:
-        if not isinstance(classifier, TorchClassifier):
-            raise InputError(f"this attack needs gradients, and so a torch classifier, got {type(classifier).__name__}")
-        if min(iterations, locations) < 1:
-            raise InputError(f"iterations and locations are at least 1, got {iterations} and {locations}")
-        if threat.grid != "source":
-            raise InputError("patches are printed on the image as it came; use a threat on the source grid")
-        self.classifier, self.threat = classifier, threat
-        self.iterations, self.locations, self.seed = iterations, locations, seed
+        super().__init__(classifier, threat, settings)
+        if not 0 < step <= 1 or schedule not in ("linear", "constant"):
+            raise InputError(f"a step lies in (0, 1] and a schedule is linear or constant, got {step} and {schedule!r}")
+        self.step = step
+        self.schedule: Schedule = schedule
 
-    def attack(self, image: Tensor, label: int) -> Attacked:
-        """Attack one image [C, H, W] in [0, 1] whose true label is `label`."""
-        device = self.classifier.device
-        generator = torch.Generator().manual_seed(self.seed)
-        height, width = image.shape[-2:]
-        places = [self._place((height, width), generator) for _ in range(self.locations)]
-        free = torch.zeros(self.locations, 1, height, width)
-        for n, windows in enumerate(places):
-            for w in windows:
-                free[n, :, w.top : w.bottom, w.left : w.right] = 1
-        noise = torch.rand(self.locations, *image.shape, generator=generator)
-        clean, free, pixels = image.to(device), free.to(device), noise.to(device)
-        best, best_margin = clean * (1 - free) + pixels * free, torch.full((self.locations,), torch.inf, device=device)
-        for step in range(self.iterations + 1):
-            pixels.requires_grad_(True)
-            attacked = clean * (1 - free) + pixels * free
-            margin = self._margin(attacked, label)
-            better = margin < best_margin
-            best = torch.where(better[:, None, None, None], attacked.detach(), best)
-            best_margin = torch.where(better, margin.detach(), best_margin)
-            (slope,) = torch.autograd.grad(margin.sum(), pixels)
-            # Large steps first to cross the landscape, small ones at the end to settle.
-            size = 0.25 * (1 - step / (self.iterations + 1)) + 0.01
-            pixels = (pixels.detach() - size * slope.sign()).clamp(0, 1)
-        worst = int(best_margin.argmin())
-        chosen = best[worst]
-        with torch.no_grad():
-            found = int(self.classifier.logits(self.classifier.prepare(chosen[None])).argmax())
-        return Attacked(chosen.cpu(), places[worst], found, found != label, float(best_margin[worst]))
-
-    def _margin(self, images: Tensor, label: int) -> Tensor:
-        logits = self.classifier.logits(self.classifier.prepare(images)).float()
-        true = functional.one_hot(torch.tensor(label, device=logits.device), logits.shape[1]).bool()
-        return logits[:, label] - logits.masked_fill(true, -torch.inf).amax(1)
-
-    def _place(self, size: tuple[int, int], generator: torch.Generator) -> tuple[Window, ...]:
-        """Random patches of the threat: each of one of its shapes, anywhere in its room."""
-        room, shapes = self.threat.room(size), self.threat.shapes(size)
-
-        def draw(below: int) -> int:
-            return int(torch.randint(below, (1,), generator=generator))
-
-        def one() -> Window:
-            height, width = shapes[draw(len(shapes))]
-            top, left = draw(room.height - height + 1), draw(room.width - width + 1)
-            return Window(room.top + top, room.left + left, height, width)
-
-        return tuple(one() for _ in range(self.threat.count))
+    def optimise(self, problem: Problem, iterations: int) -> Best:
+        """Projected gradient descent."""
+        return pgd(problem, iterations, step=self.step, schedule=self.schedule)

@@ -59,11 +59,11 @@ def demo(
 
 def _attack(run: Run, job: Job, picture: Path) -> dict[str, Any]:
     """Attack certified images in turn until the undefended classifier is fooled, and ask the defense."""
-    from patchcleanser.attacks import PatchPGD
+    from patchcleanser.attacks import PatchPGD, Settings
     from patchcleanser.classifiers.torch import TorchClassifier
 
     assert isinstance(job.classifier, TorchClassifier)  # the packaged one is
-    attack = PatchPGD(job.classifier, job.threat, iterations=40, locations=8)
+    attack = PatchPGD(job.classifier, job.threat, Settings(iterations=40, locations=8))
     rows = run.read(["index", "label", "certified", "margin"]).to_pylist()
     easiest = sorted((row for row in rows if row["certified"]), key=lambda row: row["margin"])
     for row in easiest[:TRIES]:

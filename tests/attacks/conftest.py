@@ -1,0 +1,59 @@
+"""Tiny classifiers whose worst patch is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from patchcleanser import Preprocessing, TorchClassifier
+
+
+class Colour(nn.Module):
+    """Logits are the mean of each colour channel, enlarged: red, green or blue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(20.0))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scale * images.mean((2, 3))
+
+
+class Corner(nn.Module):
+    """Sees only the top left 4×4 pixels: class 0 if they are dark."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(10.0))
+
+    def forward(self, images: Tensor) -> Tensor:
+        light = self.scale * images[:, :, :4, :4].mean((1, 2, 3))
+        return torch.stack([self.scale / 2 - light, light], dim=1)
+
+
+@pytest.fixture
+def colour() -> TorchClassifier:
+    return TorchClassifier(Colour().eval())
+
+
+@pytest.fixture
+def corner() -> TorchClassifier:
+    return TorchClassifier(Corner().eval())
+
+
+@pytest.fixture
+def linear() -> TorchClassifier:
+    """A random linear classifier of 8×8 images with 5 classes."""
+    torch.manual_seed(0)
+    return TorchClassifier(nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5)).eval())
+
+
+@pytest.fixture
+def curved() -> TorchClassifier:
+    """A random small network, with resizing and normalising before it."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2), nn.ReLU(), nn.Flatten())
+    net.append(nn.Linear(8 * 4 * 4, 5))
+    prepared = Preprocessing(resize=(11, 11), interpolation="bilinear", mean=(0.5,) * 3, std=(0.2,) * 3)
+    return TorchClassifier(net.eval(), prepared)
