@@ -27,7 +27,7 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.defenses.base import Defense
 from patchcleanser.errors import NotAFunctionError, OutOfMemoryError
-from patchcleanser.evaluation import rows_of
+from patchcleanser.evaluation import load_batch, rows_of
 
 Images = Callable[..., tuple[Tensor, Tensor]]
 
@@ -389,9 +389,9 @@ def test_what_is_rechecked_in_a_batch_does_not_depend_on_the_batches_before() ->
         Job(load_classifier("zoo:tiny", device="cpu"), sample, Threat.square(5), masks=2, precision="fast", table=True)
         for _ in range(2)
     ]
-    late = rows_of(jobs[0], range(8, 12))
-    rows_of(jobs[1], range(8))
-    for one, other in zip(late, rows_of(jobs[1], range(8, 12)), strict=True):
+    late = rows_of(jobs[0], load_batch(jobs[0], range(8, 12)))
+    rows_of(jobs[1], load_batch(jobs[1], range(8)))
+    for one, other in zip(late, rows_of(jobs[1], load_batch(jobs[1], range(8, 12))), strict=True):
         assert one["margin"] == other["margin"]
         assert one["rechecked"] == other["rechecked"]
 

@@ -101,7 +101,7 @@ class MaskedClassifier:
 
     def place(self, image: Tensor) -> Tensor:
         """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
-        pixels = image.to(self.classifier.device)
+        pixels = image.to(self.classifier.device, non_blocking=image.is_pinned())
         if self.grid == "source":
             return pixels
         with torch.inference_mode(), plain_float32(self.classifier.device):

@@ -146,6 +146,10 @@ class Run:
         """How many batches the whole run has."""
         return -(-self.images // self.batch)
 
+    def indices(self, batch: int) -> range:
+        """The images of a batch."""
+        return range(batch * self.batch, min((batch + 1) * self.batch, self.images))
+
     def shard(self, batch: int) -> Path:
         """Where the rows of a batch are, or will be."""
         return self.folder / f"rows-{batch:05d}.parquet"

@@ -1,6 +1,6 @@
 """A Job to Records, and from stored records whatever needs no model."""
 
 from patchcleanser.evaluation.jobs import Job
-from patchcleanser.evaluation.rows import rows_of
+from patchcleanser.evaluation.rows import load_batch, rows_of
 
-__all__ = ["Job", "rows_of"]
+__all__ = ["Job", "load_batch", "rows_of"]

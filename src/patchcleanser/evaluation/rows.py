@@ -1,9 +1,10 @@
-"""One batch of a job's images to its rows."""
+"""One batch of a job's images: read, then examined into rows."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,31 +18,45 @@ from patchcleanser.errors import DataError, ImageError, PatchCleanserError, Thre
 from patchcleanser.evaluation.jobs import Job
 
 
-def rows_of(job: Job, indices: Sequence[int], *, skip: bool = False) -> list[Row]:
-    """The rows of these images. One that cannot be read is an error, or skipped, with the reason in its row."""
-    started = time.monotonic()
+@dataclass(frozen=True)
+class Loaded:
+    """A batch of images, read: the beginnings of their rows, and the pixels of those that could be read."""
+
+    rows: list[Row]
+    images: list[Tensor]
+
+
+def load_batch(job: Job, indices: Sequence[int], *, skip: bool = False) -> Loaded:
+    """Read these images. One that cannot be read is an error, or skipped, with the reason in its row."""
     rows: list[Row] = []
     images: list[Tensor] = []
     labels = job.dataset.labels
     assert labels is not None  # a job without labels is not made
+    pin = job.classifier.device.type == "cuda"  # pinned memory is copied to the GPU while it works
     for index in indices:
         row: Row = {"index": index, "id": job.dataset.id(index), "label": int(labels[index]), "skipped": None}
         try:
             image = job.dataset.image(index)
             _require_room(job, image)
-            images.append(image)
+            images.append(image.pin_memory() if pin else image)
         except (DataError, ImageError, ThreatError) as error:
             if not skip:
                 raise _named(error, row["id"]) from error
             row["skipped"] = str(error)
         rows.append(row)
-    kept = [row for row in rows if row["skipped"] is None]
+    return Loaded(rows, images)
+
+
+def rows_of(job: Job, batch: Loaded) -> list[Row]:
+    """The rows of a batch of images."""
+    started = time.monotonic()
+    kept = [row for row in batch.rows if row["skipped"] is None]
     job.built.masked.recheck.begin()  # so that no batch's rows depend on the batches before it
-    examined = job.built.examine(images, [row["label"] for row in kept], maps=job.table) if kept else []
+    examined = job.built.examine(batch.images, [row["label"] for row in kept], maps=job.table) if kept else []
     seconds = (time.monotonic() - started) / max(1, len(kept))
     for row, found in zip(kept, examined, strict=True):
         row.update(_facts(found, table=job.table), seconds=seconds)
-    return rows
+    return batch.rows
 
 
 def _require_room(job: Job, image: Tensor) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from patchcleanser.core.metrics import COLUMNS, Summary, summary
 from patchcleanser.core.records import Run
 from patchcleanser.evaluation.gallery import keep_gallery
 from patchcleanser.evaluation.jobs import Job
-from patchcleanser.evaluation.rows import rows_of
+from patchcleanser.evaluation.rows import Loaded, load_batch, rows_of
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,22 @@ def evaluate(
         missing = run.missing()
         state = summary(run.read(COLUMNS))
         here = 0
-        for number in missing:
-            indices = range(number * run.batch, min((number + 1) * run.batch, run.images))
-            run.write(number, rows_of(job, indices, skip=skip))
+        for number, loaded in _ahead(missing, lambda n: load_batch(job, run.indices(n), skip=skip)):
+            run.write(number, rows_of(job, loaded))
             state += summary(run.read_batch(number, COLUMNS))
-            here += len(indices)
+            here += len(loaded.rows)
             if watch is not None:
                 watch(Progress(state.images + state.skipped, run.images, here, state))
         keep_gallery(run, job)
     return run
+
+
+def _ahead(numbers: Sequence[int], load: Callable[[int], Loaded]) -> Iterator[tuple[int, Loaded]]:
+    """Each batch, read while the one before it is worked on."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = deque((number, reader.submit(load, number)) for number in numbers[:2])
+        for following in [*numbers[2:], None, None][: len(numbers)]:
+            number, loaded = coming.popleft()
+            yield number, loaded.result()
+            if following is not None:
+                coming.append((following, reader.submit(load, following)))
