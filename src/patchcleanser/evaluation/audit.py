@@ -1,0 +1,314 @@
+"""Audit: do the rows of a run follow from its model and data, and do its certificates hold under attack?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchcleanser.attacks import AdaptiveAttack, Challenged, Settings
+from patchcleanser.classifiers.base import Classifier
+from patchcleanser.core.covering import Mask
+from patchcleanser.core.files import whole_file
+from patchcleanser.core.records import Row, Run
+from patchcleanser.core.windows import Size
+from patchcleanser.data.base import Dataset, Subset
+from patchcleanser.defenses.minority_reports import ROUNDING
+from patchcleanser.errors import RecordError
+from patchcleanser.evaluation.jobs import Job
+from patchcleanser.evaluation.twin import (
+    Bools,
+    Look,
+    Twin,
+    hidden_pixels,
+    hiding_sets,
+    slow_challenger_masking,
+    slow_double_masking,
+)
+
+TOGETHER = 16
+"""Images attacked side by side."""
+
+Facts = dict[str, Any]
+Watch = Callable[[int, int, str], None]
+
+
+@dataclass
+class Audit:
+    """What an audit looked at and what it found."""
+
+    rows: int
+    derived: list[int] = field(default_factory=list)
+    """Indices of the images whose rows were derived again."""
+    attacked: list[int] = field(default_factory=list)
+    """Indices of the certified images that were attacked."""
+    labels: int = 0
+    """Classifications by the slow twin."""
+    contradictions: list[Facts] = field(default_factory=list)
+    near_ties: list[Facts] = field(default_factory=list)
+    """Differences, and images, where a margin is so small that rounding decides; reported, not counted as failures."""
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> Facts:
+        """Plain values."""
+        return dict(vars(self))
+
+
+def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
+    """The job of a finished run with the model and the images it names; RecordError if they are others.
+
+    The run's images are found in the dataset by their names, so how they were chosen need not be known.
+    """
+    if run.job.get("kind", "certify") != "certify":
+        raise RecordError(f"{run.folder} holds no certificates to audit, but a run of kind {run.job['kind']!r}")
+    if not run.finished:
+        raise RecordError(
+            f"{run.folder} is not finished: {len(run.missing())} of {run.batches} batches are missing; "
+            "finish it with the command that began it"
+        )
+    pair = [tuple(v) if v else None for v in (run.job["masks"], run.job["stride"])]
+    job = Job(
+        classifier,
+        _same_images(run, dataset),
+        run.threat,
+        defense=run.job["defense"],
+        masks=None if pair[1] else pair[0],
+        stride=pair[1],
+        precision=run.job["precision"],
+        table=run.job["table"],
+        options=run.job["options"],
+    )
+    for name, word in (("classifier", "model: name it with --model"), ("data", "data: name them with --data, --root")):
+        if job.identity[name] != run.job[name]:
+            raise RecordError(
+                f"{run.folder} was made with another {word}; its fingerprint is {run.job[name][:12]}…, "
+                f"got {job.identity[name][:12]}…"
+            )
+    return job
+
+
+def _same_images(run: Run, dataset: Dataset) -> Dataset:
+    ids = run.read(["id"])["id"].to_pylist()
+    at = {dataset.id(n): n for n in range(len(dataset))}
+    missing = [name for name in ids if name not in at]
+    if missing:
+        raise RecordError(f"{run.folder} has {len(missing)} images that {dataset.name} has not, such as {missing[0]}")
+    picks = [at[name] for name in ids]
+    return dataset if picks == list(range(len(dataset))) else Subset(dataset, np.array(picks, dtype=np.intp))
+
+
+def audit(
+    run: Run,
+    job: Job,
+    *,
+    sample: int = 50,
+    attack: int = 10,
+    settings: Settings | None = None,
+    watch: Watch | None = None,
+) -> Audit:
+    """Look at all rows for what contradicts itself, derive some again, and attack some certified images.
+
+    Which ones is decided by the seed of the settings.
+    """
+    settings = settings or Settings(iterations=50, locations=4)
+    rows = run.read().to_pylist()
+    kept = [row for row in rows if row["skipped"] is None]
+    result = Audit(rows=len(rows), notes=_notes(run, job))
+    for row in kept:
+        result.contradictions += [_told(row, what, stored, "") for what, stored in inner_contradictions(row)]
+    chance = np.random.default_rng(settings.seed)
+    checker = Checker(run, job)
+    chosen = _choice(kept, sample, chance)
+    for number, row in enumerate(chosen):
+        checker.check(row, result)
+        if watch is not None:
+            watch(number + 1, len(chosen), f"derived again; {len(result.contradictions)} contradictions")
+    certified = [row for row in kept if row["row_certified"] or row["detection_certified"]]
+    targets = _choice(certified, attack, chance)
+    for start in range(0, len(targets), TOGETHER):
+        _attack(job, targets[start : start + TOGETHER], settings, result, run.folder / "audit")
+        if watch is not None:
+            watch(len(result.attacked), len(targets), f"attacked; {len(result.contradictions)} contradictions")
+    return result
+
+
+def _choice(rows: list[Row], number: int, chance: np.random.Generator) -> list[Row]:
+    picks = chance.permutation(len(rows))[:number]
+    return [rows[i] for i in sorted(picks.tolist())]
+
+
+def _notes(run: Run, job: Job) -> list[str]:
+    notes = []
+    for name in ("device", "labels"):
+        if job.identity[name] != run.job[name]:
+            notes.append(f"{name}: the run says {run.job[name]}, this audit {job.identity[name]}")
+    if run.job["precision"] == "fast":
+        notes.append("the run's labels are fast ones; the audit's are float32")
+    return notes
+
+
+def inner_contradictions(row: Row) -> Iterator[tuple[str, Any]]:
+    """What a row says against itself; no model is needed to see it."""
+    label, ones, table = row["label"], row["one_mask_labels"], row["table"]
+    if row["certified"] and not row["row_certified"]:
+        yield "certified but not row-certified", row["row_certified"]
+    if row["certified"] and any(one != label for one in ones):
+        yield "certified with a wrong one-mask label", ones
+    if row["row_certified"] and row["answer"] != label:
+        yield "row-certified with a wrong answer on the clean image", row["answer"]
+    if table is not None and row["certified"] != all(two == label for two in table):
+        yield "certified does not follow from the table", row["certified"]
+    if table is not None and table[: len(ones)] != ones:
+        yield "the table's one-mask labels are not the row's", ones
+    if row["detection_certified"] and (row["alert"] or row["answer"] != label or any(one != label for one in ones)):
+        yield "detection-certified with a wrong label or an alert", ones
+
+
+def _told(row: Row, what: str, stored: Any, found: Any) -> Facts:
+    return {
+        "index": row["index"],
+        "id": row["id"],
+        "label": row["label"],
+        "what": what,
+        "stored": stored,
+        "found": found,
+    }
+
+
+class Checker:
+    """Compares rows with the slow twin, image by image."""
+
+    def __init__(self, run: Run, job: Job) -> None:
+        self.run, self.job = run, job
+        self.sizes: dict[Size, tuple[list[Bools], list[frozenset[int]]]] = {}
+
+    def masks(self, size: Size) -> tuple[list[Bools], list[frozenset[int]]]:
+        """Hidden pixels of each mask, and the masks that hide each placement; built once for each size."""
+        if size not in self.sizes:
+            windows: Sequence[Mask] = self.run.mask_set(size).masks
+            hidden = [hidden_pixels(mask, size) for mask in windows]
+            self.sizes[size] = hidden, hiding_sets(hidden, self.run.threat, size)
+        return self.sizes[size]
+
+    def check(self, row: Row, result: Audit) -> None:
+        """Derive one row again, and note every difference."""
+        size = row["height"], row["width"]
+        hidden, hiding = self.masks(size)
+        twin = Twin(self.job.classifier, self.job.dataset.image(row["index"]), hidden, grid=self.run.threat.grid)
+        differences = [*self._data(row, twin), *self._labels(row, twin), *self._promises(row, twin, hiding)]
+        if row["certified"] and frozenset() in hiding:
+            differences.append(
+                ("the masks do not cover the threat", row["certified"], "a patch that none hides", False)
+            )
+        for what, stored, found, near in differences:
+            (result.near_ties if near else result.contradictions).append(_told(row, what, stored, found))
+        if twin.near_ties and not any(near for *_, near in differences):
+            result.near_ties.append(_told(row, "labels that rounding may change", twin.near_ties, "no difference"))
+        result.derived.append(row["index"])
+        result.labels += 1 + len(twin.known)
+
+    def _data(self, row: Row, twin: Twin) -> Iterator[tuple[str, Any, Any, bool]]:
+        labels = self.job.dataset.labels
+        assert labels is not None  # a job has labels
+        truth, shape = int(labels[row["index"]]), list(twin.image.shape[1:])
+        if row["label"] != truth:
+            yield "label", row["label"], truth, False
+        if [row["height"], row["width"]] != shape:
+            yield "size", [row["height"], row["width"]], shape, False
+
+    def _labels(self, row: Row, twin: Twin) -> Iterator[tuple[str, Any, Any, bool]]:
+        yield from _compare("undefended", row["undefended"], twin.plain)
+        for i, seen in enumerate(twin.one()):
+            yield from _compare(f"one-mask label {i}", row["one_mask_labels"][i], seen)
+        if row["table"] is not None:
+            index = self.run.mask_set((row["height"], row["width"])).unions.index
+            for i in range(len(twin.hidden)):
+                for j in range(i + 1, len(twin.hidden)):
+                    yield from _compare(f"two-mask label {i}, {j}", row["table"][index[i, j]], twin.at(i, j))
+        if row["failing_pair"] is not None:
+            seen = twin.at(*row["failing_pair"])
+            if seen.label == row["label"]:
+                yield "failing pair", row["failing_pair"], seen.label, seen.near_tie
+
+    def _promises(self, row: Row, twin: Twin, hiding: list[frozenset[int]]) -> Iterator[tuple[str, Any, Any, bool]]:
+        """Answer and certificates: as the twin has them, or as rounding might have made them."""
+        truth = row["label"]
+        if self.run.job["defense"] == "minority-reports":
+            yield from self._detection(row, twin)
+            return
+        answer = self._answer(twin)
+        if row["answer"] != answer:
+            yield "answer", row["answer"], answer, twin.near_ties > 0
+        sure = twin.good(lambda seen: seen.label == truth and not (seen.near_tie and seen.second != truth))
+        likely, perhaps = twin.good(lambda seen: seen.label == truth), twin.good(lambda seen: seen.may_be(truth))
+        everything = set(range(len(twin.hidden)))
+
+        def covered(good: set[int]) -> bool:
+            return all(good & masks for masks in hiding)
+
+        for name, holds in (("certified", lambda good: good == everything), ("row_certified", covered)):
+            if row[name] != holds(likely):
+                yield name, row[name], holds(likely), row[name] in (holds(sure), holds(perhaps))
+
+    def _answer(self, twin: Twin) -> int:
+        one = [seen.label for seen in twin.one()]
+
+        def pair(i: int, j: int) -> int:
+            return twin.at(i, j).label
+
+        if self.run.job["defense"] == "challenger-masking":
+            return slow_challenger_masking(one, pair, self.run.job["options"].get("seed"))
+        return slow_double_masking(one, pair)
+
+    def _detection(self, row: Row, twin: Twin) -> Iterator[tuple[str, Any, Any, bool]]:
+        threshold, ones = self.run.job["options"].get("threshold", 0.5), twin.one()
+        near = twin.near_ties > 0 or any(abs(seen.confidence - threshold) < 1e-3 for seen in ones)
+        alert = any(seen.label != twin.plain.label and seen.confidence > threshold for seen in ones)
+        held = all(seen.label == row["label"] and seen.confidence > threshold + ROUNDING for seen in ones)
+        for name, found in (
+            ("answer", twin.plain.label),
+            ("alert", alert),
+            ("detection_certified", held and twin.plain.label == row["label"]),
+        ):
+            if row[name] != found:
+                yield name, row[name], found, near
+
+
+def _compare(what: str, stored: int, seen: Look) -> Iterator[tuple[str, Any, Any, bool]]:
+    if stored != seen.label:
+        yield what, stored, f"{seen.label} by a margin of {seen.margin:.3g}", seen.may_be(stored)
+
+
+def _attack(job: Job, rows: list[Row], settings: Settings, result: Audit, folder: Path) -> None:
+    """Attack certified images as one who knows the defense; whoever is fooled is kept with all that is needed."""
+    images, labels = [job.dataset.image(row["index"]) for row in rows], [row["label"] for row in rows]
+    found = AdaptiveAttack(job.built, settings).challenge(images, labels)
+    for row, challenged in zip(rows, found, strict=True):
+        result.attacked.append(row["index"])
+        if challenged.fooled:
+            kept = _keep(challenged, row, folder)
+            windows = [[w.top, w.left, w.height, w.width] for w in challenged.attacked.windows]
+            told = _told(row, "a certified image was fooled", row["label"], challenged.verdict.label)
+            result.contradictions.append({**told, "patches": windows, "image": str(kept)})
+
+
+def _keep(found: Challenged, row: Row, folder: Path) -> Path:
+    """The attacked image itself, float32 [C, H, W] on the threat's grid."""
+    path = folder / f"fooled-{row['index']}.npy"
+    with whole_file(path) as part, part.open("wb") as file:
+        np.save(file, found.attacked.image.numpy())
+    return path
+
+
+def write_audit(result: Audit, run: Run, settings: Settings, *, sample: int, attack: int) -> Path:
+    """Keep what an audit found, with all that repeats it, beside the run's rows."""
+    path = run.folder / "audit" / "audit.json"
+    asked = {"sample": sample, "attack": attack, "settings": vars(settings)}
+    content = {"run": str(run.folder), "key": run.key, "job": run.job, "about": run.about, **asked, **result.to_json()}
+    with whole_file(path) as part:
+        part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path

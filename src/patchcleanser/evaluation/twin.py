@@ -1,0 +1,160 @@
+"""The slow twin of everything a certificate rests on: one masked picture at a time, nothing clever, nothing shared.
+
+It takes from the package only what it must be told: the windows of the masks, the threat, and the
+classifier with its preprocessing. Masks become pixels by loops; covering is checked at every position;
+labels come one by one in plain float32; the algorithms are written again, straight from the paper.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.precision import plain_float32
+from patchcleanser.core.covering import Mask
+from patchcleanser.core.threats import Threat
+from patchcleanser.core.windows import Size
+
+Bools = NDArray[np.bool_]
+
+NEAR = 1e-4
+"""A margin below this share of the logits' size (or a confidence so near a threshold) may round either way."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the classifier says of one picture."""
+
+    label: int
+    second: int
+    margin: float
+    confidence: float
+    near_tie: bool
+
+    def may_be(self, label: int) -> bool:
+        """Whether rounding allows this label."""
+        return label == self.label or (self.near_tie and label == self.second)
+
+
+def hidden_pixels(mask: Mask, size: Size) -> Bools:
+    """[H, W]: True where some window of the mask lies, pixel by pixel."""
+    hidden = np.zeros(size, dtype=bool)
+    for row in range(size[0]):
+        for column in range(size[1]):
+            for w in mask:
+                if w.top <= row < w.top + w.height and w.left <= column < w.left + w.width:
+                    hidden[row, column] = True
+    return hidden
+
+
+def hiding_sets(hidden: Sequence[Bools], threat: Threat, size: Size) -> list[frozenset[int]]:
+    """For every placement of the threat's patches: the masks that hide all of them. Each distinct set once.
+
+    One patch is tried at every position; a mask hides it if all of its pixels are hidden. K patches are
+    hidden by the masks that hide each of them.
+    """
+    room = threat.room(size)
+    single: set[frozenset[int]] = set()
+    for height, width in threat.shapes(size):
+        maps = np.stack([_inside(h[room.top : room.bottom, room.left : room.right], height, width) for h in hidden])
+        for column in np.unique(maps.reshape(len(hidden), -1), axis=1).T:
+            single.add(frozenset(np.flatnonzero(column).tolist()))
+    return list({frozenset.intersection(*some) for some in combinations_with_replacement(single, threat.count)})
+
+
+def _inside(hidden: Bools, height: int, width: int) -> Bools:
+    """[tops, lefts]: whether all pixels of the rectangle from each corner are hidden; rows first, then columns."""
+    rows = np.stack([hidden[t : t + height].all(axis=0) for t in range(hidden.shape[0] - height + 1)])
+    return np.stack([rows[:, c : c + width].all(axis=1) for c in range(hidden.shape[1] - width + 1)], axis=1)
+
+
+def look(classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepared: bool) -> Look:
+    """One picture through the classifier: masked as it came and then prepared, or masked when it is prepared."""
+    picture = image.clone()
+    if hidden is not None:
+        preprocessing = classifier.preprocessing
+        fill = preprocessing.input_fill(len(image)) if prepared else preprocessing.source_fill(len(image))
+        for channel, value in enumerate(fill):
+            picture[channel][torch.from_numpy(hidden)] = value
+    batch = picture[None].to(classifier.device)
+    with torch.inference_mode(), plain_float32(classifier.device):
+        logits = classifier.logits(batch if prepared else classifier.prepare(batch))[0].double().cpu()
+    order = logits.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
+    first, second = float(logits[order[0]]), float(logits[order[1]])
+    near = first - second <= NEAR * max(1.0, abs(first), abs(second))
+    return Look(int(order[0]), int(order[1]), first - second, float(logits.softmax(0).max()), near)
+
+
+class Twin:
+    """Everything about one image, from labels computed one by one."""
+
+    def __init__(self, classifier: Classifier, image: Tensor, hidden: Sequence[Bools], *, grid: str) -> None:
+        self.classifier, self.hidden = classifier, hidden
+        self.prepared = grid == "input"
+        if self.prepared:
+            with torch.inference_mode(), plain_float32(classifier.device):
+                image = classifier.prepare(image[None].to(classifier.device))[0].cpu()
+        self.image = image
+        self.known: dict[bytes, Look] = {}
+        self.plain = look(classifier, image, None, prepared=self.prepared)
+
+    def at(self, first: int, second: int) -> Look:
+        """What is said under two masks; a picture seen before is not looked at again."""
+        union = self.hidden[first] | self.hidden[second]
+        key = union.tobytes()
+        if key not in self.known:
+            self.known[key] = look(self.classifier, self.image, union, prepared=self.prepared)
+        return self.known[key]
+
+    def one(self) -> list[Look]:
+        """What is said under each mask alone."""
+        return [self.at(i, i) for i in range(len(self.hidden))]
+
+    @property
+    def near_ties(self) -> int:
+        """Pictures whose label rounding may change."""
+        return sum(seen.near_tie for seen in [self.plain, *self.known.values()])
+
+    def good(self, right: Callable[[Look], bool]) -> set[int]:
+        """Masks under which, with every second mask, the label is right."""
+        masks = range(len(self.hidden))
+        return {i for i in masks if all(right(self.at(i, j)) for j in masks)}
+
+
+def majority_of(labels: Sequence[int]) -> int:
+    """The most frequent label; of several the largest."""
+    return max(set(labels), key=lambda label: (list(labels).count(label), label))
+
+
+def slow_double_masking(one: Sequence[int], pair: Callable[[int, int], int]) -> int:
+    """Algorithm 1, as printed."""
+    majority = majority_of(one)
+    if all(label == majority for label in one):
+        return majority
+    for i, label in enumerate(one):
+        if label != majority and all(pair(i, j) == label for j in range(len(one))):
+            return label
+    return majority
+
+
+def slow_challenger_masking(one: Sequence[int], pair: Callable[[int, int], int], seed: int | None) -> int:
+    """Algorithm 3, as printed: the candidate meets challengers of another label until none is left."""
+    order = list(range(len(one)))
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    candidate = order.pop(0)
+    while True:
+        rivals = [mask for mask in order if one[mask] != one[candidate]]
+        if not rivals:
+            return one[candidate]
+        order.remove(rivals[0])
+        if pair(rivals[0], candidate) == one[rivals[0]]:
+            candidate = rivals[0]

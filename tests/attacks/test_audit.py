@@ -1,0 +1,222 @@
+"""An audit finds nothing in an honest run, and everything that was tampered with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from patchcleanser import Job, MaskSet, Run, Threat, TorchClassifier, evaluate
+from patchcleanser.attacks import Settings
+from patchcleanser.core.records import Row
+from patchcleanser.data.base import ArrayDataset, chosen
+from patchcleanser.errors import RecordError
+from patchcleanser.evaluation import audit as audit_module
+from patchcleanser.evaluation.audit import Audit, audit, audited_job
+from patchcleanser.evaluation.twin import Twin, hidden_pixels, hiding_sets, look, slow_challenger_masking
+from patchcleanser.evaluation.twin import slow_double_masking as slow
+
+QUICK = Settings(iterations=3, locations=1)
+
+
+@pytest.fixture
+def pictures() -> ArrayDataset:
+    """Ten pictures with colour spots: some certified, some not."""
+    chance = np.random.default_rng(3)
+    images = chance.integers(90, 110, (10, 12, 12, 3)).astype(np.uint8)
+    labels = np.arange(10, dtype=np.int64) % 3
+    for n, label in enumerate(labels):
+        if n % 2:  # right only because of one spot
+            images[n, 2:5, 2:5, label] += 120
+            images[n, :, :, (label + 1) % 3] += 4
+        else:
+            images[n, :, :, label] += 60
+    return ArrayDataset("spots", images, labels, ("red", "green", "blue"))
+
+
+@pytest.fixture
+def honest(colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path) -> Callable[..., tuple[Run, Job]]:
+    def make(**options: Any) -> tuple[Run, Job]:
+        job = Job(colour, pictures, options.pop("threat", Threat.square(3)), masks=2, **options)
+        return evaluate(job, tmp_path / "run", batch=4), job
+
+    return make
+
+
+def tamper(run: Run, index: int, change: Callable[[Row], None]) -> None:
+    batch = index // run.batch
+    rows = run.read_batch(batch).to_pylist()
+    change(rows[index % run.batch])
+    run.write(batch, rows)
+
+
+def everything(run: Run, job: Job) -> Audit:
+    return audit(run, audited_job(run, job.classifier, job.dataset), sample=10, attack=10, settings=QUICK)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"table": True},
+        {"defense": "challenger-masking"},
+        {"defense": "challenger-masking", "options": {"seed": 4}},
+        {"defense": "minority-reports", "options": {"threshold": 0.4}},
+        {"threat": Threat.square(2, count=2)},
+        {"threat": Threat.any_rectangle(6)},
+        {"threat": Threat.square(3, grid="input")},
+    ],
+    ids=str,
+)
+def test_an_honest_run_has_no_contradiction(honest: Any, options: dict[str, Any]) -> None:
+    run, job = honest(**options)
+    found = everything(run, job)
+    assert found.contradictions == []
+    assert len(found.derived) == 10
+    assert len(found.attacked) >= 2
+    assert found.labels > 10
+
+
+def flip(name: str) -> Callable[[Row], None]:
+    return lambda row: row.update({name: not row[name]})
+
+
+def other(name: str) -> Callable[[Row], None]:
+    return lambda row: row.update({name: (row[name] + 1) % 3})
+
+
+def second(name: str, at: int) -> Callable[[Row], None]:
+    return lambda row: row[name].__setitem__(at, (row[name][at] + 1) % 3)
+
+
+@pytest.mark.parametrize("index", [0, 1, 9])
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (flip("certified"), "certified"),
+        (flip("row_certified"), "row"),
+        (other("answer"), "answer"),
+        (other("undefended"), "undefended"),
+        (second("table", 5), "two-mask label"),
+        (second("one_mask_labels", 2), "one-mask label 2"),
+    ],
+)
+def test_one_changed_value_is_found(honest: Any, index: int, change: Callable[[Row], None], word: str) -> None:
+    run, job = honest(table=True)
+    tamper(run, index, change)
+    found = everything(run, job)
+    assert found.contradictions
+    assert {c["index"] for c in found.contradictions} == {index}
+    assert any(word in c["what"] for c in found.contradictions)
+
+
+def test_a_whole_forged_certificate_is_found_and_fooled(honest: Any) -> None:
+    run, job = honest()
+    (weak, *_) = [row["index"] for row in run.read().to_pylist() if not row["row_certified"]]
+    label = int(job.dataset.labels[weak])
+
+    def forge(row: Row) -> None:
+        row.update(certified=True, row_certified=True, failing_pair=None, weakest=None, answer=label)
+        row["one_mask_labels"] = [label] * len(row["one_mask_labels"])
+
+    tamper(run, weak, forge)
+    same = audited_job(run, job.classifier, job.dataset)
+    found = audit(run, same, sample=0, attack=10, settings=Settings(iterations=15, locations=2))
+    (fooled,) = found.contradictions
+    assert fooled["what"] == "a certified image was fooled"
+    assert fooled["index"] == weak
+    image = torch.from_numpy(np.load(fooled["image"]))
+    assert job.built.predict([image])[0].label == fooled["found"] != label
+
+
+def test_the_sample_is_seeded(honest: Any) -> None:
+    run, job = honest()
+    same = audited_job(run, job.classifier, job.dataset)
+    picks = [
+        audit(run, same, sample=3, attack=0, settings=Settings(iterations=1, seed=seed)).derived for seed in (0, 0, 1)
+    ]
+    assert picks[0] == picks[1] != picks[2]
+
+
+def test_near_ties_are_reported_and_do_not_fail(honest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, job = honest(table=True)
+    monkeypatch.setattr("patchcleanser.evaluation.twin.NEAR", 100.0)  # every label is a near-tie now
+    found = everything(run, job)
+    assert found.contradictions == []
+    assert {tie["index"] for tie in found.near_ties} == set(range(10))
+    row = run.read().to_pylist()[0]
+    hidden, _ = audit_module.Checker(run, job).masks((12, 12))
+    second_label = Twin(job.classifier, job.dataset.image(0), hidden, grid="source").at(1, 1).second
+    tamper(run, 0, lambda row: row["one_mask_labels"].__setitem__(1, second_label))
+    found = everything(run, job)
+    assert any(t["what"] == "one-mask label 1" and t["stored"] == second_label for t in found.near_ties)
+    assert row["one_mask_labels"][1] != second_label
+
+
+def test_other_weights_or_other_images_are_refused(honest: Any, pictures: ArrayDataset) -> None:
+    run, job = honest()
+    with torch.no_grad():
+        job.classifier.module.scale.mul_(1.01)
+    with pytest.raises(RecordError, match="was made with another model: name it with --model"):
+        audited_job(run, job.classifier, job.dataset)
+    with torch.no_grad():
+        job.classifier.module.scale.fill_(20.0)
+    audited_job(run, job.classifier, job.dataset)
+    changed = ArrayDataset("spots", pictures.images ^ 1, pictures.labels, pictures.classes)
+    with pytest.raises(RecordError, match="was made with another data: name them with --data, --root"):
+        audited_job(run, job.classifier, changed)
+    fewer = pictures.subset(np.arange(5))
+    with pytest.raises(RecordError, match="5 images that spots has not, such as 5"):
+        audited_job(run, job.classifier, fewer)
+
+
+def test_the_images_of_a_subset_are_found_by_name(
+    colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path
+) -> None:
+    run = evaluate(Job(colour, chosen(pictures, 4, seed=5), Threat.square(3), masks=2), tmp_path)
+    job = audited_job(run, colour, pictures)
+    assert len(job.dataset) == 4
+    run.shard(0).unlink()
+    with pytest.raises(RecordError, match="is not finished: 1 of 1 batches are missing"):
+        audited_job(run, colour, pictures)
+
+
+@pytest.mark.parametrize("threat", [Threat.square(3), Threat.any_rectangle(6), Threat.square(2, count=2)], ids=str)
+def test_the_twin_finds_the_holes_that_the_exact_checker_finds(threat: Threat) -> None:
+    size = (9, 10)
+    whole = MaskSet.build(threat, image=size, masks=3)
+    for masks in (whole, MaskSet(size, whole.masks[1:]), MaskSet(size, whole.masks[:-1])):
+        sets = hiding_sets([hidden_pixels(mask, size) for mask in masks.masks], threat, size)
+        assert (frozenset() in sets) == (not masks.covers(threat))
+
+
+def test_masks_that_do_not_cover_are_a_contradiction(honest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, job = honest()
+    short = MaskSet.build(Threat.square(1), image=(12, 12), masks=2)
+    monkeypatch.setattr(Run, "mask_set", lambda self, size: short)
+    found = audit(run, audited_job(run, job.classifier, job.dataset), sample=10, attack=0, settings=QUICK)
+    assert any(c["what"] == "the masks do not cover the threat" for c in found.contradictions)
+
+
+def test_the_twins_algorithms_are_the_papers() -> None:
+    assert slow([3, 1, 1, 3], lambda i, j: 0) == 3  # a tie goes to the largest label
+    assert slow([7, 7, 4], lambda i, j: 4) == 4
+    assert slow([7, 7, 4], lambda i, j: 7) == 7
+    assert slow_challenger_masking([7, 7, 4], lambda i, j: 4, None) == 4
+    assert slow_challenger_masking([7, 7, 4], lambda i, j: 7, None) == 7
+
+
+def test_the_twin_fills_masks_before_preparing_on_the_source_grid(curved: TorchClassifier) -> None:
+    image = torch.rand(3, 9, 9, generator=torch.Generator().manual_seed(0))
+    hidden = np.zeros((9, 9), dtype=bool)
+    hidden[2:5, 3:6] = True
+    masked = image.clone()
+    masked[:, 2:5, 3:6] = 0.5
+    expected = curved.logits(curved.prepare(masked[None]))[0]
+    seen = look(curved, image, hidden, prepared=False)
+    assert seen.label == int(expected.argmax())
+    top = expected.topk(2).values.tolist()
+    assert seen.margin == pytest.approx(top[0] - top[1], abs=1e-5)
