@@ -26,6 +26,10 @@ class Classifier(ABC):
     may_halve = False
     """Whether half precision can be had by autocast; only torch modules can."""
 
+    mask_aware = False
+    """Whether it is told which pixels are hidden, as one more channel of the input (1 where hidden).
+    Its logits may depend on visible pixels and on that channel only."""
+
     names: tuple[str, ...] | None = None
     """What the classes are called, if that is known. Names decide nothing."""
 

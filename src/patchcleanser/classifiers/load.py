@@ -25,6 +25,7 @@ def load_classifier(spec: str, *, device: str = "auto", **options: Any) -> Class
     - ``transformers:FOLDER_OR_HUB_NAME``
     - ``onnx:model.onnx``
     - ``python:my_package.models:make`` calls make() and wraps what it returns
+    - ``tokens:SPEC``: the ViT of another spec, without the tokens that masks hide
     - ``zoo:tiny``, ``trained:FOLDER`` (written by train or harden), ``net:resnet`` (untrained)
     """
     kind, _, rest = spec.partition(":")
@@ -124,6 +125,12 @@ def _zoo(name: str, device: torch.device, options: dict[str, Any]) -> Classifier
     return _trained(str(zoo_folder(name)), device, options)
 
 
+def _tokens(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    from patchcleanser.classifiers.tokens import TokenDroppingClassifier
+
+    return TokenDroppingClassifier(load_classifier(name, device=str(device), **options))  # type: ignore[arg-type]
+
+
 def _settings(query: str) -> dict[str, Any]:
     """`a=1&b=x` as a dictionary. Not decoded like a web form, since + and % occur in file names."""
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
@@ -151,4 +158,5 @@ KINDS: dict[str, Callable[[str, torch.device, dict[str, Any]], Classifier]] = {
     "net": _net,
     "trained": _trained,
     "zoo": _zoo,
+    "tokens": _tokens,
 }

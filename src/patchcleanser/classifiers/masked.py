@@ -264,11 +264,19 @@ class MaskedClassifier:
         source = self.grid == "source"
         fill = preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
         colour = torch.tensor(fill, dtype=images.dtype, device=device)[:, None, None]
+        size = (images.shape[2], images.shape[3])
         images = torch.where(hidden[:, None], colour, images)
-        if not source:
+        if source:
+            with plain_float32(device):
+                images = self.classifier.prepare(images)
+        if not self.classifier.mask_aware:
             return images
-        with plain_float32(device):
-            return self.classifier.prepare(images)
+        if source and not preprocessing.keeps(size):
+            raise InputError(
+                f"a mask-aware classifier must know which of its input's pixels are hidden, and images of {size[0]}×"
+                f"{size[1]} px are resized or cropped; use a threat on the input grid"
+            )
+        return torch.cat([images, hidden[:, None].to(images.dtype)], dim=1)
 
     def _probe(self, one: _Piece, answer: Tensor, *, fast: bool) -> None:
         """Refuse a classifier that answers a pair differently in its batch, alone and in company."""

@@ -117,6 +117,10 @@ class Preprocessing:
             images = images[..., top : top + self.crop[0], left : left + self.crop[1]]
         return images
 
+    def keeps(self, size: Size) -> bool:
+        """Whether images of this size go to the model pixel by pixel, neither resized nor cropped."""
+        return self._resized(*size) == size and self.crop in (None, size)
+
     def normalise(self, images: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation, per channel."""
         if self.mean is None or self.std is None:

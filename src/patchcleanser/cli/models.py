@@ -17,6 +17,7 @@ KINDS = {
     "transformers:FOLDER": "an image classifier in Hugging Face's layout, or a hub name",
     "onnx:FILE": "run by ONNX Runtime",
     "python:module:function": "whatever the function returns: a torch module or any function",
+    "tokens:SPEC": "the ViT of another spec, leaving out tokens that masks hide; certificates are its own",
     "net:NAME": "untrained networks for 32×32 images: resnet, vit, resmlp, tiny",
 }
 
