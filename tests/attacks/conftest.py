@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from patchcleanser import Preprocessing, TorchClassifier
+from patchcleanser.data.base import ArrayDataset
 
 
 class Colour(nn.Module):
@@ -57,3 +59,18 @@ def curved() -> TorchClassifier:
     net.append(nn.Linear(8 * 4 * 4, 5))
     prepared = Preprocessing(resize=(11, 11), interpolation="bilinear", mean=(0.5,) * 3, std=(0.2,) * 3)
     return TorchClassifier(net.eval(), prepared)
+
+
+@pytest.fixture
+def pictures() -> ArrayDataset:
+    """Ten pictures with colour spots: some certified, some not."""
+    chance = np.random.default_rng(3)
+    images = chance.integers(90, 110, (10, 12, 12, 3)).astype(np.uint8)
+    labels = np.arange(10, dtype=np.int64) % 3
+    for n, label in enumerate(labels):
+        if n % 2:  # right only because of one spot
+            images[n, 2:5, 2:5, label] += 120
+            images[n, :, :, (label + 1) % 3] += 4
+        else:
+            images[n, :, :, label] += 60
+    return ArrayDataset("spots", images, labels, ("red", "green", "blue"))

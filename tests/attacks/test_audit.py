@@ -24,21 +24,6 @@ QUICK = Settings(iterations=3, locations=1)
 
 
 @pytest.fixture
-def pictures() -> ArrayDataset:
-    """Ten pictures with colour spots: some certified, some not."""
-    chance = np.random.default_rng(3)
-    images = chance.integers(90, 110, (10, 12, 12, 3)).astype(np.uint8)
-    labels = np.arange(10, dtype=np.int64) % 3
-    for n, label in enumerate(labels):
-        if n % 2:  # right only because of one spot
-            images[n, 2:5, 2:5, label] += 120
-            images[n, :, :, (label + 1) % 3] += 4
-        else:
-            images[n, :, :, label] += 60
-    return ArrayDataset("spots", images, labels, ("red", "green", "blue"))
-
-
-@pytest.fixture
 def honest(colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path) -> Callable[..., tuple[Run, Job]]:
     def make(**options: Any) -> tuple[Run, Job]:
         job = Job(colour, pictures, options.pop("threat", Threat.square(3)), masks=2, **options)

@@ -46,7 +46,7 @@ def demo(
         raise InputError(f"the demo needs at least 10 images to show anything, got --limit {limit}")
     dataset = chosen(load_dataset("sample"), limit)
     job = Job(load_classifier("zoo:tiny", device=device), dataset, Threat.square(PATCH), table=True)
-    about = about_run("zoo:tiny", "sample", "test", job)
+    about = about_run("zoo:tiny", "sample", None, job)
     run = run_job(job, out / "run", about, batch=None, skip=False, quiet=as_json)
     story = _attack(run, job, out / "attack.png")
     page = write_report([(run, derive(run))], out / "report")
@@ -81,11 +81,11 @@ def _story(job: Job, image: Tensor, found: Attacked, label: int, verdict: Verdic
     masks = job.built.mask_set((image.shape[1], image.shape[2]))
     hiding = None if verdict.deciding_mask is None else masks.masks[verdict.deciding_mask][0]
     frames = [
-        _frame(image, f"clean: {true}", None, hide=False),
-        _frame(found.image, f"patched, undefended: {fooled}", found.windows[0], hide=False),
-        _frame(found.image, f"patched, defended: {answer}", hiding, hide=True),
+        frame(image, f"clean: {true}", None, hide=False),
+        frame(found.image, f"patched, undefended: {fooled}", found.windows[0], hide=False),
+        frame(found.image, f"patched, defended: {answer}", hiding, hide=True),
     ]
-    _draw(frames, picture)
+    draw_sheet([frames], picture)
     how = f"in case '{verdict.case.value}' after {verdict.classifications} classifications"
     return {
         "true": true,
@@ -99,7 +99,7 @@ def _story(job: Job, image: Tensor, found: Attacked, label: int, verdict: Verdic
     }
 
 
-def _frame(pixels: Tensor, words: str, window: Window | None, *, hide: bool) -> Image.Image:
+def frame(pixels: Tensor, words: str, window: Window | None, *, hide: bool) -> Image.Image:
     """An enlarged picture with a caption; a window is framed, or hidden as by a mask."""
     from PIL import Image, ImageDraw, ImageFont
 
@@ -117,14 +117,22 @@ def _frame(pixels: Tensor, words: str, window: Window | None, *, hide: bool) -> 
     return frame
 
 
-def _draw(frames: list[Image.Image], path: Path) -> None:
+def draw_sheet(rows: list[list[Image.Image]], path: Path) -> None:
+    """Frames in rows on one white sheet."""
     from PIL import Image
 
     from patchcleanser.core.files import whole_file
 
     gap = 12
-    sheet = Image.new("RGB", (sum(f.width + gap for f in frames) + gap, frames[0].height + gap), "white")
-    for number, frame in enumerate(frames):
-        sheet.paste(frame, (gap + number * (frame.width + gap), gap))
+    widths = [sum(f.width + gap for f in frames) + gap for frames in rows]
+    heights = [max(f.height for f in frames) + gap for frames in rows]
+    sheet = Image.new("RGB", (max(widths), sum(heights)), "white")
+    top = gap
+    for frames, height in zip(rows, heights, strict=True):
+        left = gap
+        for one in frames:
+            sheet.paste(one, (left, top))
+            left += one.width + gap
+        top += height
     with whole_file(path) as part:
         sheet.save(part, format="PNG")

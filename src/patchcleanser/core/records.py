@@ -62,6 +62,35 @@ SCHEMA = pa.schema(
         ("seconds", pa.float32()),
     ]
 )
+ATTACKED = pa.schema(
+    [
+        ("index", pa.int64()),
+        ("id", pa.string()),
+        ("label", pa.int32()),
+        ("skipped", pa.string()),
+        ("height", pa.int32()),  # on the threat's grid
+        ("width", pa.int32()),
+        ("undefended", pa.int32()),  # of the clean image, as are the next ones
+        ("answer", pa.int32()),
+        ("alert", pa.bool_()),
+        ("certified", pa.bool_()),
+        ("row_certified", pa.bool_()),
+        ("detection_certified", pa.bool_()),
+        ("undefended_fooled", pa.bool_()),  # wrong on the clean image, or at some location
+        ("fooled", pa.bool_()),  # the defense is: it answers wrongly, without an alert
+        ("attacked_undefended", pa.int32()),  # of the worst attacked image, as are the next ones
+        ("attacked_answer", pa.int32()),
+        ("attacked_alert", pa.bool_()),
+        ("attacked_case", pa.string()),
+        ("patches", pa.list_(pa.int32())),  # top, left, height, width of each
+        ("margin", pa.float32()),  # how far the undefended classifier is from being fooled; below 0 it is
+        ("queries", pa.int64()),  # classifications by the attacker, at all locations and restarts
+        ("seconds", pa.float32()),
+    ]
+)
+SCHEMAS = {"certify": SCHEMA, "attack": ATTACKED}
+"""The rows of each kind of run; a job that names no kind certifies."""
+
 TIMES = ("seconds",)
 """What may differ between two runs of one job."""
 
@@ -117,7 +146,8 @@ class Run:
             differs = [name for name in sorted({*run.job, *job}) if run.job.get(name) != job.get(name)]
             if differs:
                 said = ", ".join(f"{n} ({_short(run.job.get(n))}, now {_short(job.get(n))})" for n in differs)
-                raise RecordError(f"{folder} holds a run of another job; it differs in {said}; use another --out")
+                hint = " (other images: --data, --limit, --seed or --subset)" if "data" in differs else ""
+                raise RecordError(f"{folder} holds a run of another job; it differs in {said}{hint}; use another --out")
             return run
         if folder.is_dir() and any(folder.glob("rows-*.parquet")):
             raise RecordError(f"{folder} holds rows but no {MANIFEST}; use another --out")
@@ -130,6 +160,16 @@ class Run:
     def key(self) -> str:
         """The hash of the job."""
         return key_of(self.job)
+
+    @property
+    def kind(self) -> str:
+        """What was done: certify or attack."""
+        return str(self.job.get("kind", "certify"))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its rows."""
+        return SCHEMAS[self.kind]
 
     @cached_property
     def threat(self) -> Threat:
@@ -165,7 +205,7 @@ class Run:
 
     def write(self, batch: int, rows: Sequence[Row]) -> None:
         """Keep the rows of one batch, whole or not at all."""
-        table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
+        table = pa.Table.from_pylist(list(rows), schema=self.schema)
         with whole_file(self.shard(batch)) as part:
             parquet.write_table(table, part, compression="zstd")
 
@@ -174,7 +214,7 @@ class Run:
         parts = [self.read_batch(batch, columns) for batch in range(self.batches) if self.shard(batch).is_file()]
         if parts:
             return pa.concat_tables(parts)
-        return SCHEMA.empty_table().select(list(columns) if columns is not None else SCHEMA.names)
+        return self.schema.empty_table().select(list(columns) if columns is not None else self.schema.names)
 
     def read_batch(self, batch: int, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of one batch."""
@@ -203,15 +243,16 @@ class Run:
             lock.release()
 
 
-def find_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """The runs in these folders, or below them."""
+def find_runs(folders: Sequence[str | Path], kind: str = "certify") -> list[Run]:
+    """The runs of one kind in these folders, or below them."""
     runs: list[Run] = []
     for folder in folders:
         root = Path(folder)
         manifests = [root / MANIFEST] if (root / MANIFEST).is_file() else sorted(root.rglob(MANIFEST))
-        if not manifests:
-            raise RecordError(f"no run in {folder}; make one with: patchcleanser certify --out {folder} …")
-        runs += [Run.open(path.parent) for path in manifests]
+        found = [run for run in (Run.open(path.parent) for path in manifests) if run.kind == kind]
+        if not found:
+            raise RecordError(f"no run in {folder}; make one with: patchcleanser {kind} --out {folder} …")
+        runs += found
     return list({run.folder.resolve(): run for run in runs}.values())
 
 

@@ -1,0 +1,196 @@
+"""patchcleanser attack: how often patches that were really searched for mislead, undefended and defended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from patchcleanser.cli.options import (
+    AsJson,
+    Data,
+    Device,
+    Grid,
+    Limit,
+    Masks,
+    Model,
+    Patches,
+    Precision,
+    Root,
+    Seed,
+    Split,
+    Stride,
+    pair,
+    threat_of,
+)
+from patchcleanser.errors import ContradictionError, InputError
+
+if TYPE_CHECKING:
+    from patchcleanser.core.records import Run
+    from patchcleanser.evaluation.attacked import AttackJob
+
+DRAWN = 6
+"""Attacked images on the sheet."""
+
+
+def attack(
+    model: Model = "zoo:tiny",
+    data: Data = "sample",
+    patch: Annotated[str, typer.Option(help="Threat: 32, 2%, 12x83, any:1% or any:502.")] = "5",
+    patches: Patches = 1,
+    attack: Annotated[
+        str, typer.Option(help="apgd, pgd, square (no gradients), or adaptive (knows the defense).")
+    ] = "apgd",
+    iterations: Annotated[int, typer.Option(help="Steps of the attacker.")] = 100,
+    locations: Annotated[int, typer.Option(help="Places tried for each image; the worst counts.")] = 1,
+    restarts: Annotated[int, typer.Option(help="Random starts at each place.")] = 1,
+    places: Annotated[str, typer.Option(help="Places are random, or searched (the worst of a scan).")] = "random",
+    loss: Annotated[str, typer.Option(help="What the attacker makes small: margin, ce or dlr.")] = "margin",
+    target: Annotated[int | None, typer.Option(help="The label wanted; without it any wrong one counts.")] = None,
+    defense: Annotated[str, typer.Option(help="double-masking, challenger-masking or minority-reports.")] = (
+        "double-masking"
+    ),
+    threshold: Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports.")] = None,
+    masks: Masks = None,
+    stride: Stride = None,
+    grid: Grid = None,
+    limit: Limit = None,
+    subset: Annotated[str, typer.Option(help="With --limit: random, first, or authors (as the authors chose).")] = (
+        "random"
+    ),
+    split: Split = "test",
+    root: Root = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    precision: Precision = "exact",
+    batch: Annotated[int | None, typer.Option(help="Images attacked side by side and kept at a time.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack images, ask the undefended and the defended classifier, and keep a row for each."""
+    from patchcleanser.attacks import Settings
+    from patchcleanser.classifiers import load_classifier
+    from patchcleanser.cli.certify import about_run
+    from patchcleanser.data import chosen, load_dataset
+    from patchcleanser.evaluation import Job
+    from patchcleanser.evaluation.attacked import AttackJob
+
+    if batch is not None and batch < 1:
+        raise InputError(f"--batch is at least 1 image, got {batch}")
+    settings = Settings(
+        iterations=iterations,
+        locations=locations,
+        restarts=restarts,
+        places=places,  # type: ignore[arg-type]  # checked by Settings
+        loss=loss,  # type: ignore[arg-type]
+        target=target,
+        seed=seed,
+    )
+    base = Job(
+        load_classifier(model, device=device),
+        chosen(load_dataset(data, split=split, root=root), limit, seed=seed, subset=subset),
+        threat_of(patch, patches, grid),
+        defense=defense,
+        masks=pair(masks, "masks"),
+        stride=pair(stride, "stride"),
+        precision=precision,  # type: ignore[arg-type]  # checked by the defense
+        options={"threshold": threshold} if threshold is not None and defense == "minority-reports" else {},
+    )
+    job = AttackJob(base, attack, settings)
+    folder = out or _folder(job, model, data)
+    run = _run(job, folder, about_run(model, data, split, base), batch=batch, quiet=as_json)
+    _tell(run, model, sheet=_sheet(run, base), as_json=as_json)
+
+
+def _folder(job: AttackJob, model: str, data: str) -> Path:
+    """Named after the job, so that the same command goes on with the same run."""
+    from patchcleanser.cli.certify import _slug
+    from patchcleanser.core.records import key_of
+
+    words = f"{model}-{data}-{job.job.threat.shape}-{job.job.defense}-{job.attack}-{key_of(job.identity)[:8]}"
+    return Path("runs") / _slug(words)
+
+
+def _run(job: AttackJob, folder: Path, about: dict[str, Any], *, batch: int | None, quiet: bool) -> Run:
+    from patchcleanser.cli.progress import progress
+    from patchcleanser.evaluation.attacked import attack_all
+
+    with progress(f"{job.attack}, {job.job.threat}", quiet=quiet) as report:
+        return attack_all(
+            job,
+            folder,
+            batch=batch,
+            about=about,
+            watch=lambda done, total, shares: report(
+                done, total, "  ".join(f"{name} {share.percent:.1f}%" for name, share in shares.items())
+            ),
+        )
+
+
+def _tell(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
+    """What the rows show; a certified image that was fooled is an error, whatever else is told."""
+    from patchcleanser.evaluation.attacked import attack_shares, certified_fooled
+
+    rows = run.read()
+    shares, broken = attack_shares(rows), certified_fooled(rows)
+    settings = run.job["settings"]
+    if as_json:
+        told = {
+            name.replace(" ", "_"): {
+                "percent": round(share.percent, 4),
+                "count": share.count,
+                "interval95": [round(bound, 4) for bound in share.interval],
+            }
+            for name, share in shares.items()
+        }
+        facts = {"model": model, "defense": run.job["defense"], "attack": run.job["attack"], **settings}
+        more = {"images": next(iter(shares.values())).total, "certified_images_fooled": len(broken)}
+        print(json.dumps({"run": str(run.folder), "job": run.job, **facts, **more, **told}, indent=1))
+    else:
+        places = "weakest" if run.job["attack"] == "adaptive" else settings["places"]
+        budget = f"{settings['iterations']} iterations, {settings['locations']} {places} locations"
+        print(f"\n{run.threat}, {run.job['defense']}, attacked by {run.job['attack']}: {budget}")
+        for name, share in shares.items():
+            low, high = share.interval
+            print(f"  {name:24} {share.percent:6.2f}%   95%: {low:.1f} to {high:.1f}")
+        print(f"  {'certified images fooled':24} {len(broken):6}    (must be 0)")
+        print(f"  rows and pictures in {run.folder}" + (f"; {sheet} shows some" if sheet else ""))
+    if broken:
+        names = ", ".join(row["id"] for row in broken[:5])
+        raise ContradictionError(
+            f"{len(broken)} certified images were fooled ({names}); their attacked pictures are in "
+            f"{run.folder / 'gallery'}, their rows in {run.folder}; the same command finds them again"
+        )
+
+
+def _sheet(run: Run, base: Any) -> Path | None:
+    """A picture of some images before and after, with the labels."""
+    from PIL import Image
+
+    from patchcleanser.cli.demo import draw_sheet, frame
+    from patchcleanser.core.windows import Window
+    from patchcleanser.data.base import decode
+
+    rows = [row for row in run.read().to_pylist() if row["skipped"] is None]
+    rows = [row for row in rows if (run.folder / "gallery" / f"{row['index']}-attacked.png").is_file()]
+    rows = sorted(rows, key=lambda row: (not row["undefended_fooled"], row["fooled"], row["index"]))[:DRAWN]
+    if not rows or base.dataset.image(rows[0]["index"]).shape[0] != 3:
+        return None
+    names = base.dataset.classes
+    frames: list[list[Image.Image]] = []
+    for row in rows:
+        window = Window(*row["patches"][:4])
+        clean, attacked = (
+            decode((run.folder / "gallery" / f"{row['index']}{end}.png").read_bytes(), "picture")
+            for end in ("", "-attacked")
+        )
+        defended = "alert" if row["attacked_alert"] else names[row["attacked_answer"]]
+        words = f"{names[row['attacked_undefended']]}, defended {defended}"
+        frames.append(
+            [frame(clean, f"true: {names[row['label']]}", None, hide=False), frame(attacked, words, window, hide=False)]
+        )
+    path = run.folder / "attacked.png"
+    draw_sheet(frames, path)
+    return path

@@ -1,0 +1,191 @@
+"""Empirical robust accuracy: attack every image of a job, ask the defense, keep a row for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from PIL import Image
+from pyarrow import compute
+from torch import Tensor
+
+from patchcleanser.attacks import ATTACKS, AdaptiveAttack, Attacked, Challenged, Settings
+from patchcleanser.attacks.adaptive import is_fooled, placed_defense, proved
+from patchcleanser.attacks.base import place_image, require_gradients
+from patchcleanser.core.files import whole_file
+from patchcleanser.core.metrics import Share
+from patchcleanser.core.records import Row, Run
+from patchcleanser.core.tables import UNMASKED
+from patchcleanser.core.verdicts import DetectionCertificate, Verdict
+from patchcleanser.defenses.base import Examined
+from patchcleanser.errors import InputError
+from patchcleanser.evaluation.jobs import Job
+
+ADAPTIVE = "adaptive"
+NAMES = (*ATTACKS, ADAPTIVE)
+"""What can be run: attacks on the undefended classifier, and the one that knows the defense."""
+
+KEPT = 64
+"""Pictures of so many first images are kept, and of every image whose defense was fooled."""
+
+Watch = Callable[[int, int, Mapping[str, Share]], None]
+
+
+@dataclass(frozen=True)
+class AttackJob:
+    """What to attack, how, and with which budget. Two with the same identity have the same rows."""
+
+    job: Job
+    attack: str = "apgd"
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        if self.attack not in NAMES:
+            raise InputError(f"no attack {self.attack!r}; there are {', '.join(NAMES)}")
+        if self.attack in ATTACKS and ATTACKS[self.attack].needs_gradients:
+            require_gradients(self.job.classifier)
+        if self.attack == ADAPTIVE and self.settings.places == "searched":
+            raise InputError("the adaptive attack chooses its places itself, where the proof is weakest")
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the rows, as plain values."""
+        budget = asdict(replace(self.settings, chunk=None))
+        return {**self.job.identity, "kind": "attack", "attack": self.attack, "settings": budget, "table": False}
+
+
+def attack_all(
+    job: AttackJob,
+    folder: str | Path,
+    *,
+    batch: int | None = None,
+    about: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Attack every image, and keep the rows in a folder; a run that stopped goes on where it was."""
+    size = batch or (64 if job.job.classifier.device.type == "cuda" else 4)
+    run = Run.begin(folder, job.identity, images=len(job.job.dataset), batch=size, about=about or {})
+    with run.locked():
+        for number in run.missing():
+            indices = range(number * run.batch, min((number + 1) * run.batch, run.images))
+            run.write(number, attacked_rows(job, indices, run.folder))
+            if watch is not None:
+                rows = run.read()
+                watch(len(rows), run.images, attack_shares(rows))
+    return run
+
+
+def attacked_rows(job: AttackJob, indices: Sequence[int], folder: Path) -> list[Row]:
+    """The rows of these images; pictures go into the folder's gallery."""
+    started = time.monotonic()
+    dataset, labels = job.job.dataset, job.job.dataset.labels
+    assert labels is not None  # a job without labels is not made
+    rows: list[Row] = [{"index": i, "id": dataset.id(i), "label": int(labels[i]), "skipped": None} for i in indices]
+    for row in rows:
+        if row["label"] == job.settings.target:
+            row["skipped"] = f"its true label is the target, {job.settings.target}"
+    kept = [row for row in rows if row["skipped"] is None]
+    if not kept:
+        return rows
+    images, truths = [dataset.image(row["index"]) for row in kept], [row["label"] for row in kept]
+    job.job.built.masked.recheck.begin()  # so that no batch's rows depend on the batches before it
+    examined = job.job.built.examine(images, truths)
+    every = _challenges(job, images, truths, examined)
+    seconds = (time.monotonic() - started) / len(kept)
+    for row, clean, image, found in zip(kept, examined, images, every, strict=True):
+        worst = min(found, key=lambda c: (not c.fooled, c.attacked.margin))
+        row.update(_clean(clean), **_attacked(clean, found, worst, row["label"]), seconds=seconds)
+        if row["index"] < KEPT or worst.fooled:
+            keep_pair(folder, row["index"], place_image(image, job.job.classifier, job.job.threat), worst.attacked)
+    return rows
+
+
+def _challenges(
+    job: AttackJob, images: Sequence[Tensor], labels: Sequence[int], examined: Sequence[Examined[Any, Any]]
+) -> list[list[Challenged]]:
+    """For each image every attacked version, and what the defense says of it."""
+    defense = job.job.built
+    if job.attack == ADAPTIVE:
+        return [[found] for found in AdaptiveAttack(defense, job.settings).challenge(images, labels)]
+    candidates = ATTACKS[job.attack](defense.classifier, defense.threat, job.settings).candidates(images, labels)
+    answers = iter(placed_defense(defense).predict([found.image for mine in candidates for found in mine]))
+    results: list[list[Challenged]] = []
+    for mine, label, clean in zip(candidates, labels, examined, strict=True):
+        asked = [(found, next(answers)) for found in mine]
+        sure = proved(clean.certificate)
+        results.append([Challenged(found, verdict, is_fooled(verdict, label), sure) for found, verdict in asked])
+    return results
+
+
+def _clean(found: Examined[Any, Any]) -> Row:
+    height, width = found.table.mask_set.image
+    row = {"height": height, "width": width, "undefended": int(found.table.labels[UNMASKED])}
+    certificate = found.certificate
+    if isinstance(certificate, DetectionCertificate):
+        promise = {"alert": found.verdict.alert, "detection_certified": certificate.detection_certified}
+    else:
+        promise = {"certified": certificate.certified, "row_certified": certificate.row_certified}
+    return {**row, "answer": found.verdict.label, **promise}
+
+
+def _attacked(clean: Examined[Any, Any], every: Sequence[Challenged], worst: Challenged, label: int) -> Row:
+    """The clean image itself is one the attacker may choose, so who is wrong there is fooled already."""
+    verdict = worst.verdict
+    undefended = int(clean.table.labels[UNMASKED])
+    return {
+        "undefended_fooled": undefended != label or any(c.attacked.label != label for c in every),
+        "fooled": is_fooled(clean.verdict, label) or worst.fooled,
+        "attacked_undefended": worst.attacked.label,
+        "attacked_answer": verdict.label,
+        "attacked_alert": getattr(verdict, "alert", None),
+        "attacked_case": verdict.case.value if isinstance(verdict, Verdict) else None,
+        "patches": [n for w in worst.attacked.windows for n in (w.top, w.left, w.height, w.width)],
+        "margin": worst.attacked.margin,
+        "queries": sum(c.attacked.queries for c in every),
+    }
+
+
+def keep_pair(folder: Path, index: int, clean: Tensor, attacked: Attacked) -> None:
+    """The clean and the attacked picture, on the threat's grid, as PNGs without loss of an 8-bit image."""
+    for name, pixels in ((f"{index}.png", clean), (f"{index}-attacked.png", attacked.image)):
+        array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+        with whole_file(folder / "gallery" / name) as part:
+            Image.fromarray(array if array.shape[2] == 3 else array[..., 0]).save(part, format="PNG")
+
+
+def attack_shares(rows: pa.Table) -> dict[str, Share]:
+    """What the rows of an attack show. Detection has shares of its own."""
+    kept = rows.filter(compute.is_null(rows["skipped"])).to_pylist()
+
+    def share(holds: Callable[[Row], bool]) -> Share:
+        return Share(sum(map(holds, kept)), len(kept))
+
+    found = {
+        "undefended clean": share(lambda r: r["undefended"] == r["label"]),
+        "undefended under attack": share(lambda r: not r["undefended_fooled"]),
+    }
+    if kept and kept[0]["detection_certified"] is not None:
+        return found | {
+            "clean": share(lambda r: r["answer"] == r["label"] and not r["alert"]),
+            "never wrong silently": share(lambda r: not r["fooled"]),
+            "alerts under attack": share(lambda r: bool(r["attacked_alert"])),
+            "detection certified": share(lambda r: bool(r["detection_certified"])),
+        }
+    return found | {
+        "clean": share(lambda r: r["answer"] == r["label"]),
+        "robust": share(lambda r: not r["fooled"]),
+        "certified": share(lambda r: bool(r["certified"])),
+        "row certified": share(lambda r: bool(r["row_certified"])),
+    }
+
+
+def certified_fooled(rows: pa.Table) -> list[Row]:
+    """Rows of certified images that were fooled: there must be none."""
+    every = rows.filter(compute.is_null(rows["skipped"])).to_pylist()
+    return [row for row in every if row["fooled"] and (row["row_certified"] or row["detection_certified"])]

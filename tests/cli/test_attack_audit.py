@@ -1,0 +1,131 @@
+"""attack and audit: words, numbers, failures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from patchcleanser.cli.attack import attack
+from patchcleanser.cli.audit import audit
+from patchcleanser.cli.certify import certify
+from patchcleanser.core.records import Row, Run
+from patchcleanser.errors import ContradictionError, InputError, RecordError
+from patchcleanser.evaluation import attacked
+
+app = typer.Typer()
+for command in (attack, audit, certify):
+    app.command()(command)
+
+SMALL = ["--limit", "4", "--masks", "2", "--device", "cpu"]
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_attack_says_accuracies_before_and_after_and_draws_some(folder: Path) -> None:
+    done = run("attack", *SMALL, "--iterations", "5", "--out", "a")
+    assert done.exit_code == 0, done.output
+    for words in ("undefended clean", "undefended under attack", "robust", "certified images fooled       0", "95%"):
+        assert words in done.stdout
+    assert len(Run.open("a").read()) == 4
+    with Image.open("a/attacked.png") as sheet:
+        assert sheet.height > 4 * 256
+    again = run("attack", *SMALL, "--iterations", "5", "--out", "a", "--json")
+    found = json.loads(again.stdout)
+    assert found["certified_images_fooled"] == 0
+    assert found["robust"]["count"] >= found["row_certified"]["count"]
+    assert (found["attack"], found["iterations"], found["locations"], found["images"]) == ("apgd", 5, 1, 4)
+
+
+def test_the_same_attack_continues_the_same_run(folder: Path) -> None:
+    words = ["attack", *SMALL, "--attack", "adaptive", "--iterations", "2", "--json"]
+    first, second = (json.loads(run(*words).stdout) for _ in range(2))
+    assert first["run"] == second["run"]
+
+
+def test_a_fooled_certified_image_ends_the_attack_with_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attacked, "is_fooled", lambda verdict, label: True)
+    done = run("attack", *SMALL, "--iterations", "1", "--patch", "2", "--masks", "3")
+    assert isinstance(done.exception, ContradictionError)
+    assert "certified images were fooled" in str(done.exception)
+    assert "gallery" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--attack", "magic"], "no attack 'magic'"),
+        (["--iterations", "0"], "iterations is at least 1"),
+        (["--loss", "l1"], "a loss is margin, ce, dlr"),
+        (["--places", "worst"], "places are random or searched"),
+        (["--batch", "0"], "--batch is at least 1"),
+    ],
+)
+def test_a_wrong_argument_of_attack_is_named(folder: Path, words: list[str], said: str) -> None:
+    done = run("attack", *SMALL, *words)
+    assert isinstance(done.exception, InputError)
+    assert said in str(done.exception)
+    assert not list(folder.rglob("rows-*"))
+
+
+def flip(run_folder: str, change: Any) -> None:
+    found = Run.open(run_folder)
+    rows = found.read_batch(0).to_pylist()
+    change(rows[2])
+    found.write(0, rows)
+
+
+def test_audit_passes_an_honest_run_and_fails_a_changed_one(folder: Path) -> None:
+    run("certify", *SMALL, "--table", "--out", "r")
+    words = ["audit", "r", "--sample", "4", "--attack", "1", "--iterations", "2", "--locations", "1"]
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    assert "4 derived again" in done.stdout
+    assert "no contradiction" in done.stdout
+    assert json.loads(Path("r/audit/audit.json").read_text())["contradictions"] == []
+
+    def change(row: Row) -> None:
+        row["certified"] = not row["certified"]
+
+    flip("r", change)
+    done = run(*words, "--json")
+    assert isinstance(done.exception, ContradictionError)
+    assert "patchcleanser audit r --sample 4 --attack 1" in str(done.exception)
+    found = json.loads(done.stdout)["contradictions"]
+    assert {one["index"] for one in found} == {2}
+    assert "CONTRADICTION image 2" in run(*words).stdout
+
+
+def test_audit_finds_one_changed_label_of_a_table(folder: Path) -> None:
+    run("certify", *SMALL, "--table", "--out", "r")
+
+    def change(row: Row) -> None:
+        row["table"][7] = (row["table"][7] + 1) % 10
+
+    flip("r", change)
+    done = run("audit", "r", "--sample", "4", "--attack", "0", "--json")
+    assert isinstance(done.exception, ContradictionError)
+    assert any("two-mask label" in one["what"] for one in json.loads(done.stdout)["contradictions"])
+
+
+def test_audit_refuses_other_kinds_of_runs_and_nothing_to_do(folder: Path) -> None:
+    run("certify", *SMALL, "--out", "r")
+    done = run("audit", "r", "--sample", "0", "--attack", "0")
+    assert "an audit looks at at least 1 row" in str(done.exception)
+    run("attack", *SMALL, "--iterations", "1", "--out", "a")
+    done = run("audit", "a")
+    assert isinstance(done.exception, RecordError)
+    assert "holds no certificates to audit" in str(done.exception)
