@@ -316,7 +316,7 @@ def brightness(array: np.ndarray) -> np.ndarray:
 
 
 def test_a_function_without_a_name_has_no_fingerprint() -> None:
-    with pytest.raises(ClassifierError, match=r"a plain function has no weights to hash.*pass fingerprint="):
+    with pytest.raises(ClassifierError, match=r"a plain function has no weights to hash.*fingerprint="):
         _ = CallableClassifier(brightness).fingerprint
 
 

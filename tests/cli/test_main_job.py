@@ -121,6 +121,10 @@ def test_the_authors_choice_of_images_can_be_had(run: Command) -> None:
         (["--patches", "0"], "at least 1 patch"),
         (["--device", "toaster"], "device 'toaster' cannot be used here"),
         (["--masks", "2", "--stride", "3"], "give masks= or stride=, not both"),
+        (["--threshold", "0.5"], "--threshold belongs to --defense minority-reports"),
+        (["--split", "test"], "sample has no splits and is taken whole"),
+        (["--labels", "colour"], "matched by name or number, or auto, got 'colour'"),
+        (["--model", "python:nowhere:make"], "cannot import python:nowhere:make"),
     ],
 )
 def test_a_wrong_argument_gets_one_sentence_and_leaves_nothing_behind(
@@ -131,6 +135,47 @@ def test_a_wrong_argument_gets_one_sentence_and_leaves_nothing_behind(
     assert said in done.err.replace("\n", " ")
     assert "Traceback" not in done.err
     assert not list(Path().rglob("rows-*"))
+    assert not list(Path().rglob("manifest.json"))
+
+
+def pictures(root: Path, names: list[str]) -> None:
+    """Three sample images of each of these CIFAR-10 classes, in folders of those names."""
+    sample = load_dataset("sample")
+    assert sample.labels is not None
+    for name in names:
+        (root / name).mkdir(parents=True)
+        for index in [i for i in range(300) if sample.classes[sample.labels[i]] == name][:3]:
+            (root / name / f"{index}.png").write_bytes(sample.content(index))
+
+
+def test_classes_are_matched_by_name_where_both_sides_have_names(run: Command, tmp_path: Path) -> None:
+    pictures(tmp_path / "photos", ["cat", "ship"])  # 0 and 1 here, 3 and 8 for the classifier
+    done = run("certify", "--data", "folder:photos", "--masks", "2", "--device", "cpu", "--out", "kept")
+    assert done.code == 0, done.err
+    assert "classes are matched by name: cat is 3, ship is 8" in done.err
+    assert set(Run.open("kept").read(["label"])["label"].to_pylist()) == {3, 8}
+    by_number = run("certify", "--data", "folder:photos", "--masks", "2", "--labels", "number", "--out", "numbers")
+    assert "the classifier has 10 classes and photos 2; label 0 is taken for class 0" in by_number.err
+    (tmp_path / "photos" / "cat").rename(tmp_path / "photos" / "tiger")
+    refused = run("certify", "--data", "folder:photos", "--masks", "2", "--out", "tigers")
+    assert refused.code == 2
+    assert "the class 'tiger' of photos is none of the classifier's" in refused.err
+    assert "--labels number" in refused.err
+
+
+def test_a_factory_that_fails_is_said_in_one_sentence(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "broken_factory.py").write_text("def make():\n    raise RuntimeError('no disk')\n")
+    done = run("certify", "--model", "python:broken_factory:make", "--limit", "3")
+    assert done.code == 2
+    assert "python:broken_factory:make failed: RuntimeError: no disk" in done.err
+
+
+def test_a_job_asked_for_twice_is_run_once_and_paths_are_quoted(run: Command) -> None:
+    words = ["certify", "--limit", "4", "--masks", "2,2x2", "--device", "cpu", "--out", "with space"]
+    done = run(*words)
+    assert done.out.count("rows in") == 1
+    assert "patchcleanser report 'with space'" in done.out
+    assert "4 of 4 images are already done" in run(*words).err
 
 
 def test_a_run_folder_of_another_job_is_refused(run: Command) -> None:

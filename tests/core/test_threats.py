@@ -64,7 +64,7 @@ def test_command_line_words(text: str, threat: Threat) -> None:
         (lambda: Threat.any_rectangle(), "one of the two"),
         (lambda: Threat.any_rectangle(5, share=0.1), "one of the two"),
         (lambda: Threat.any_rectangle(0.02), "for a share: share="),
-        (lambda: Threat.square(3, count=0), "at least 1 patch, got count=0"),
+        (lambda: Threat.square(3, count=0), "at least 1 patch, got 0"),
         (lambda: Threat.square(3, grid="pixels"), "grid is 'source' or 'input', got 'pixels'"),
         (lambda: Threat.square(3, region=(0, 0, 4, 4)), "region is a Window"),
         (lambda: Threat.parse("2 percent"), "cannot read patch '2 percent'; write 32, 12x83, 2%"),

@@ -60,6 +60,6 @@ class CallableClassifier(Classifier):
         if self._name is None:
             raise ClassifierError(
                 "a plain function has no weights to hash, so its labels cannot be stored safely; "
-                "pass fingerprint='a name that changes whenever the function does'"
+                "make it a CallableClassifier(…, fingerprint='a name that changes whenever the function does')"
             )
         return f"{self._name}:{self.array}:{self.outputs}"

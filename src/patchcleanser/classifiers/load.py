@@ -14,7 +14,7 @@ from torch import nn
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.callable import CallableClassifier
 from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.errors import ClassifierError, InputError
+from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError
 
 
 def load_classifier(spec: str, *, device: str = "auto", **options: Any) -> Classifier:
@@ -62,7 +62,9 @@ def pick_device(device: str) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used here: {str(error).splitlines()[0][:160]}") from error
+        reason = str(error).splitlines()[0].split(". ")[0]
+        reason = "no such device" if "Expected one of" in reason else reason
+        raise InputError(f"device {device!r} cannot be used here ({reason}); write auto, cpu, cuda or mps") from error
     return chosen
 
 
@@ -101,7 +103,12 @@ def _python(name: str, device: torch.device, options: dict[str, Any]) -> Classif
         make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ClassifierError(f"cannot import python:{name}: {error}") from error
-    model = make(**options)
+    try:
+        model = make(**options)
+    except PatchCleanserError:
+        raise
+    except Exception as error:  # it is the user's own code
+        raise ClassifierError(f"python:{name} failed: {type(error).__name__}: {error}") from error
     return as_classifier(model.to(device) if isinstance(model, nn.Module) else model)
 
 

@@ -45,8 +45,8 @@ class TimmClassifier(TorchClassifier):
 
 def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
     if not timm.is_model(name.split(".")[0]):
-        near = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:5]) or "see timm.list_models()"
-        raise ClassifierError(f"timm has no model {name!r}; near: {near}")
+        near = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:5])
+        raise ClassifierError(f"timm has no model {name!r}; {f'near: {near}' if near else 'see timm.list_models()'}")
     try:
         return timm.create_model(name, pretrained=weights == "hub", **options)
     except (TypeError, AttributeError) as error:

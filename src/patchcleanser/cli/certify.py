@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchcleanser.cli.options import (
+    PATCH,
     AsJson,
     Data,
     Device,
@@ -27,6 +29,9 @@ from patchcleanser.cli.options import (
     Seed,
     Split,
     Stride,
+    Threshold,
+    defense_options,
+    labelled,
     pair,
     threat_of,
 )
@@ -44,7 +49,7 @@ LINES_APART = 10.0
 def certify(
     model: Model = "zoo:tiny",
     data: Data = "sample",
-    patch: Annotated[str, typer.Option(help="Threat: 32, 2%, 12x83, any:1%; a comma list sweeps.")] = "5",
+    patch: Annotated[str, typer.Option(help="Threat: 32, 2%, 12x83, any:1%; a comma list sweeps.")] = PATCH,
     patches: Patches = 1,
     masks: Annotated[str | None, typer.Option(help="Masks per axis: 6, or 6x4; a comma list sweeps.")] = None,
     stride: Stride = None,
@@ -52,7 +57,7 @@ def certify(
     defense: Annotated[
         str, typer.Option(help="double-masking, challenger-masking or minority-reports; a comma list sweeps.")
     ] = "double-masking",
-    threshold: Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports.")] = None,
+    threshold: Threshold = None,
     table: Annotated[
         bool, typer.Option("--table", help="Keep every two-mask label: maps and smaller patches follow without model.")
     ] = False,
@@ -60,8 +65,12 @@ def certify(
     subset: Annotated[str, typer.Option(help="With --limit: random, first, or authors (as the authors chose).")] = (
         "random"
     ),
-    split: Split = "test",
+    split: Split = None,
     root: Root = None,
+    labels: Annotated[
+        str,
+        typer.Option(help="The data's classes are the model's by name, by number, or auto: by name if both have any."),
+    ] = "auto",
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "exact",
@@ -72,16 +81,27 @@ def certify(
 ) -> None:
     """Certify images with known labels, keep a row for each, and say what share no patch can change."""
     from patchcleanser.classifiers import load_classifier
-    from patchcleanser.data import chosen, load_dataset
+    from patchcleanser.data import chosen
     from patchcleanser.evaluation import Job
+    from patchcleanser.evaluation.matching import match_labels
 
     if unreadable not in ("stop", "skip"):
         raise InputError(f"--unreadable is stop or skip, got {unreadable!r}")
     if batch is not None and batch < 1:
         raise InputError(f"--batch is at least 1 image, got {batch}")
-    dataset = chosen(load_dataset(data, split=split, root=root), limit, seed=seed, subset=subset)
+    if threshold is not None and "minority-reports" not in defense.split(","):
+        raise InputError("--threshold belongs to --defense minority-reports; the others have none")
+    if subset != "random" and limit is None:
+        raise InputError(f"--subset {subset} says which images --limit takes; give --limit too")
+    classifier = load_classifier(model, device=device)
+    whole, note = match_labels(labelled(data, split, root), classifier, labels)
+    dataset = chosen(whole, limit, seed=seed, subset=subset)
+    if limit is not None and limit > len(whole):
+        note = f"{data} has only {len(whole)} images" + (f"; {note}" if note else "")
+    if note and not as_json:
+        print(f"note: {note}", file=sys.stderr)
     first = Job(
-        load_classifier(model, device=device),
+        classifier,
         dataset,
         threat_of(patch.split(",")[0], patches, grid),
         precision=precision,  # type: ignore[arg-type]  # checked by the defense
@@ -94,7 +114,7 @@ def certify(
             threat=threat_of(size, patches, grid),
             masks=pair(count, "masks"),
             defense=kind,
-            options=_options(kind, threshold),
+            options=defense_options(kind, threshold),
         )
         for size, count, kind in product(patch.split(","), (masks.split(",") if masks else [None]), defense.split(","))
     ]
@@ -102,28 +122,33 @@ def certify(
     # Folders are named, and so all jobs checked, before hours are spent on the first.
     work = list(_folders(jobs, out, model, data))
     skip = unreadable == "skip"
+    for job, _ in work:
+        job.check(skip=skip)
     results = [run_job(job, folder, about, batch=batch, skip=skip, quiet=as_json) for job, folder in work]
-    tell(results, as_json=as_json)
+    tell(results, as_json=as_json, below=out)
 
 
-def _options(defense: str, threshold: float | None) -> dict[str, float]:
-    return {"threshold": threshold} if threshold is not None and defense == "minority-reports" else {}
-
-
-def about_run(model: str, data: str, split: str, job: Job) -> dict[str, Any]:
+def about_run(model: str, data: str, split: str | None, job: Job) -> dict[str, Any]:
     """What a manifest says besides the job itself."""
+    from patchcleanser.data.named import NAMED
     from patchcleanser.training.cards import origin
 
-    classes = list(job.dataset.classes) or list(job.classifier.names or ())
-    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"model": model, "data": data, "split": split, "classes": classes, "created": created, **origin()}
+    return {
+        "model": model,
+        "data": data,
+        "split": split or ("test" if data in NAMED else None),
+        "classes": list(job.dataset.classes) or list(job.classifier.names or ()),
+        "model_classes": list(job.classifier.names or ()),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **origin(),
+    }
 
 
 def _folders(jobs: list[Job], out: Path | None, model: str, data: str) -> Iterator[tuple[Job, Path]]:
     """A folder for each job; without --out its name carries the job's key, so the same command goes on."""
     from patchcleanser.core.records import key_of
 
-    for job in jobs:
+    for job in {key_of(job.identity): job for job in jobs}.values():  # each once, however often it was asked for
         plan = "x".join(map(str, job.identity["masks"] or job.identity["stride"]))
         threat = f"{job.threat.count}of{job.threat.shape}" if job.threat.count > 1 else str(job.threat.shape)
         name = f"{threat}-{plan}-{job.defense}"
@@ -142,9 +167,20 @@ def run_job(job: Job, folder: Path, about: dict[str, Any], *, batch: int | None,
     from patchcleanser.cli.progress import progress
     from patchcleanser.running import evaluate
 
-    with progress(f"{job.threat}", quiet=quiet) as report:
-        watch = _watcher(report)
-        return evaluate(job, folder, batch=batch, skip=skip, about=about, watch=watch)
+    plan = "x".join(map(str, job.identity["masks"] or job.identity["stride"]))
+    if not quiet:
+        _continued(folder)
+    with progress(f"{job.threat}, {plan} masks, {job.defense}", quiet=quiet) as report:
+        return evaluate(job, folder, batch=batch, skip=skip, about=about, watch=_watcher(report))
+
+
+def _continued(folder: Path) -> None:
+    from patchcleanser.core.records import MANIFEST, Run
+
+    if (folder / MANIFEST).is_file():
+        run = Run.open(folder)
+        done = len(run.read(["index"]))
+        print(f"{folder}: {done} of {run.images} images are already done", file=sys.stderr)
 
 
 def _watcher(report: Callable[[int, int, str], None]) -> Callable[[Progress], None]:
@@ -168,7 +204,7 @@ def _watcher(report: Callable[[int, int, str], None]) -> Callable[[Progress], No
     return watch
 
 
-def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None) -> None:
+def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None, below: Path | None = None) -> None:
     """What the runs show, in words or as JSON (with `more` beside it)."""
     from patchcleanser.core.metrics import COLUMNS, summary
 
@@ -178,13 +214,18 @@ def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None) 
         print(json.dumps({**rows[0], **(more or {})} if len(rows) == 1 else rows, indent=1))
         return
     for run, result in found:
-        plan = "x".join(map(str, run.job["masks"] or run.job["stride"]))
-        print(f"\n{run.threat}, {plan} masks, {run.job['defense']}: {result.images} images")
+        print(f"\n{run.threat}, {_masks(run)}, {run.job['defense']}: {result.images} images")
         for name, share in result.shares.items():
             low, high = share.interval
             print(f"  {name.replace('_', ' '):20} {share.percent:6.2f}%   95%: {low:.1f} to {high:.1f}")
         if result.skipped:
             print(f"  {'skipped':20} {result.skipped:6}    reasons are in the rows and in the report")
         print(f"  rows in {run.folder}")
-    where = " ".join(str(run.folder) for run in runs)
-    print(f"\nfor a report: patchcleanser report {where}")
+    where = [str(below)] if below is not None else [str(run.folder) for run in runs]
+    print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', *where])}")
+
+
+def _masks(run: Run) -> str:
+    """How many masks there were; families of shapes have more than the number per axis says."""
+    numbers = {len(labels) for labels in run.read(["one_mask_labels"])["one_mask_labels"].to_pylist() if labels}
+    return f"{min(numbers)} to {max(numbers)} masks" if len(numbers) > 1 else f"{max(numbers, default=0)} masks"

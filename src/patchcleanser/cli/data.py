@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchcleanser.cli.options import AsJson, Limit, Root, Seed, Split
+from patchcleanser.cli.options import AsJson, Limit, Root, Seed, Split, labelled
 from patchcleanser.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def data(
     name: Annotated[
         str | None, typer.Argument(help="One dataset: sample, cifar10, imagenet, folder:PATH, parquet:PATH, …")
     ] = None,
-    split: Split = "test",
+    split: Split = None,
     root: Root = None,
     check: Annotated[bool, typer.Option("--check", help="Read every image, and name those that cannot be.")] = False,
     limit: Limit = None,
@@ -33,12 +33,12 @@ def data(
     as_json: AsJson = False,
 ) -> None:
     """How datasets are named and which are here, or one dataset's facts."""
-    from patchcleanser.data import chosen, load_dataset
+    from patchcleanser.data import chosen
 
     if name is None:
         _tell_all(as_json)
         return
-    dataset = chosen(load_dataset(name, split=split, root=root), limit, seed=seed)
+    dataset = chosen(labelled(name, split, root), limit, seed=seed)
     facts = _facts(dataset, len(dataset) if check else min(LOOK, len(dataset)), as_json)
     if as_json:
         print(json.dumps(facts, indent=1))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchcleanser.cli.options import AsJson, Masks, Patch, Patches, Stride, pair, threat_of
+from patchcleanser.cli.options import PATCH, AsJson, Masks, Patch, Patches, Stride, pair, threat_of
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ LIGHT, DARK = (226, 231, 238), (24, 61, 112)
 
 
 def masks(
-    patch: Patch = "2%",
+    patch: Patch = PATCH,
     image: Annotated[str, typer.Option(help="Size of the image in px: 224, or 480x640 (height x width).")] = "224",
     patches: Patches = 1,
     count: Masks = None,

@@ -33,7 +33,8 @@ def models(
         print(json.dumps(facts, indent=1))
     elif name is not None:
         for key, value in facts.items():
-            print(f"{key:14} {value}")
+            said = ", ".join(map(str, value)) if isinstance(value, list) else value
+            print(f"{key:14} {'not known' if said in (None, '') else said}")
     else:
         print("a classifier is named as")
         for kind, words in KINDS.items():

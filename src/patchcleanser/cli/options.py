@@ -13,6 +13,7 @@ from patchcleanser.errors import InputError
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
     from patchcleanser.core.threats import Threat
+    from patchcleanser.data import Dataset
 
 Out = Annotated[Path, typer.Option(help="Folder for weights, card and log.")]
 Model = Annotated[
@@ -20,7 +21,7 @@ Model = Annotated[
 ]
 Data = Annotated[str, typer.Option(help="Labelled images: sample, cifar10, imagenet, folder:PATH, parquet:PATH, …")]
 Root = Annotated[Path | None, typer.Option(help="Where a named dataset's files lie.")]
-Split = Annotated[str, typer.Option(help="Which part of a named dataset.")]
+Split = Annotated[str | None, typer.Option(help="Which part of a named dataset: test (or val), train.")]
 Patch = Annotated[str, typer.Option(help="Threat: 32, 2%, 12x83, any:1% or any:502.")]
 Limit = Annotated[int | None, typer.Option(help="Only so many images.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
@@ -35,6 +36,26 @@ Grid = Annotated[
 Precision = Annotated[
     str, typer.Option(help="exact (float32), or fast (half precision where it pays, doubtful labels rechecked).")
 ]
+
+
+Threshold = Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports; 0.5 if not given.")]
+PATCH = "2%"
+"""The threat if nothing is said: 5×5 px at 32×32, 32×32 px at 224×224."""
+
+
+def labelled(data: str, split: str | None, root: Path | None) -> Dataset:
+    """The dataset that the options name."""
+    from patchcleanser.data import load_dataset
+    from patchcleanser.data.named import NAMED
+
+    if split is not None and data not in NAMED:
+        raise InputError(f"{data} has no splits and is taken whole; leave out --split {split}")
+    return load_dataset(data, split=split or "test", root=root)
+
+
+def defense_options(defense: str, threshold: float | None) -> dict[str, float]:
+    """What one of the defenses takes besides masks."""
+    return {"threshold": threshold} if threshold is not None and defense == "minority-reports" else {}
 
 
 def pair(text: str | None, what: str) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchcleanser.cli.options import (
+    PATCH,
     AsJson,
     Device,
     Grid,
@@ -18,6 +19,8 @@ from patchcleanser.cli.options import (
     Patches,
     Precision,
     Stride,
+    Threshold,
+    defense_options,
     pair,
     threat_of,
 )
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 def predict(
     images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],
     model: Model = "zoo:tiny",
-    patch: Patch = "2.4%",
+    patch: Patch = PATCH,
     patches: Patches = 1,
     masks: Masks = None,
     stride: Stride = None,
@@ -40,6 +43,7 @@ def predict(
     defense: Annotated[str, typer.Option(help="double-masking, challenger-masking or minority-reports.")] = (
         "double-masking"
     ),
+    threshold: Threshold = None,
     device: Device = "auto",
     precision: Precision = "exact",
     as_json: AsJson = False,
@@ -52,7 +56,10 @@ def predict(
 
     if defense not in DEFENSES:
         raise InputError(f"no defense {defense!r}; there are {', '.join(DEFENSES)}")
+    if threshold is not None and defense != "minority-reports":
+        raise InputError("--threshold belongs to --defense minority-reports; the others have none")
     plan: dict[str, Any] = {"masks": pair(masks, "masks"), "stride": pair(stride, "stride"), "precision": precision}
+    plan |= defense_options(defense, threshold)
     classifier = load_classifier(model, device=device)
     built = DEFENSES[defense](classifier, threat_of(patch, patches, grid), **plan)
     found: list[dict[str, Any]] = []
@@ -73,7 +80,8 @@ def predict(
     if as_json:
         print(json.dumps(found, indent=1))
     if broken:
-        raise DataError(f"{broken} of {len(found)} pictures could not be read; the others are answered above")
+        others = "; the others are answered above" if broken < len(found) else ""
+        raise DataError(f"{broken} of {len(found)} pictures could not be read{others}")
 
 
 def _files(paths: list[Path], suffixes: set[str]) -> list[Path]:
@@ -109,7 +117,7 @@ def _facts(verdict: Verdict | DetectionVerdict, masks: MaskSet, names: tuple[str
 
 def _sentence(facts: dict[str, Any]) -> str:
     if "error" in facts:
-        return f"{facts['image']}: {facts['error']}"
+        return str(facts["error"])
     label = f"{facts['name']} ({facts['label']})" if facts["name"] else f"class {facts['label']}"
     cost = f"{facts['classifications']} classifications"
     if "alert" in facts:
@@ -117,8 +125,8 @@ def _sentence(facts: dict[str, Any]) -> str:
         return f"{facts['image']}: {word} {label}, {cost}"
     how = {
         "agreed": f"all {facts['masks']} masks agree",
-        "disagreer": "a mask that hides a suspected patch decided",
+        "disagreer": "one mask decided",
         "majority": f"{len(facts['disagreers'])} of {facts['masks']} masks disagree, none convincingly",
     }[facts["case"]]
-    where = "".join(f"; suspected: {Window(*numbers)}" for numbers in facts["suspected"] or [])
+    where = "".join(f"; a patch is suspected inside {Window(*numbers)}" for numbers in facts["suspected"] or [])
     return f"{facts['image']}: {label}; {how}{where}; {cost}"

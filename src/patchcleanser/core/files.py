@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -28,10 +29,11 @@ def whole_file(target: Path) -> Iterator[Path]:
             os.fsync(file.fileno())  # or a power cut may leave the new name with no content
         part.replace(target)
     except OSError as error:
-        raise DataError(
-            f"cannot write {target}: {error.strerror or error}; free space, or write to another folder "
-            "(downloads go to PATCHCLEANSER_CACHE)"
-        ) from error
+        full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+        fix = (
+            "free space, or use another folder (downloads go to PATCHCLEANSER_CACHE)" if full else "use another folder"
+        )
+        raise DataError(f"cannot write {target}: {error.strerror or error}; {fix}") from error
     finally:
         if part is not None:
             part.unlink(missing_ok=True)

@@ -108,7 +108,7 @@ class Threat:
         if not isinstance(self.shape, Rectangle | SquareShare | AnyRectangle):
             raise ThreatError(f"make a threat by Threat.square(32), Threat.share(0.02) or the like, got {self.shape!r}")
         if _not_int(self.count) or self.count < 1:
-            raise ThreatError(f"a threat has at least 1 patch, got count={self.count!r}")
+            raise ThreatError(f"a threat has at least 1 patch, got {self.count!r}")
         if self.grid not in ("source", "input"):
             raise ThreatError(f"grid is 'source' or 'input', got {self.grid!r}")
         if self.region is not None and not isinstance(self.region, Window):
@@ -225,7 +225,7 @@ def _root_up(pixels: int) -> int:
 def _fraction(share: float) -> Fraction:
     """The decimal the user wrote, exactly: 0.02 is 1/50, not its binary neighbour."""
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise ThreatError(f"a share of the image lies above 0 and at most at 1, got {share!r}; 2% is 0.02")
+        raise ThreatError(f"a share of the image lies above 0 and at most at 1, got {share!r}; 2% is 0.02, 100% is 1")
     return Fraction(repr(float(share)))
 
 

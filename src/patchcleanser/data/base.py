@@ -231,7 +231,7 @@ def chosen(dataset: Dataset, limit: int | None, *, seed: int = 0, subset: str = 
     A choice of fewer images is part of any choice of more with the same seed.
     """
     if limit is not None and limit < 1:
-        raise InputError(f"at least 1 image is needed, got limit={limit}")
+        raise InputError(f"at least 1 image is needed, got a limit of {limit}")
     if subset not in ("random", "authors", "first"):
         raise InputError(f"a subset is random, authors or first, got {subset!r}")
     if limit is None or limit >= len(dataset):

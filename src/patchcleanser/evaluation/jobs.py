@@ -13,7 +13,7 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import Dataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.base import Defense
-from patchcleanser.errors import DataError, InputError
+from patchcleanser.errors import DataError, InputError, PatchCleanserError, ThreatError
 
 LABELS = 1
 """Raised whenever a change of the code may change a label, so that old rows are not mixed with new ones."""
@@ -62,6 +62,24 @@ class Job:
                 raise
             raise InputError(f"{self.defense} does not take {', '.join(self.options)}") from error
 
+    def check(self, *, skip: bool = False) -> None:
+        """Refuse what can never work, before anything is written: masks that cannot be built, patches that do not fit.
+
+        With `skip`, images that do not fit are left out later, so one that fits is enough.
+        """
+        failed: PatchCleanserError | None = None
+        for index in range(min(TRIED, len(self.dataset))):
+            try:
+                height, width = self.built.masked.place(self.dataset.image(index)).shape[-2:]
+                self.built.mask_set((height, width))
+                return
+            except (DataError, ThreatError) as error:
+                failed = failed or error
+                if isinstance(error, ThreatError) and not skip:
+                    break
+        if isinstance(failed, ThreatError):
+            raise failed
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that decides the rows, as plain values."""
@@ -71,6 +89,7 @@ class Job:
             "device": self.classifier.device.type,  # kernels of another kind of device round differently
             "precision": "fast" if self.built.masked.fast else "exact",
             "data": self.dataset.fingerprint,
+            "images": len(self.dataset),
             "threat": self.threat.to_json(),
             "masks": _listed(self.masks if self.masks or self.stride else 6),  # 6 is what the defense takes then
             "stride": _listed(self.stride),
@@ -78,6 +97,10 @@ class Job:
             "options": dict(self.options),
             "table": self.table,
         }
+
+
+TRIED = 20
+"""So many images may be unreadable, or too small, before a job is refused for it."""
 
 
 def _listed(value: Pair) -> list[int] | None:

@@ -41,6 +41,7 @@ def evaluate(
     `skip` leaves out images that cannot be read, and says so in their rows. `about` is kept in the
     manifest but decides nothing.
     """
+    job.check(skip=skip)
     # Larger batches fill a GPU; on a CPU a stop should not cost more than a few seconds.
     size = batch or (256 if job.classifier.device.type == "cuda" else 32)
     run = Run.begin(folder, job.identity, images=len(job.dataset), batch=size, about=about or {})

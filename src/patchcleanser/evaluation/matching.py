@@ -1,0 +1,76 @@
+"""Whether the data's classes are the classifier's: by name where both have names, else by number."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from patchcleanser.classifiers.base import Classifier
+from patchcleanser.data.base import Dataset
+from patchcleanser.errors import DataError, InputError
+
+
+class Relabelled(Dataset):
+    """A dataset under other class numbers."""
+
+    def __init__(self, whole: Dataset, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
+        self.whole, self.name = whole, whole.name
+        self.labels, self.classes = labels, classes
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def image(self, index: int) -> Tensor:
+        """The same image."""
+        return self.whole.image(index)
+
+    def id(self, index: int) -> str:
+        """The same name."""
+        return self.whole.id(index)
+
+    def content(self, index: int) -> bytes:
+        """The same bytes."""
+        return self.whole.content(index)
+
+
+def match_labels(dataset: Dataset, classifier: Classifier, how: str = "auto") -> tuple[Dataset, str | None]:
+    """The dataset under the classifier's class numbers, and a sentence if somebody should know what was done.
+
+    By name: every class of the data must be one of the classifier's. By number: label k is class k.
+    "auto" goes by name where both sides have names, and refuses names that do not match.
+    """
+    if how not in ("auto", "name", "number"):
+        raise InputError(f"labels are matched by name or number, or auto, got {how!r}")
+    ours, theirs = dataset.classes, classifier.names
+    if dataset.labels is None or ours == theirs:
+        return dataset, None
+    if how == "number" or not (ours and theirs) or all(name.isdigit() for name in ours):
+        if how == "name":
+            raise InputError("labels cannot be matched by name: the classifier or the data has no names of classes")
+        return dataset, _numbers(dataset, classifier)
+    known = {_plain(name): number for number, name in enumerate(theirs)}
+    strange = [name for name in ours if _plain(name) not in known]
+    if strange:
+        more = f" (and {len(strange) - 1} others)" if strange[1:] else ""
+        some = ", ".join(theirs[:10]) + (", …" if theirs[10:] else "")
+        raise DataError(
+            f"the class {strange[0]!r}{more} of {dataset.name} is none of the classifier's, which are {some}; rename "
+            "the data's classes, or take label 0 for class 0 and so on with --labels number"
+        )
+    numbers = np.array([known[_plain(name)] for name in ours], dtype=np.int64)
+    said = ", ".join(f"{name} is {number}" for name, number in list(zip(ours, numbers.tolist(), strict=True))[:6])
+    return Relabelled(dataset, numbers[dataset.labels], theirs), f"classes are matched by name: {said}"
+
+
+def _numbers(dataset: Dataset, classifier: Classifier) -> str | None:
+    if classifier.classes is None or len(dataset.classes) in (0, classifier.classes):
+        return None
+    return (
+        f"the classifier has {classifier.classes} classes and {dataset.name} {len(dataset.classes)}; "
+        "label 0 is taken for class 0, and so on"
+    )
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", " ")
