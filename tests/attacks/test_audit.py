@@ -17,6 +17,7 @@ from patchcleanser.data.base import ArrayDataset, chosen
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import audit as audit_module
 from patchcleanser.evaluation.audit import Audit, audit, audited_job
+from patchcleanser.evaluation.matching import match_labels
 from patchcleanser.evaluation.twin import Twin, hidden_pixels, hiding_sets, look, slow_challenger_masking
 from patchcleanser.evaluation.twin import slow_double_masking as slow
 
@@ -205,3 +206,14 @@ def test_the_twin_fills_masks_before_preparing_on_the_source_grid(curved: TorchC
     assert seen.label == int(expected.argmax())
     top = expected.topk(2).values.tolist()
     assert seen.margin == pytest.approx(top[0] - top[1], abs=1e-5)
+
+
+def test_labels_matched_by_name_are_found_again(
+    colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path
+) -> None:
+    colour.names = ("green", "red", "blue")
+    matched, _ = match_labels(pictures, colour)
+    run = evaluate(Job(colour, matched, Threat.square(3), masks=2), tmp_path)
+    found = audited_job(run, colour, pictures).dataset
+    assert found.labels is not None
+    assert found.labels.tolist() == [1, 0, 2] * 3 + [1]

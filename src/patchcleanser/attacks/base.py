@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from patchcleanser.attacks.losses import Loss, Undefended, goal_margin
+from patchcleanser.attacks.losses import Loss, Undefended, goal_margin, shown
 from patchcleanser.attacks.places import Place, random_places, room_for, scan_places
 from patchcleanser.attacks.search import Best, Problem
 from patchcleanser.classifiers.base import Classifier
@@ -84,7 +84,8 @@ class Attack(ABC):
     """Looks for patch pixels that mislead the undefended classifier. Subclasses say how they search.
 
     All images, places and restarts are optimised side by side. What is found for an image depends on
-    the image and the seed only, not on what else is attacked with it.
+    the image and the seed only, not on what else is attacked with it (but for rounding: kernels of
+    other batch sizes round differently, and sign steps can carry that on).
     """
 
     needs_gradients: ClassVar[bool] = True
@@ -222,7 +223,7 @@ def finished(
     images = problem.pasted((best.images * 255).round() / 255)
     size = settings.chunk or 256
     with torch.inference_mode(), plain_float32(classifier.device):
-        logits = torch.cat([classifier.checked_logits(classifier.prepare(part)) for part in torch.split(images, size)])
+        logits = torch.cat([shown(classifier, part) for part in torch.split(images, size)])
     margins = goal_margin(logits, labels, settings.target).cpu().tolist()
     said = logits.argmax(1).cpu().tolist()
     return [

@@ -81,11 +81,20 @@ class Undefended:
     def _part(self, images: Tensor, labels: Tensor, slope: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         images = images.detach().requires_grad_(slope)
         with torch.set_grad_enabled(slope):
-            logits = self.classifier.logits(self.classifier.prepare(images)).float()
+            logits = shown(self.classifier, images)
             loss = attack_loss(self.loss, logits, labels, self.target)
             margin = goal_margin(logits, labels, self.target).detach()
         found = torch.autograd.grad(loss.sum(), images)[0].nan_to_num(0.0) if slope else None
         return loss.detach(), margin, found
+
+
+def shown(classifier: Classifier, images: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """Logits of images on the threat's grid; a mask-aware classifier is told which pixels are hidden [N, 1, H, W]."""
+    inputs = classifier.prepare(images)
+    if classifier.mask_aware:
+        channel = torch.zeros_like(inputs[:, :1]) if hidden is None else hidden.to(inputs.dtype)
+        inputs = torch.cat([inputs, channel], dim=1)
+    return classifier.logits(inputs).float()
 
 
 def gradient_chunk(classifier: Classifier, image: Tensor) -> int:

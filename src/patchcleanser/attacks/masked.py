@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from patchcleanser.attacks.losses import goal_margin, gradient_chunk
+from patchcleanser.attacks.losses import goal_margin, gradient_chunk, shown
 from patchcleanser.attacks.places import Place
 from patchcleanser.attacks.search import Found
 from patchcleanser.classifiers.base import Classifier
@@ -68,9 +68,10 @@ class AgainstMasks:
         partner = [at[b, i] for b, plan in enumerate(plans) for i, _ in plan.pairs]
         entries = ones + pairs
         used = sorted({u for _, u in entries})
+        row = {u: n for n, u in enumerate(used)}
         self.hidden = _hidden(masks, used).to(device)
         self.owner = torch.tensor([b for b, _ in entries], device=device, dtype=torch.long)
-        self.union = torch.tensor([used.index(u) for _, u in entries], device=device, dtype=torch.long)
+        self.union = torch.tensor([row[u] for _, u in entries], device=device, dtype=torch.long)
         self.partner = torch.tensor(partner, device=device, dtype=torch.long)
         self.unmasked = torch.tensor([u < 0 for _, u in ones], device=device)
         self.ones = len(ones)
@@ -140,8 +141,8 @@ class AgainstMasks:
         if self.colour is None:
             fill = self.classifier.preprocessing.source_fill(images.shape[1])
             self.colour = torch.tensor(fill, device=images.device)[:, None, None]
-        masked = torch.where(self.hidden[self.union[entries]], self.colour, images)
-        return self.classifier.logits(self.classifier.prepare(masked)).float()
+        hidden = self.hidden[self.union[entries]]
+        return shown(self.classifier, torch.where(hidden, self.colour, images), hidden)
 
     def _chunk(self, images: Tensor) -> int:
         if self.chunk is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from patchcleanser.attacks.base import Settings, on_grid, place_image, require_gradients, size_of
-from patchcleanser.attacks.losses import attack_loss
+from patchcleanser.attacks.losses import attack_loss, shown
 from patchcleanser.attacks.places import random_places
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.files import whole_file
@@ -157,7 +157,7 @@ class UniversalPatch:
             picks = torch.randperm(len(placed), generator=draw)[: self.batch].tolist()
             seen = torch.stack([self._stuck(placed[i], pixels, draw) for i in picks])
             truths = torch.tensor([labels[i] for i in picks], device=self.seen.device)
-            logits = self.seen.logits(self.seen.prepare(seen)).float()
+            logits = shown(self.seen, seen)
             loss = attack_loss(self.settings.loss, logits, truths, self.settings.target)
             # Images that are misled by a clear margin already need no more.
             (adam.param_groups[0]["params"][0].grad,) = torch.autograd.grad(loss.clamp_min(-5).mean(), pixels)
@@ -172,7 +172,7 @@ class UniversalPatch:
         placed = [place_image(image, self.classifier, self.threat) for image in images]
         with torch.inference_mode():
             stuck = [self._stuck(image, patch.pixels, draw) for image in placed]
-            said = [int(self.seen.logits(self.seen.prepare(image[None])).argmax()) for image in stuck]
+            said = [int(shown(self.seen, image[None]).argmax()) for image in stuck]
         target = self.settings.target
         return [s != y if target is None else s == target for s, y in zip(said, labels, strict=True)]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from patchcleanser.cli.options import (
+    PATCH,
     AsJson,
     Data,
     Device,
@@ -16,12 +18,16 @@ from patchcleanser.cli.options import (
     Limit,
     Masks,
     Model,
+    Patch,
     Patches,
     Precision,
     Root,
     Seed,
     Split,
     Stride,
+    Threshold,
+    defense_options,
+    labelled,
     pair,
     threat_of,
 )
@@ -38,7 +44,7 @@ DRAWN = 6
 def attack(
     model: Model = "zoo:tiny",
     data: Data = "sample",
-    patch: Annotated[str, typer.Option(help="Threat: 32, 2%, 12x83, any:1% or any:502.")] = "5",
+    patch: Patch = PATCH,
     patches: Patches = 1,
     attack: Annotated[
         str, typer.Option(help="apgd, pgd, square (no gradients), or adaptive (knows the defense).")
@@ -52,7 +58,7 @@ def attack(
     defense: Annotated[str, typer.Option(help="double-masking, challenger-masking or minority-reports.")] = (
         "double-masking"
     ),
-    threshold: Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports.")] = None,
+    threshold: Threshold = None,
     masks: Masks = None,
     stride: Stride = None,
     grid: Grid = None,
@@ -60,8 +66,11 @@ def attack(
     subset: Annotated[str, typer.Option(help="With --limit: random, first, or authors (as the authors chose).")] = (
         "random"
     ),
-    split: Split = "test",
+    split: Split = None,
     root: Root = None,
+    labels: Annotated[
+        str, typer.Option(help="The data's classes are the model's by name, by number, or auto.")
+    ] = "auto",
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "exact",
@@ -73,12 +82,15 @@ def attack(
     from patchcleanser.attacks import Settings
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.certify import about_run
-    from patchcleanser.data import chosen, load_dataset
+    from patchcleanser.data import chosen
     from patchcleanser.evaluation import Job
     from patchcleanser.evaluation.attacked import AttackJob
+    from patchcleanser.evaluation.matching import match_labels
 
     if batch is not None and batch < 1:
         raise InputError(f"--batch is at least 1 image, got {batch}")
+    if threshold is not None and defense != "minority-reports":
+        raise InputError("--threshold belongs to --defense minority-reports; the others have none")
     settings = Settings(
         iterations=iterations,
         locations=locations,
@@ -88,15 +100,19 @@ def attack(
         target=target,
         seed=seed,
     )
+    classifier = load_classifier(model, device=device)
+    whole, note = match_labels(labelled(data, split, root), classifier, labels)
+    if note and not as_json:
+        print(f"note: {note}", file=sys.stderr)
     base = Job(
-        load_classifier(model, device=device),
-        chosen(load_dataset(data, split=split, root=root), limit, seed=seed, subset=subset),
+        classifier,
+        chosen(whole, limit, seed=seed, subset=subset),
         threat_of(patch, patches, grid),
         defense=defense,
         masks=pair(masks, "masks"),
         stride=pair(stride, "stride"),
         precision=precision,  # type: ignore[arg-type]  # checked by the defense
-        options={"threshold": threshold} if threshold is not None and defense == "minority-reports" else {},
+        options=defense_options(defense, threshold),
     )
     job = AttackJob(base, attack, settings)
     folder = out or _folder(job, model, data)

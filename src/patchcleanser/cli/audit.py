@@ -48,7 +48,7 @@ def audit(
         if given is None and name not in found.about:
             raise InputError(f"{run} does not say its {name}; name it with --{name}")
     classifier = load_classifier(model or found.about["model"], device=device or found.job["device"])
-    dataset = load_dataset(data or found.about["data"], split=found.about.get("split", "test"), root=root)
+    dataset = load_dataset(data or found.about["data"], split=found.about.get("split") or "test", root=root)
     job = audited_job(found, classifier, dataset)
     settings = Settings(iterations=iterations, locations=locations, seed=seed)
     with progress("audit", quiet=as_json) as report:

@@ -69,6 +69,7 @@ def attack_all(
     watch: Watch | None = None,
 ) -> Run:
     """Attack every image, and keep the rows in a folder; a run that stopped goes on where it was."""
+    job.job.check()
     size = batch or (64 if job.job.classifier.device.type == "cuda" else 4)
     run = Run.begin(folder, job.identity, images=len(job.job.dataset), batch=size, about=about or {})
     with run.locked():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from patchcleanser.core.records import Row, Run
 from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset, Subset
 from patchcleanser.defenses.minority_reports import ROUNDING
-from patchcleanser.errors import RecordError
+from patchcleanser.errors import DataError, InputError, RecordError
 from patchcleanser.evaluation.jobs import Job
+from patchcleanser.evaluation.matching import match_labels
 from patchcleanser.evaluation.twin import (
     Bools,
     Look,
@@ -73,10 +75,10 @@ def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
     pair = [tuple(v) if v else None for v in (run.job["masks"], run.job["stride"])]
     job = Job(
         classifier,
-        _same_images(run, dataset),
+        _same_images(run, classifier, dataset),
         run.threat,
         defense=run.job["defense"],
-        masks=None if pair[1] else pair[0],
+        masks=pair[0],
         stride=pair[1],
         precision=run.job["precision"],
         table=run.job["table"],
@@ -91,14 +93,26 @@ def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
     return job
 
 
-def _same_images(run: Run, dataset: Dataset) -> Dataset:
+def _same_images(run: Run, classifier: Classifier, dataset: Dataset) -> Dataset:
+    """The run's images, found by their names, under the class numbers that it used."""
     ids = run.read(["id"])["id"].to_pylist()
     at = {dataset.id(n): n for n in range(len(dataset))}
     missing = [name for name in ids if name not in at]
     if missing:
         raise RecordError(f"{run.folder} has {len(missing)} images that {dataset.name} has not, such as {missing[0]}")
     picks = [at[name] for name in ids]
-    return dataset if picks == list(range(len(dataset))) else Subset(dataset, np.array(picks, dtype=np.intp))
+    for numbered in _numbered(classifier, dataset):
+        found = numbered if picks == list(range(len(dataset))) else Subset(numbered, np.array(picks, dtype=np.intp))
+        if found.fingerprint == run.job["data"]:
+            break
+    return found
+
+
+def _numbered(classifier: Classifier, dataset: Dataset) -> Iterator[Dataset]:
+    """The data under their own class numbers, or under the classifier's, where names match."""
+    yield dataset
+    with suppress(DataError, InputError):
+        yield match_labels(dataset, classifier, "name")[0]
 
 
 def audit(

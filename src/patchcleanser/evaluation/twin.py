@@ -86,7 +86,11 @@ def look(classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepare
             picture[channel][torch.from_numpy(hidden)] = value
     batch = picture[None].to(classifier.device)
     with torch.inference_mode(), plain_float32(classifier.device):
-        logits = classifier.logits(batch if prepared else classifier.prepare(batch))[0].double().cpu()
+        batch = batch if prepared else classifier.prepare(batch)
+        if classifier.mask_aware:  # it is told which pixels are hidden
+            told = np.zeros(image.shape[1:], dtype=bool) if hidden is None else hidden
+            batch = torch.cat([batch, torch.from_numpy(told)[None, None].to(batch)], dim=1)
+        logits = classifier.logits(batch)[0].double().cpu()
     order = logits.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
     first, second = float(logits[order[0]]), float(logits[order[1]])
     near = first - second <= NEAR * max(1.0, abs(first), abs(second))
