@@ -1,0 +1,76 @@
+"""The same attacks through the Adversarial Robustness Toolbox: ours are at least as strong on the same budget."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from patchcleanser import Threat, TorchClassifier
+from patchcleanser.attacks import PatchAPGD, PatchPGD, Settings
+from patchcleanser.attacks.losses import goal_margin
+from patchcleanser.attacks.places import free_pixels
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    evasion = pytest.importorskip("art.attacks.evasion")
+    estimators = pytest.importorskip("art.estimators.classification")
+
+STEPS = 40
+NOISE = 0.01
+"""Logits by which ours may lose on average: starts are random."""
+
+
+class Pasted(nn.Module):
+    """A network that sees free pixels of its input, and the clean image elsewhere.
+
+    ART's Auto-PGD honours a mask only in its steps: it starts from noise all over the image. So the
+    patch is enforced here, for all of ART's attacks alike.
+    """
+
+    def __init__(self, model: TorchClassifier, clean: Tensor, free: Tensor) -> None:
+        super().__init__()
+        self.module, self.model, self.clean, self.free = model.module, model, clean, free
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model.logits(self.model.prepare(torch.where(self.free, images, self.clean)))
+
+
+def theirs(attack: str, model: TorchClassifier, image: Tensor, label: int, free: Tensor) -> float:
+    """The margin that ART reaches on one image with one random start; below 0 the classifier is fooled."""
+    net = Pasted(model, image[None], free).eval()
+    shape = tuple(image.shape)
+    wrapped = estimators.PyTorchClassifier(net, nn.CrossEntropyLoss(), shape, 5, clip_values=(0.0, 1.0))
+    if attack == "pgd":
+        made: Any = evasion.ProjectedGradientDescent(
+            wrapped, eps=1.0, eps_step=0.1, max_iter=STEPS, num_random_init=1, verbose=False
+        )
+    else:
+        made = evasion.AutoProjectedGradientDescent(
+            wrapped, eps=1.0, eps_step=1.0, max_iter=STEPS, nb_random_init=1, loss_type="cross_entropy", verbose=False
+        )
+    found = torch.from_numpy(made.generate(image[None].numpy(), y=np.array([label])))
+    with torch.no_grad():
+        return float(goal_margin(net(found), torch.tensor([label])))
+
+
+@pytest.mark.parametrize(("name", "attack"), [("pgd", PatchPGD), ("apgd", PatchAPGD)])
+def test_ours_is_at_least_as_strong_as_arts_at_the_same_places_and_steps(
+    curved: TorchClassifier, name: str, attack: Any
+) -> None:
+    np.random.seed(0)
+    torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(3)
+    images = [torch.rand(3, 9, 9, generator=draw) for _ in range(8)]
+    labels = [int(curved.logits(curved.prepare(image[None])).argmax()) for image in images]
+    found = attack(curved, Threat.square(3), Settings(iterations=STEPS, loss="ce")).candidates(images, labels)
+    ours = [one[0].margin for one in found]
+    art = [
+        theirs(name, curved, image, label, free_pixels([one[0].windows], (9, 9)))
+        for image, label, one in zip(images, labels, found, strict=True)
+    ]
+    assert np.mean(ours) <= np.mean(art) + NOISE
