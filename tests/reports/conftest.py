@@ -90,7 +90,7 @@ def _facts(
     elif kind > 0.5:
         labels[rng.choice(len(labels), size=2, replace=False)] = other
     one, sure = labels[:count].tolist(), rng.uniform(0.3, 1, count).astype(np.float32)
-    found = {
+    found: dict[str, Any] = {
         "height": size[0],
         "width": size[1],
         "undefended": other if kind > 0.9 else truth,

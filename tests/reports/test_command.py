@@ -57,3 +57,25 @@ def test_a_damaged_shard_is_named(make_run: MakeRun) -> None:
     run.shard(1).write_bytes(b"PAR1 but no more")
     with pytest.raises(RecordError, match=r"rows-00001.parquet is damaged .* delete it and run again"):
         raise typed(run.folder).exception or AssertionError
+
+
+def test_what_was_typed_relative_is_printed_relative(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = make_run("sweep/a"), make_run("sweep/b", masks=3)
+    monkeypatch.chdir(first.folder.parent.parent)
+    assert typed("sweep").stdout == "wrote sweep/report/report.html\n"
+    assert typed("sweep/a").stdout == "wrote sweep/a/report/report.html\n"
+    assert typed(second.folder, "sweep/a").stdout == f"wrote {second.folder.parent / 'report' / 'report.html'}\n"
+
+
+def test_runs_left_out_and_not_finished_are_named(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("sweep/whole")
+    empty, half = make_run("sweep/empty"), make_run("sweep/half", masks=3)
+    half.shard(1).unlink()
+    for batch in range(3):
+        empty.shard(batch).unlink()
+    said = typed(tmp_path / "sweep").stderr.splitlines()
+    again = "go on with: patchcleanser certify …"
+    assert said == [
+        f"left out: {empty.folder}, it holds no rows yet; {again}",
+        f"not finished: {half.folder}, 8 of 24 images missing; {again}",
+    ]

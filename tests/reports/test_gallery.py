@@ -81,3 +81,42 @@ def test_large_pictures_are_shrunk_and_keep_the_images_own_coordinates(make_run:
 def test_no_pictures_where_none_are_wanted(make_run: MakeRun, tmp_path: Path) -> None:
     html = write_report([(make_run(), None)], tmp_path / "out", pictures=False).read_text(encoding="utf-8")
     assert "data:image" not in html
+
+
+def test_answers_carry_the_models_names_and_labels_the_datasets(make_run: MakeRun) -> None:
+    about = {"classes": ["cat", "dog", "frog"], "model_classes": ["tabby", "terrier", "toad"]}
+    run = make_run(images=40, about=about)
+    rows = {row["id"]: row for row in run.read().to_pylist()}
+    for pictures in shown(run).values():
+        for picture in pictures:
+            row = rows[picture.id]
+            assert picture.truth == about["classes"][row["label"]]
+            assert picture.undefended == about["model_classes"][row["undefended"]]
+            assert picture.answer == about["model_classes"][row["answer"]]
+
+
+def test_only_certified_images_have_a_margin(make_run: MakeRun) -> None:
+    run = make_run(images=40)
+    rows = {row["id"]: row for row in run.read().to_pylist()}
+    found = [picture for pictures in shown(run).values() for picture in pictures]
+    assert {picture.margin is not None for picture in found} == {True, False}
+    assert all((picture.margin is not None) == rows[picture.id]["certified"] for picture in found)
+
+
+def test_long_ids_keep_their_end_and_are_whole_in_the_title(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(ids=f"{'folder/' * 20}image-{{}}.png".format)
+    html = write_report([(run, None)], tmp_path / "out").read_text(encoding="utf-8")
+    assert "folder/image-0.png</span>" in html
+    assert f'title="{"folder/" * 20}image-0.png"' in html
+
+
+def test_a_report_without_pictures_says_why(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(pictures=False)
+
+    def said(*, pictures: bool = True) -> str:
+        return write_report([(run, None)], tmp_path / "out", pictures=pictures).read_text(encoding="utf-8")
+
+    assert "No pictures: none were kept" in said()
+    assert "left out of this report (<code>--no-gallery</code>)" in said(pictures=False)
+    run.shard(1).unlink()
+    assert "No pictures yet: a run keeps them when it is finished" in said()

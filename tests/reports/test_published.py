@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,3 +74,37 @@ def test_the_page_says_that_the_paper_means_the_enlarged_input(make_run: MakeRun
     assert "enlarges 32×32 images to 224×224" in html
     assert "stronger statement" in html
     assert "BagCert" in html
+
+
+def test_printed_numbers_reach_every_format(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(images=4, sizes=((32, 32),), threat=Threat.square(5))
+    write_report([(run, None)], tmp_path / "out")
+    with (tmp_path / "out" / "tables" / "published.csv").open(encoding="utf-8", newline="") as file:
+        ours, *theirs = csv.DictReader(file)
+    assert ours["certified_total"] == "4"
+    wanted = [(row.method, row.certified, row.clean, row.undefended) for row in comparable(_read(run))]
+    assert [
+        (r["method"], float(r["certified"]), _number(r["clean"]), _number(r["undefended"])) for r in theirs
+    ] == wanted
+    text = (tmp_path / "out" / "tables" / "published.md").read_text(encoding="utf-8")
+    assert all(f"| {certified} |" in text for _, certified, _, _ in wanted)
+
+
+def test_runs_of_one_model_are_told_apart(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [
+        make_run(name, images=4, sizes=((32, 32),), threat=Threat.parse(patch), masks=masks, seed=masks)
+        for name, patch, masks in (("a", "5", 2), ("b", "5", 3), ("c", "2.4%", 3), ("d", "5", 3))
+    ]
+    html = write_report([(run, None) for run in runs], tmp_path / "out", pictures=False).read_text(encoding="utf-8")
+    for name in ("2×2 masks, 5×5 px patch", "3×3 masks, 2.4% patch", "3×3 masks, 5×5 px patch, b"):
+        assert f"zoo:tiny, double-masking, {name}<" in html
+
+
+def _read(run: Run) -> Study:
+    found = read_study(run, None)
+    assert found is not None
+    return found
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None

@@ -7,10 +7,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.colors import rgb2hex
 
 from patchcleanser.core.metrics import Share
 from patchcleanser.core.records import Run
@@ -18,6 +21,11 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation.derive import derive
 from patchcleanser.reports import write_report
+from patchcleanser.reports.drawing import ROLES
+from patchcleanser.reports.figures import run_figures
+from patchcleanser.reports.maps import SHADES
+from patchcleanser.reports.studies import read_study
+from patchcleanser.reports.wording import counted
 
 MakeRun = Callable[..., Run]
 
@@ -271,6 +279,81 @@ def test_tables_come_in_three_and_figures_in_two_formats(make_run: MakeRun, tmp_
             found.setdefault(path.stem, set()).add(path.suffix)
         assert found
         assert all(suffixes == endings for suffixes in found.values())
+
+
+def test_equal_results_are_one_number_and_only_what_matters_is_named(make_run: MakeRun, tmp_path: Path) -> None:
+    def headline(*runs: Run) -> str:
+        return Page(reported(tmp_path / "out", *runs, derived=False, pictures=False)).text.partition(" · ")[0].strip()
+
+    one, same = make_run("one"), make_run("same", about={"model": "zoo:other", "data": "cifar10"})
+    more = make_run("more", masks=3, seed=3)
+    assert re.fullmatch(r"[\d.]+% certified against any 2×2 px patch, in both runs", headline(one, same))
+    assert re.fullmatch(
+        r"[\d.]+% to [\d.]+% certified against any 2×2 px patch, depending on masks", headline(one, more)
+    )
+    # Two runs that differ in the model and in the masks do not tell which of them it was.
+    assert headline(same, more).endswith("in 2 runs")
+
+
+def test_the_title_and_the_text_agree_on_the_number_of_runs(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(name, seed=n) for n, name in enumerate("abc")]
+    detection = [make_run("detects", detects=True), make_run("detects too", detects=True, masks=3)]
+    words = Page(reported(tmp_path / "out", *runs, *detection, derived=False)).text
+    assert "certified against any 2×2 px patch, in 3 runs (2 more only detect)" in words
+    assert "5 runs (2 detection-only)" in words
+    assert "Accuracy of 3 runs" in words
+
+
+def test_long_names_of_runs_stay_whole_in_the_figure(make_run: MakeRun, tmp_path: Path) -> None:
+    models = (f"timm:{'a_very_' * 5}long_name.{end}" for end in ("first", "second"))
+    runs = [
+        make_run(f"{n}-{masks}", masks=masks, about={"model": name})
+        for n, name in enumerate(models)
+        for masks in (2, 3)
+    ]
+    reported(tmp_path / "out", *runs, derived=False)
+    drawn = (tmp_path / "out" / "figures" / "accuracy.svg").read_text(encoding="utf-8")
+    assert all(words in drawn for words in ("long_name.first", "long_name.second", "2×2 masks", "3×3 masks"))
+    assert {row["run"] for row in table(tmp_path / "out", "runs")} == {run.folder.name for run in runs}
+
+
+def test_paths_on_the_page_keep_their_last_name_only(make_run: MakeRun, tmp_path: Path) -> None:
+    about = {"data": "folder:/home/me/photos", "split": None, "command": "certify --data folder:/home/me/photos"}
+    html = reported(tmp_path / "out", make_run(about=about))
+    assert "/home/me" not in html
+    assert "images of folder:photos," in Page(html).text
+    assert "(None)" not in html
+
+
+def test_the_undefended_classification_is_told_from_the_masks_own(make_run: MakeRun) -> None:
+    study = read_study(make_run(), None)
+    assert study is not None
+    more = replace(study, summary=replace(study.summary, classifications=11 * study.summary.images))
+    assert (
+        counted(more)
+        == "Of the 11 classifications with 4 masks, 10 are under the masks and their pairs and one is undefended."
+    )
+
+
+def test_smaller_patches_that_change_nothing_are_a_sentence(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(threat=Threat.square(3))
+    found = derive(run)
+    assert found is not None
+    same = replace(found, smaller=[(side, Share(3, 4)) for side in (1, 2, 3)])
+    html = write_report([(run, same)], tmp_path / "out").read_text(encoding="utf-8")
+    assert "75.0% are row-certified at every side from 1 to 3 px" in html
+    assert not (tmp_path / "out" / "figures" / "smaller-patches.svg").exists()
+
+
+def test_the_map_keeps_its_colours_on_a_dark_page(make_run: MakeRun) -> None:
+    run = make_run(images=60)
+    study = read_study(run, derive(run))
+    assert study is not None
+    drawing = run_figures(study, "")["weakness"]
+    assert {rgb2hex(SHADES(value)) for value in np.linspace(0, 1, 256)}.isdisjoint(ROLES)
+    (scale,) = drawing.figure.axes[0].child_axes
+    assert scale.get_ylim()[0] == 0
+    assert "Light is strong" in drawing.caption
 
 
 def test_reports_never_need_torch() -> None:

@@ -7,9 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from patchcleanser.core.records import Run
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some, such as a sweep.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the accuracies of each run as JSON, by its folder.")]
@@ -43,7 +46,23 @@ def report(
     if as_json:
         told = {str(run.folder): summary(run.read(COLUMNS)).to_json() for run in found}
         print(json.dumps(told, indent=1, ensure_ascii=False))
+    for note in notes(found):
+        print(note, file=sys.stderr)
     print(f"wrote {page}", file=sys.stderr if as_json else sys.stdout)
+
+
+def notes(runs: Sequence[Run]) -> list[str]:
+    """What the report does not show: runs without an answer, and images that are not done yet."""
+    found: list[str] = []
+    for run in runs:
+        rows = run.read(["skipped"])
+        again = f"; go on with: {run.about['command']}" if run.about.get("command") else ""
+        if rows["skipped"].null_count == 0:
+            why = f"all {len(rows)} images were skipped" if len(rows) else f"it holds no rows yet{again}"
+            found.append(f"left out: {run.folder}, {why}")
+        elif run.missing():
+            found.append(f"not finished: {run.folder}, {run.images - len(rows)} of {run.images} images missing{again}")
+    return found
 
 
 def default_folder(runs: Sequence[Path]) -> Path:
@@ -53,7 +72,12 @@ def default_folder(runs: Sequence[Path]) -> Path:
     'sweep/a/report'
     >>> default_folder([Path("/sweep/a"), Path("/sweep/b")]).as_posix()
     '/sweep/report'
+    >>> default_folder([Path("sweep/a"), Path("sweep/b")]).as_posix()
+    'sweep/report'
     """
     if len(runs) == 1:
         return runs[0] / "report"
-    return Path(os.path.commonpath([run.absolute() for run in runs])) / "report"
+    shared = Path(os.path.commonpath([run.absolute() for run in runs]))
+    # Who typed relative paths reads them again.
+    relative = not any(run.is_absolute() for run in runs)
+    return (Path(os.path.relpath(shared)) if relative else shared) / "report"

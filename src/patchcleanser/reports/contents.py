@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from patchcleanser.core.metrics import Derived
 from patchcleanser.core.records import Run
@@ -42,6 +42,7 @@ class Report:
     tables: dict[str, Table]
     figures: list[Drawing]
     chapters: list[Chapter]
+    pictures: bool
 
     def all_tables(self) -> list[Table]:
         """Of all runs together, and of each."""
@@ -75,6 +76,7 @@ def make_report(
         tables=_shared_tables(recovery, detection, names),
         figures=sweep_figures(recovery) if len(recovery) > 1 else [],
         chapters=[_chapter(made, names[made], slug, each) for made, slug in zip(studies, slugs, strict=True)],
+        pictures=pictures,
     )
 
 
@@ -90,9 +92,9 @@ def _nothing_there(empty: Sequence[Run]) -> str:
 def _shared_tables(recovery: Sequence[Study], detection: Sequence[Study], names: dict[Study, str]) -> dict[str, Table]:
     studies = list(names)
     found: dict[str, Table | None] = {
-        "runs": results.runs_table(recovery, names) if recovery else None,
-        "detection": results.detection_table(detection, names) if detection else None,
-        "published": results.published_table(studies, names),
+        "runs": results.runs_table(recovery) if recovery else None,
+        "detection": results.detection_table(detection) if detection else None,
+        "published": results.published_table(studies),
         "cost": results.cost_table(studies, names),
         "skipped": results.skipped_table(studies, names),
     }
@@ -107,11 +109,7 @@ def _chapter(study: Study, name: str, slug: str, each: int) -> Chapter:
         "smaller": results.smaller_table(study),
         "thresholds": results.thresholds_table(study),
     }
-    tables = {
-        key: Table(f"{table.name}{slug}", table.caption, table.columns, table.rows)
-        for key, table in found.items()
-        if table is not None
-    }
+    tables = {key: replace(table, name=f"{table.name}{slug}") for key, table in found.items() if table is not None}
     return Chapter(study, name, slug, tables, run_figures(study, slug), gallery(study, each) if each else [])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -21,6 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from patchcleanser.core.files import whole_file
+from patchcleanser.core.metrics import Share
 
 INK, MUTED, RULE, ACCENT, SOFT = "#1d2126", "#656c74", "#d8dce0", "#0b6e5d", "#98a1aa"
 ROLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", ACCENT: "--accent", SOFT: "--soft"}
@@ -58,6 +59,18 @@ STYLE: Any = {
 
 
 @dataclass(frozen=True)
+class Mark:
+    """How a share looks as a dot. Sizes differ, so that shares that are equal stay visible inside each other."""
+
+    face: str
+    edge: str
+    size: float
+
+
+RING, DISC, DOT = Mark("none", MUTED, 8.0), Mark(ACCENT, ACCENT, 5.5), Mark(INK, INK, 3.2)
+
+
+@dataclass(frozen=True)
 class Drawing:
     """A figure with the name of its files, what it shows (the caption) and what it says to those who cannot see it."""
 
@@ -80,6 +93,17 @@ def blank(height: float = 2.9, width: float = WIDTH) -> tuple[Figure, Axes]:
     """An empty figure with one pair of axes, in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
+
+
+def dots(axes: Axes, shares: Sequence[dict[str, Share]], places: Sequence[float], marks: dict[str, Mark]) -> None:
+    """Shares from 0 to 100% as dots, one row for each place; those at the ends are drawn whole."""
+    for name, mark in marks.items():
+        at = [share[name].percent for share in shares]
+        looks: Any = {"mfc": mark.face, "mec": mark.edge, "markersize": mark.size, "clip_on": False}
+        axes.plot(at, places, "o", label=name, zorder=3, **looks)
+    axes.set_xlim(0, 100)
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
 
 
 def settled(drawings: Iterable[Drawing | None]) -> list[Drawing]:

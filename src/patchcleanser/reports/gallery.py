@@ -20,6 +20,8 @@ LARGEST = 320
 """The longest side of a picture on the page, in px; about twice what is seen, for fine screens."""
 HEAVY = 60_000
 """A PNG of more bytes than this goes onto the page as a JPEG."""
+LONGEST = 44
+"""Letters of an id below a picture."""
 COARSE = 128
 """Pictures of at most this side are shown with hard pixels."""
 
@@ -42,7 +44,6 @@ COLUMNS = [
     "detection_certified",
     "weakest",
     "margin",
-    "classifications",
 ]
 
 
@@ -61,8 +62,13 @@ class Picture:
     undefended: str
     answer: str
     right: bool
-    margin: float
-    classifications: int
+    margin: float | None
+    """Of certified images only: a margin says how firm a certificate is, and nothing without one."""
+
+    @property
+    def short_id(self) -> str:
+        """The end of the id, where files of a folder differ."""
+        return self.id if len(self.id) <= LONGEST else f"…{self.id[1 - LONGEST :]}"
 
 
 @dataclass(frozen=True)
@@ -187,11 +193,10 @@ def _picture(study: Study, row: Row, kind: Kind) -> Picture | None:
         masks=masks,
         id=row["id"],
         truth=study.class_name(row["label"]),
-        undefended=study.class_name(row["undefended"]),
-        answer="an alert" if row["alert"] else study.class_name(row["answer"]),
+        undefended=study.answer_name(row["undefended"]),
+        answer="an alert" if row["alert"] else study.answer_name(row["answer"]),
         right=row["answer"] == row["label"] or bool(row["alert"]),
-        margin=row["margin"],
-        classifications=row["classifications"],
+        margin=row["margin"] if row["certified"] or row["detection_certified"] else None,
     )
 
 

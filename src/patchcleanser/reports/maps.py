@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from patchcleanser.reports import wording
-from patchcleanser.reports.drawing import ACCENT, WIDTH, Drawing, blank
+from patchcleanser.reports.drawing import SOFT, WIDTH, Drawing, blank
 from patchcleanser.reports.studies import Study
 
 Floats = NDArray[np.float64]
 
-FAINT = 0.12
-"""How opaque the strongest place is."""
+SHADES = LinearSegmentedColormap.from_list("weakness", ["#f6f8ee", "#c9e5d4", "#7cc2a9", "#2a8c77", "#0a4a40"])
+"""From light where every proof holds to dark where most are missed. Colours of its own, none of the page's roles:
+a map must not turn over where the page is dark."""
 HEAVY = 2500
 """A map of more blocks than this is drawn in pixels."""
 
@@ -25,23 +27,27 @@ def weakness(study: Study) -> Drawing | None:
         return None
     found = 100 * study.derived.weakness
     least, most = float(found.min()), float(found.max())
+    top_of_scale = max(1.0, most)
     (top, left), (height, width), frame = _place(study, found)
     rows, columns, blocks = _blocks(found)
     shape = 0.9 * frame[0] / frame[1]
     figure, axes = blank(height=min(5.0, max(1.8, WIDTH * shape * 0.82)))
-    _shade(axes, left + columns * width, top + rows * height, _strength(blocks, least, most))
+    x, y = left + columns * width, top + rows * height
+    _shade(axes, x, y, blocks / top_of_scale)
+    axes.add_patch(Rectangle((x[0], y[0]), x[-1] - x[0], y[-1] - y[0], fill=False, edgecolor=SOFT, linewidth=0.8))
     axes.set_xlim(0, frame[1])
     axes.set_ylim(frame[0], 0)
     axes.set_aspect("equal")
     axes.grid(visible=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(True)
-    axes.set_xlabel(f"centre of the patch, {'px' if len(study.sizes) == 1 else '% of the side'}")
-    _scale(axes.inset_axes((1.04, 0.0, 0.045, 1.0)), least, most)
+    unit = "px" if len(study.sizes) == 1 else "% of the side"
+    axes.set_xlabel(f"centre of the patch, {unit} from the left")
+    axes.set_ylabel(f"{unit} from the top")
+    _scale(axes.inset_axes((1.04, 0.0, 0.045, 1.0)), top_of_scale)
     weakest = f"{most:.1f}% at the weakest place, {least:.1f}% at the strongest"
-    return Drawing(
-        "weakness", "Where images are weak", _caption(study), f"Heat map of unproved places: {weakest}", figure
-    )
+    caption = f"{_caption(study)} Light is strong, dark is weak: {weakest}; the colours start at 0."
+    return Drawing("weakness", "Where images are weak", caption, f"Heat map of unproved places: {weakest}", figure)
 
 
 def _place(study: Study, found: Floats) -> tuple[tuple[float, float], tuple[float, float], tuple[float, float]]:
@@ -76,28 +82,22 @@ def _blocks(found: Floats) -> tuple[Floats, Floats, Floats]:
     return rows, columns, found[np.ix_(down, across)]
 
 
-def _shade(axes: Axes, x: Floats, y: Floats, strength: Floats) -> None:
-    """Blocks of one colour, the stronger the more opaque; so the page behind may be light or dark."""
-    colours = np.empty((*strength.shape, 4))
-    colours[..., :3], colours[..., 3] = to_rgb(ACCENT), strength
-    mesh = axes.pcolormesh(x, y, colours, rasterized=strength.size > HEAVY)
+def _shade(axes: Axes, x: Floats, y: Floats, weak: Floats) -> None:
+    """Blocks, the weaker the darker; 1 is the weakest place of the map."""
+    mesh = axes.pcolormesh(x, y, SHADES(weak), rasterized=weak.size > HEAVY)
     mesh.set_linewidth(0)
     mesh.set_antialiased(False)  # no hairlines between blocks
 
 
-def _strength(values: Floats, least: float, most: float) -> Floats:
-    """From faint for the least to full for the most; the scale beside the map says what they are."""
-    span = most - least
-    return FAINT + (1 - FAINT) * (values - least) / span if span > 0 else np.full_like(values, FAINT)
-
-
-def _scale(axes: Axes, least: float, most: float) -> None:
+def _scale(axes: Axes, most: float) -> None:
     """What the shades mean."""
-    edges = np.linspace(least, most if most > least else least + 1, 25)
-    _shade(axes, np.array([0.0, 1.0]), edges, _strength(edges[1:, None], float(edges[0]), float(edges[-1])))
+    edges = np.linspace(0, most, 41)
+    _shade(axes, np.array([0.0, 1.0]), edges, edges[1:, None] / most)
     axes.set_xticks([])
     axes.yaxis.tick_right()
-    axes.set_ylim(edges[0], edges[-1])
+    axes.set_ylim(0, most)
     axes.grid(visible=False)
     axes.set_ylabel("images not proved there, %")
     axes.yaxis.set_label_position("right")
+    for side in axes.spines.values():
+        side.set(visible=True, edgecolor=SOFT)

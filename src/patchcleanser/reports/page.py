@@ -56,12 +56,18 @@ def headline(report: Report) -> str:
     studies = report.recovery or report.detection
     shares = [study.summary.shares[study.promise] for study in studies]
     promise = "certified" if report.recovery else "certified for detection"
+    attacks = {wording.attack(study) for study in studies}
+    against = f" against {wording.attack(studies[0])}" if len(attacks) == 1 else ""
+    said = [f"{share.percent:.1f}" for share in shares]
     if len(studies) == 1:
-        return f"{shares[0].percent:.1f}% {promise} against {wording.attack(studies[0])}"
-    low, high = min(share.percent for share in shares), max(share.percent for share in shares)
-    differs = [name.lower() for name in wording.varying(studies)]
-    why = f"depending on {' and '.join(differs)}" if 0 < len(differs) < 3 else f"in {len(studies)} runs"
-    return f"{low:.1f}% to {high:.1f}% {promise}, {why}"
+        return f"{said[0]}% {promise}{against}"
+    others = f" ({len(report.detection)} more only detect)" if report.recovery and report.detection else ""
+    if len(set(said)) == 1:
+        return f"{said[0]}% {promise}{against}, in {'both' if len(said) == 2 else f'all {len(said)}'} runs{others}"
+    differs = [name.lower() for name in wording.deciding(studies, said)]
+    why = f"depending on {' and '.join(differs)}" if 0 < len(differs) < 3 else f"in {len(studies)} runs{others}"
+    low, high = min(said, key=float), max(said, key=float)
+    return f"{low}% to {high}% {promise}{against}, {why}"
 
 
 def bars(study: Study) -> list[tuple[str, str, Share]]:
@@ -96,7 +102,7 @@ def enlarged(studies: list[Study]) -> str | None:
 
 
 def manifest(study: Study) -> str:
-    """Everything that decided the rows, and the circumstances, as they stand in the run folder."""
-    about = {key: value for key, value in study.run.about.items() if key != "classes"}
+    """Everything that decided the rows, and the circumstances; paths are shortened, the run folder has them whole."""
+    about = {key: value for key, value in study.run.about.items() if key not in ("classes", "model_classes")}
     content = {"key": study.run.key, "images": study.run.images, "batch": study.run.batch, "about": about}
-    return json.dumps({**content, "job": study.run.job}, indent=1, ensure_ascii=False)
+    return wording.brief(json.dumps({**content, "job": study.run.job}, indent=1, ensure_ascii=False))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from patchcleanser.core.metrics import Share
+from patchcleanser.core.threats import Threat
 from patchcleanser.reports import wording
 from patchcleanser.reports.published import Published, comparable
 from patchcleanser.reports.studies import CASES, Study
@@ -27,21 +29,19 @@ COST = (
 )
 
 
-def runs_table(studies: Sequence[Study], names: dict[Study, str]) -> Table:
+def runs_table(studies: Sequence[Study]) -> Table:
     """Recovery runs: the accuracies and what they cost."""
     caption = "Accuracy of the undefended and the defended model, with 95% intervals"
-    return _overview("runs", caption, studies, names, (UNDEFENDED, CLEAN, CERTIFIED, ROW_CERTIFIED))
+    return _overview("runs", caption, studies, (CERTIFIED, CLEAN, UNDEFENDED, ROW_CERTIFIED))
 
 
-def detection_table(studies: Sequence[Study], names: dict[Study, str]) -> Table:
+def detection_table(studies: Sequence[Study]) -> Table:
     """Detection runs: a weaker promise, and so a table of their own."""
     caption = "Detection only, a weaker promise: under attack the answer may be an alert instead of a label"
-    return _overview("detection-runs", caption, studies, names, (UNDEFENDED, CLEAN, DETECTION, ALERTS))
+    return _overview("detection-runs", caption, studies, (DETECTION, CLEAN, UNDEFENDED, ALERTS))
 
 
-def _overview(
-    name: str, caption: str, studies: Sequence[Study], names: dict[Study, str], shares: tuple[Column, ...]
-) -> Table:
+def _overview(name: str, caption: str, studies: Sequence[Study], shares: tuple[Column, ...]) -> Table:
     differs = wording.varying(studies)
     facets = [Column(facet.lower(), facet, page=facet in differs) for facet in wording.facets(studies[0])]
     # Several runs are told apart by what differs; the folder is needed only where that is not enough.
@@ -54,17 +54,19 @@ def _overview(
         Column("images", "Images"),
         *COST,
     )
-    return Table(name, caption, columns, [_overview_row(study, names[study]) for study in studies])
+    folders = wording.folders(studies)
+    rows = [_overview_row(study, folder) for study, folder in zip(studies, folders, strict=True)]
+    return Table(name, caption, columns, rows, stacks=True)
 
 
 def _facets(study: Study, differs: Sequence[str]) -> list[str]:
     return [wording.facets(study)[name] for name in differs]
 
 
-def _overview_row(study: Study, name: str) -> dict[str, Cell]:
+def _overview_row(study: Study, folder: str) -> dict[str, Cell]:
     classifications, seconds = study.per_image
     return {
-        "run": name,
+        "run": folder,
         **{facet.lower(): value for facet, value in wording.facets(study).items()},
         "images": study.summary.images,
         **study.summary.shares,
@@ -73,7 +75,7 @@ def _overview_row(study: Study, name: str) -> dict[str, Cell]:
     }
 
 
-def published_table(studies: Sequence[Study], names: dict[Study, str]) -> Table | None:
+def published_table(studies: Sequence[Study]) -> Table | None:
     """The runs beside what others printed for the same data and patch; None if nobody did."""
     groups: dict[tuple[Published, ...], list[Study]] = {}
     for study in studies:
@@ -83,23 +85,23 @@ def published_table(studies: Sequence[Study], names: dict[Study, str]) -> Table 
     rows = [
         {"group": number, **row}
         for number, (theirs, ours) in enumerate(groups.items())
-        for row in (*(_our_row(study, names[study]) for study in ours), *map(_their_row, theirs))
+        for row in (*_our_rows(ours), *map(_their_row, theirs))
     ]
     columns = (
         Column("method", "Method"),
         Column("data", "Data", page=False),
         Column("patch", "Patch", page=False),
-        UNDEFENDED,
-        CLEAN,
         CERTIFIED,
         DETECTION,
-        Column("masks", "Masks"),
+        CLEAN,
+        UNDEFENDED,
         Column("grid", "Pixels meant"),
+        Column("masks", "Masks"),
         Column("source", "Source"),
         Column("paper", "Paper", page=False),
     )
     caption = "This report's runs beside published numbers for the same data and patch"
-    return Table("published", caption, columns, rows).without_empty() if rows else None
+    return Table("published", caption, columns, rows, stacks=True).without_empty() if rows else None
 
 
 def by_patch(table: Table) -> list[Table]:
@@ -107,24 +109,38 @@ def by_patch(table: Table) -> list[Table]:
     found: dict[Cell, list[dict[str, Cell]]] = {}
     for row in table.rows:
         found.setdefault(row["group"], []).append(row)
-    return [Table(table.name, _compared(rows), table.columns, rows).without_empty() for rows in found.values()]
+    return [replace(table, caption=_compared(rows), rows=rows).without_empty() for rows in found.values()]
 
 
 def _compared(rows: list[dict[str, Cell]]) -> str:
     ours, theirs = rows[0], rows[-1]
-    return f"{theirs['data']}, {theirs['patch']} patch; here: {ours['data']}, {ours['patch']}"
+    return f"{theirs['data']}, {wording.told('Patch', str(theirs['patch']))}; here: {ours['data']}, {ours['patch']}"
+
+
+def _our_rows(studies: Sequence[Study]) -> list[dict[str, Cell]]:
+    """Runs named by all that may set them apart, and by their folders where that is not enough."""
+    said = [
+        f"{wording.model(study)}, {wording.defense(study)}, {wording.told('Masks', wording.masks(study))}, "
+        f"{wording.told('Patch', wording.patch(study.run.threat))}"
+        for study in studies
+    ]
+    folders = wording.folders(studies)
+    return [
+        _our_row(study, name if said.count(name) == 1 else f"{name}, {folder}")
+        for study, name, folder in zip(studies, said, folders, strict=True)
+    ]
 
 
 def _our_row(study: Study, name: str) -> dict[str, Cell]:
     return {
         "ours": True,
-        "method": f"{wording.model(study)}, {wording.defense(study)}",
+        "method": name,
         "data": wording.data(study),
         "patch": wording.patch(study.run.threat),
         "masks": wording.masks(study),
         "grid": "network's input" if study.run.threat.grid == "input" else "image as it came",
         **{key: study.summary.shares.get(key) for key in ("undefended", "clean", study.promise)},
-        "source": f"this report: {name}",
+        "source": "this report",
     }
 
 
@@ -133,7 +149,7 @@ def _their_row(row: Published) -> dict[str, Cell]:
     return {
         "method": row.method,
         "data": row.dataset,
-        "patch": row.patch.replace("x", "×") if row.count == 1 else f"{row.count} × {row.patch}",
+        "patch": wording.patch(Threat.parse(row.patch, count=row.count)),
         "masks": row.masks and row.masks.replace("x", "×"),
         "grid": row.grid and "network's input",
         "undefended": row.undefended,
@@ -168,7 +184,7 @@ def cost_table(studies: Sequence[Study], names: dict[Study, str]) -> Table:
         Column("predict_double", "To answer by double-masking", 1),
         Column("predict_challenger", "To answer by challenger masking", 1),
     )
-    return Table("cost", "Classifications and time", columns, rows).without_empty()
+    return Table("cost", "Classifications and time", columns, rows, stacks=True).without_empty()
 
 
 def classes_table(study: Study) -> Table:
@@ -182,7 +198,7 @@ def classes_table(study: Study) -> Table:
     columns = (
         Column("class", "Class"),
         Column("label", "Label", page=False),
-        *(UNDEFENDED, CLEAN, *promised),
+        *(promised[0], CLEAN, UNDEFENDED, *promised[1:]),
         Column("images", "Images"),
     )
     return Table("classes", "Accuracy of each class", columns, rows)
@@ -201,8 +217,8 @@ def ends(table: Table) -> list[Table]:
         return [table]
     best, worst = table.rows[:ENDS], table.rows[-ENDS:][::-1]
     return [
-        Table(table.name, f"The {ENDS} classes most often certified", table.columns, best),
-        Table(table.name, f"The {ENDS} classes least often certified", table.columns, worst),
+        replace(table, caption=f"The {ENDS} classes most often certified", rows=best),
+        replace(table, caption=f"The {ENDS} classes least often certified", rows=worst),
     ]
 
 
@@ -234,6 +250,20 @@ def smaller_table(study: Study) -> Table | None:
     columns = (Column("side", "Patch side, px"), ROW_CERTIFIED)
     rows: list[dict[str, Cell]] = [{"side": side, "row_certified": share} for side, share in study.derived.smaller]
     return Table("smaller-patches", "The same masks against smaller square patches", columns, rows)
+
+
+def flat(study: Study) -> str | None:
+    """What is said of smaller patches where they change nothing; None where they do."""
+    if study.derived is None or len({share.count for _, share in study.derived.smaller}) != 1:
+        return None
+    (first, share), (last, _) = study.derived.smaller[0], study.derived.smaller[-1]
+    if first == last:
+        return None
+    return (
+        f"The same masks prove no more against a smaller patch: {share.percent:.1f}% are row-certified at every side "
+        f"from {first} to {last} px. So what is missed is missed because the masks hide too much, not because of the "
+        "size of the patch."
+    )
 
 
 def thresholds_table(study: Study) -> Table | None:

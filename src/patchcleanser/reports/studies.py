@@ -60,10 +60,12 @@ class Study:
         return self.run.mask_set(self.size)
 
     def class_name(self, label: int) -> str:
-        """What the dataset calls a class, or its number."""
-        names = self.about("classes") or []
-        known = isinstance(names, list) and 0 <= label < len(names)
-        return str(names[label]) if known else f"class {label}"
+        """What the dataset calls a true class, or its number."""
+        return _named(self.about("classes"), label)
+
+    def answer_name(self, label: int) -> str:
+        """What the model calls its answer; models that name nothing speak of the dataset's classes."""
+        return _named(self.about("model_classes") or self.about("classes"), label)
 
     def about(self, name: str) -> Any:
         """A circumstance of the run, if it was noted."""
@@ -94,6 +96,11 @@ def read_study(run: Run, derived: Derived | None) -> Study | None:
         sizes=_sizes(answered),
         missing=len(run.missing()),
     )
+
+
+def _named(names: Any, label: int) -> str:
+    known = isinstance(names, list) and 0 <= label < len(names)
+    return str(names[label]) if known else f"class {label}"
 
 
 def _cases(rows: pa.Table) -> dict[str, tuple[Share, Share]]:

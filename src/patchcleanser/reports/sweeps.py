@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.transforms import blended_transform_factory
 
 from patchcleanser.core.threats import AnyRectangle, SquareShare
 from patchcleanser.reports import wording
-from patchcleanser.reports.drawing import ACCENT, INK, MUTED, Drawing, blank, settled, style
+from patchcleanser.reports.drawing import ACCENT, DISC, DOT, RING, Drawing, blank, dots, settled, style
 from patchcleanser.reports.studies import Study
 
 MARKERS = "os^Dv<>P"
 MOST_RUNS = 40
+LONGEST = 34
+"""Letters in a line of a run's name."""
 
 Measure = Callable[[Study], float | None]
 
@@ -29,25 +35,45 @@ def accuracies(studies: Sequence[Study]) -> Drawing | None:
     """All runs below each other: undefended, clean, certified."""
     if len(studies) > MOST_RUNS:
         return None
-    figure, axes = blank(height=0.7 + 0.24 * len(studies))
-    places = np.arange(len(studies))[::-1]
-    for study, place in zip(studies, places, strict=True):
+    rows = _rows(studies)
+    # Lines above and below a row, so that long names do not touch.
+    heights = [0.1 + 0.15 * (1 + name.count("\n")) for name, _ in rows]
+    figure, axes = blank(height=0.7 + sum(heights))
+    middles = sum(heights) - np.cumsum(heights) + np.array(heights) / 2
+    places = {study: float(at) for (_, study), at in zip(rows, middles, strict=True) if study is not None}
+    for study, place in places.items():
         low, high = study.summary.shares["certified"].interval
         axes.plot([low, high], [place, place], color=ACCENT, linewidth=2.2, alpha=0.35, solid_capstyle="butt")
-    looks = {"undefended": ("none", MUTED, 4.5), "clean": (INK, INK, 4.0), "certified": (ACCENT, ACCENT, 5.5)}
-    for name, (face, edge, size) in looks.items():
-        at = [study.summary.shares[name].percent for study in studies]
-        axes.plot(at, places, "o", mfc=face, mec=edge, markersize=size, label=name)
-    axes.set_yticks(places, [_short(name) for name in wording.names(studies)])
-    axes.set_ylim(-0.7, len(studies) - 0.3)
-    axes.set_xlim(0, 101)
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
+    shares = [study.summary.shares for study in places]
+    dots(axes, shares, list(places.values()), {"undefended": RING, "certified": DISC, "clean": DOT})
+    across = blended_transform_factory(figure.transFigure, axes.transData)
+    for (name, run), at in zip(rows, middles, strict=True):
+        if run is None:
+            axes.text(0.01, at, name, transform=across, va="center", fontsize=8.5, fontweight="bold", in_layout=False)
+    axes.set_yticks(list(places.values()), [name for name, run in rows if run is not None])
+    axes.set_ylim(0, sum(heights))
     axes.set_xlabel("percent of the images")
     figure.legend(loc="outside upper left", ncols=3, handletextpad=0.2, columnspacing=1.2)
     low, high = (f([s.summary.shares["certified"].percent for s in studies]) for f in (min, max))
-    caption = "Undefended, defended and certified accuracy of every run; the bar is the certified share's 95% interval."
-    return Drawing("accuracy", "All runs", caption, f"Certified from {low:.1f}% to {high:.1f}%", figure)
+    caption = (
+        "Undefended, defended (clean) and certified accuracy; the bar is the certified share's 95% interval. "
+        "Equal shares lie inside each other."
+    )
+    title = f"Accuracy of {len(studies)} runs"
+    return Drawing("accuracy", title, caption, f"Certified from {low:.1f}% to {high:.1f}%", figure)
+
+
+def _rows(studies: Sequence[Study]) -> list[tuple[str, Study | None]]:
+    """Runs with their names; where those are long and models differ, below the name of each model."""
+    names = wording.names(studies)
+    models = dict.fromkeys(wording.model(study) for study in studies)
+    if max(map(len, names)) <= LONGEST or len(models) in (1, len(studies)):
+        return list(zip(map(_wrapped, names), studies, strict=True))
+    rows: list[tuple[str, Study | None]] = []
+    for model in models:
+        mine = [study for study in studies if wording.model(study) == model]
+        rows += [(_wrapped(model, 56), None), *zip(map(_wrapped, wording.names(mine)), mine, strict=True)]
+    return rows
 
 
 def patch_sizes(studies: Sequence[Study]) -> Drawing | None:
@@ -57,7 +83,7 @@ def patch_sizes(studies: Sequence[Study]) -> Drawing | None:
     if not lines:
         return None
     figure, axes = blank()
-    _draw(axes, lines, "certified")
+    _draw(figure, axes, lines)
     axes.set_xlabel("patch, % of the image" if shares else "side of the patch, px")
     caption = "Certified share against the size of the patch. Each size has masks of its own."
     return Drawing("patch-size", "Against patch size", caption, _alt("patch size", lines), figure)
@@ -69,9 +95,12 @@ def mask_counts(studies: Sequence[Study]) -> Drawing | None:
     if not lines:
         return None
     figure, axes = blank()
-    _draw(axes, lines, "certified")
+    _draw(figure, axes, lines)
     axes.set_xlabel("masks")
-    caption = "More masks are smaller masks: they hide less of the image, so more proofs succeed, at a higher cost."
+    caption = (
+        "More masks are smaller masks. They hide less of the image, so one expects more proofs to succeed, at a higher "
+        "cost; whether they do, and how far chance reaches, the lines and the intervals in the table tell."
+    )
     return Drawing("mask-count", "Against the number of masks", caption, _alt("masks", lines), figure)
 
 
@@ -82,7 +111,7 @@ def costs(studies: Sequence[Study]) -> Drawing | None:
         return None
     figure, axes = blank()
     axes.set_xscale("log")
-    _draw(axes, lines, "certified")
+    _draw(figure, axes, lines)
     axes.set_xlabel("classifications to certify an image")
     caption = "What the certificate costs: labels computed for each image, on a logarithmic scale."
     return Drawing("cost", "Against cost", caption, _alt("cost", lines), figure)
@@ -96,7 +125,7 @@ def _lines(studies: Sequence[Study], axis: str, measure: Measure) -> dict[str, l
         at = measure(study)
         if at is not None:
             facets = wording.facets(study)
-            label = " · ".join(f"{facets[n]} masks" if n == "Masks" else facets[n] for n in others)
+            label = " · ".join(wording.told(n, facets[n]) for n in others)
             lines.setdefault(label, []).append((at, study))
     return {
         label: sorted(points, key=lambda point: point[0])
@@ -119,21 +148,23 @@ def _percent(study: Study) -> float | None:
     return 100 * float(shape.share) if isinstance(shape, SquareShare) else None
 
 
-def _draw(axes: Axes, lines: dict[str, list[tuple[float, Study]]], share: str) -> None:
-    ends: list[tuple[float, str, float]] = []
+def _draw(figure: Figure, axes: Axes, lines: dict[str, list[tuple[float, Study]]]) -> None:
     for number, (label, points) in enumerate(lines.items()):
-        strength = 1.0 if len(lines) == 1 else 0.35 + 0.65 * number / (len(lines) - 1)
+        part = 1.0 if len(lines) == 1 else number / (len(lines) - 1)
         x = [at for at, _ in points]
-        y = [study.summary.shares[share].percent for _, study in points]
+        y = [study.summary.shares["certified"].percent for _, study in points]
+        # Earlier lines are wider and paler, so that those of equal height stay visible below later ones.
+        looks: Any = {"alpha": 0.35 + 0.65 * part, "linewidth": 2.8 - 1.2 * part, "markersize": 8 - 3.5 * part}
         marker = MARKERS[number % len(MARKERS)]
-        axes.plot(x, y, marker=marker, color=ACCENT, alpha=strength, linewidth=1.8, markersize=5)
+        axes.plot(x, y, marker=marker, color=ACCENT, label=label, clip_on=False, markeredgewidth=0, **looks)
         if len(lines) == 1:
-            low, high = zip(*(study.summary.shares[share].interval for _, study in points), strict=True)
+            low, high = zip(*(study.summary.shares["certified"].interval for _, study in points), strict=True)
             axes.fill_between(x, low, high, color=ACCENT, alpha=0.15, linewidth=0)
-        ends.append((y[-1], label, x[-1]))
-    _name_lines(axes, ends)
-    axes.set_ylabel(f"{share}, %")
-    axes.set_ylim(max(0.0, axes.get_ylim()[0] - 3), min(101.0, axes.get_ylim()[1] + 3))
+    axes.margins(y=0.1)
+    axes.set_ylabel("certified, %")
+    axes.set_ylim(max(0.0, axes.get_ylim()[0] - 3), min(100.0, axes.get_ylim()[1] + 3))
+    if len(lines) > 1:
+        _name_lines(figure, axes, list(lines))
     ticks = sorted({at for points in lines.values() for at, _ in points})
     if len(ticks) <= 7:
         axes.xaxis.set_major_locator(FixedLocator(ticks))
@@ -141,17 +172,14 @@ def _draw(axes: Axes, lines: dict[str, list[tuple[float, Study]]], share: str) -
         axes.xaxis.set_major_formatter(lambda at, _: f"{at:,.4g}" if at < 1000 else f"{at:,.0f}")
 
 
-def _name_lines(axes: Axes, ends: list[tuple[float, str, float]]) -> None:
-    """Each line's name behind its last point, pushed apart where they would overlap."""
-    axes.margins(y=0.1)
-    low, high = axes.get_ylim()
-    gap, last = (high - low) * 0.075, -np.inf
-    for y, label, x in sorted(ends):
-        place = max(y, last + gap)
-        last = place
-        axes.annotate(
-            label, (x, place), xytext=(7, 0), textcoords="offset points", color=INK, fontsize=8.5, va="center"
-        )
+def _name_lines(figure: Figure, axes: Axes, labels: Sequence[str]) -> None:
+    """A legend above the lines: behind their ends the names of lines that meet would overlap."""
+    longest = max(map(len, labels))
+    columns = 3 if longest <= 15 else 2 if longest <= 26 else 1
+    wrapped = [_wrapped(label, 52) for label in labels]
+    figure.legend(axes.get_lines(), wrapped, loc="outside upper left", ncols=columns)
+    lines = sum(1 + label.count("\n") for label in wrapped)
+    figure.set_figheight(figure.get_figheight() + 0.19 * -(-lines // columns))
 
 
 def _alt(axis: str, lines: dict[str, list[tuple[float, Study]]]) -> str:
@@ -163,5 +191,6 @@ def _alt(axis: str, lines: dict[str, list[tuple[float, Study]]]) -> str:
     return f"Certified against {axis}. " + "; ".join(told)
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 34 else f"{name[:33]}…"
+def _wrapped(name: str, width: int = LONGEST) -> str:
+    """A name of any length, whole, in short lines: what sets it apart may be its end."""
+    return "\n".join(textwrap.wrap(name, width))

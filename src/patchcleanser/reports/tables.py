@@ -10,7 +10,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchcleanser.core.files import whole_file
@@ -32,21 +32,22 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells by column key. The first shown column names the row."""
+    """Rows of cells by column key. The first shown column names the row; a wide table stacks its cells on a phone."""
 
     name: str
     caption: str
     columns: tuple[Column, ...]
     rows: list[dict[str, Cell]]
+    stacks: bool = False
 
     def shown(self) -> Table:
         """Without the columns that only CSV has."""
-        return Table(self.name, self.caption, tuple(c for c in self.columns if c.page), self.rows)
+        return replace(self, columns=tuple(c for c in self.columns if c.page))
 
     def without_empty(self) -> Table:
         """Without the columns that have nothing to say in any row."""
         full = tuple(c for c in self.columns if any(row.get(c.key) is not None for row in self.rows))
-        return Table(self.name, self.caption, full, self.rows)
+        return replace(self, columns=full)
 
     def is_number(self, column: Column) -> bool:
         """Whether a column is set to the right."""
@@ -81,7 +82,7 @@ def interval_of(cell: Cell) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Numbers for machines: a share becomes percent, both ends of its interval, count and total."""
+    """Numbers for machines: a share becomes percent, both ends of its interval, count and total (if known)."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     shares = {c.key for c in table.columns if any(isinstance(row.get(c.key), Share) for row in table.rows)}
@@ -94,7 +95,9 @@ def to_csv(table: Table) -> str:
 
 
 def _csv_share(cell: Cell) -> list[object]:
-    if not isinstance(cell, Share) or not cell.total:
+    if not isinstance(cell, Share):
+        return [_csv_cell(cell), "", "", "", ""]  # a printed number has no interval and no count
+    if not cell.total:
         return [""] * 5
     return [round(cell.percent, 4), *(round(b, 4) for b in cell.interval), cell.count, cell.total]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 from patchcleanser.core.threats import AnyRectangle, SquareShare, Threat
@@ -15,6 +17,7 @@ DEFENSES = {
     "challenger-masking": "challenger masking",
     "minority-reports": "Minority Reports",
 }
+PATHS = re.compile(r"(?<![\w.~<>/])~?/(?:[^\s\"',:;/<>]+/)+([^\s\"',:;/<>]+)/?")
 HOW = {
     "double-masking": "Every image is classified under each mask; where the labels disagree, the masks that "
     "disagree are tried again together with every second mask.",
@@ -29,16 +32,22 @@ def patch(threat: Threat) -> str:
     """The patch in a few signs, for a table.
 
     >>> [patch(Threat.parse(t)) for t in ("5", "2%", "any:1%")]
-    ['5×5 px', '2%', 'any rectangle, 1%']
+    ['5×5 px', '2%', 'any rectangle of up to 1% of the image']
     """
     shape = threat.shape
     if isinstance(shape, AnyRectangle):
-        said = f"any rectangle, {f'{shape.area} px' if shape.area is not None else str(shape)[4:]}"
+        one = f"rectangle of up to {limit(shape)}"
+        said = f"any {one}" if threat.count == 1 else f"any {threat.count} rectangles of up to {limit(shape)} each"
     else:
         said = str(shape) if isinstance(shape, SquareShare) else px((shape.height, shape.width))
-    said = said if threat.count == 1 else f"{threat.count} × {said}"
+        said = said if threat.count == 1 else f"{threat.count} × {said}"
     said += "" if threat.region is None else f" inside {threat.region}"
     return said + (" on the input" if threat.grid == "input" else "")
+
+
+def limit(shape: AnyRectangle) -> str:
+    """How large a rectangle of any shape may be."""
+    return f"{shape.area} px" if shape.area is not None else f"{str(shape)[4:]} of the image"
 
 
 def attack(study: Study) -> str:
@@ -61,11 +70,11 @@ def threat(study: Study) -> str:
 def _shape(study: Study) -> str:
     shape = study.run.threat.shape
     if isinstance(shape, AnyRectangle):
-        limit = f"{shape.area} px" if shape.area is not None else f"{str(shape)[4:]} of the image"
-        return f"any rectangle of at most {limit}"
+        return f"any rectangle of up to {limit(shape)}"
     if isinstance(shape, SquareShare):
         side = study.run.threat.shapes(study.size)[0][0]
-        return f"a square patch of {shape} of the image ({px((side, side))} at {px(study.size)})"
+        common = "" if len(study.sizes) == 1 else ", the commonest size"
+        return f"a square patch of {shape} of the image ({px((side, side))} at {px(study.size)}{common})"
     return f"a patch of {shape.height}×{shape.width} px"
 
 
@@ -86,11 +95,22 @@ def masks(study: Study) -> str:
 
 
 def mask_sizes(study: Study) -> str:
-    """The masks themselves: "9 masks of 15×15 px"."""
+    """The masks themselves: "9 masks of 15×15 px"; of many sizes of images, those of the commonest."""
     sizes = {(w.height, w.width) for mask in study.masks.masks for w in mask}
     of = f" of {px(next(iter(sizes)))}" if len(sizes) == 1 and study.run.threat.count == 1 else ""
-    at = "" if len(study.sizes) == 1 else f" at {px(study.size)}"
+    many = len(study.sizes)
+    at = "" if many == 1 else f" for images of {px(study.size)}, the commonest of {many:,} sizes"
     return f"{len(study.masks):,} masks{of}{at}"
+
+
+def counted(study: Study) -> str:
+    """What the number of classifications counts: the documents speak of the masks alone."""
+    pairs = len(study.masks) if study.detects else len(study.masks.unions)
+    if study.per_image[0] != pairs + 1:
+        return "Of the classifications of an image one is the undefended answer."
+    under = "the masks" if study.detects else "the masks and their pairs"
+    masks = f"{len(study.masks):,} masks"
+    return f"Of the {pairs + 1:,} classifications with {masks}, {pairs:,} are under {under} and one is undefended."
 
 
 def defense(study: Study) -> str:
@@ -102,13 +122,22 @@ def defense(study: Study) -> str:
 
 def model(study: Study) -> str:
     """What the model is called, or the start of its hash."""
-    return str(study.about("model") or f"classifier {str(study.run.job.get('classifier'))[:10]}")
+    return brief(str(study.about("model") or f"classifier {str(study.run.job.get('classifier'))[:10]}"))
 
 
 def data(study: Study) -> str:
     """What the images are called, or the start of their hash."""
-    name = str(study.about("data") or f"data {str(study.run.job.get('data'))[:10]}")
+    name = brief(str(study.about("data") or f"data {str(study.run.job.get('data'))[:10]}"))
     return f"{name} ({study.about('split')})" if study.about("split") else name
+
+
+def brief(text: str) -> str:
+    """Text in which a path from the root keeps its last name only: pages are mailed, and say nothing of the house.
+
+    >>> [brief(text) for text in ("folder:/home/me/photos/", "hf-hub:timm/vit", "certify --data /a/b --out runs/c")]
+    ['folder:photos', 'hf-hub:timm/vit', 'certify --data b --out runs/c']
+    """
+    return PATHS.sub(r"\1", text)
 
 
 def facets(study: Study) -> dict[str, str]:
@@ -129,6 +158,14 @@ def varying(studies: Sequence[Study]) -> list[str]:
     return [name for name in found[0] if len({facet[name] for facet in found}) > 1]
 
 
+def deciding(studies: Sequence[Study], values: Sequence[str]) -> list[str]:
+    """The facets that a value varies with: some two runs differ in nothing else, and in the value."""
+    pairs = combinations(zip((facets(study) for study in studies), values, strict=True), 2)
+    apart = [[n for n in one if one[n] != other[n]] for (one, value), (other, its) in pairs if value != its]
+    alone = {names[0] for names in apart if len(names) == 1}
+    return [name for name in varying(studies) if name in alone]
+
+
 def overview(studies: Sequence[Study]) -> str:
     """Several runs in a few sentences: what they share, and the values of what they do not."""
     values: dict[str, list[str]] = {}
@@ -140,7 +177,13 @@ def overview(studies: Sequence[Study]) -> str:
     images = sorted({study.summary.images for study in studies})
     many = f"{images[0]:,} images each" if len(images) == 1 else f"{images[0]:,} to {images[-1]:,} images each"
     listed = [f"{PLURAL[n] if n in differs else n}: {', '.join(dict.fromkeys(values[n]))}." for n in PLURAL]
-    return " ".join([f"{len(studies)} runs of {model} on {data}, {many}.", *listed])
+    return " ".join([f"{how_many(studies)} of {model} on {data}, {many}.", *listed])
+
+
+def how_many(studies: Sequence[Study]) -> str:
+    """How many runs, and how many of them promise less."""
+    detect = sum(study.detects for study in studies)
+    return f"{len(studies)} runs" + (f" ({detect} detection-only)" if 0 < detect < len(studies) else "")
 
 
 COUNTED = {"Model": "models", "Data": "datasets"}
@@ -152,18 +195,21 @@ def names(studies: Sequence[Study]) -> list[str]:
     if len(studies) == 1:
         return [studies[0].run.folder.resolve().name]
     differs = varying(studies)
-    said = [" · ".join(_told(name, facets(study)[name]) for name in differs) for study in studies]
-    if len(set(said)) < len(said) or not differs:
-        folders = _folders(studies)
-        said = [f"{name} · {folder}".removeprefix(" · ") for name, folder in zip(said, folders, strict=True)]
-    return said
+    said = [" · ".join(told(name, facets(study)[name]) for name in differs) for study in studies]
+    return [
+        name if said.count(name) == 1 else f"{name} · {folder}".removeprefix(" · ")
+        for name, folder in zip(said, folders(studies), strict=True)
+    ]
 
 
-def _told(name: str, value: str) -> str:
-    return f"{value} patch" if name == "Patch" else f"{value} masks" if name == "Masks" else value
+def told(name: str, value: str) -> str:
+    """A facet that can stand alone."""
+    noun = {"Patch": "patch", "Masks": "masks", "Labels": "labels"}.get(name)
+    return value if noun is None or "rectangle" in value else f"{value} {noun}"
 
 
-def _folders(studies: Sequence[Study]) -> list[str]:
+def folders(studies: Sequence[Study]) -> list[str]:
+    """The folders of runs, without what all of them lie in."""
     paths = [study.run.folder.resolve() for study in studies]
     shared = min(len(path.parts) for path in paths) - 1
     while shared and len({path.parts[:shared] for path in paths}) > 1:
