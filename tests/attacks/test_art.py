@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchcleanser import Threat, TorchClassifier
-from patchcleanser.attacks import PatchAPGD, PatchPGD, Settings
+from patchcleanser import Threat, TorchClassifier, Window
+from patchcleanser.attacks import PatchAPGD, PatchPGD, Printing, Settings, UniversalPatch, apply_patch
 from patchcleanser.attacks.losses import goal_margin
 from patchcleanser.attacks.places import free_pixels
 
@@ -74,3 +74,38 @@ def test_ours_is_at_least_as_strong_as_arts_at_the_same_places_and_steps(
         for image, label, one in zip(images, labels, found, strict=True)
     ]
     assert np.mean(ours) <= np.mean(art) + NOISE
+
+
+def test_our_printed_patch_is_at_least_as_strong_as_arts_at_one_place() -> None:
+    np.random.seed(0)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2), nn.ReLU(), nn.Flatten())
+    net.append(nn.Linear(8 * 6 * 6, 5)).eval()
+    draw, window = torch.Generator().manual_seed(3), Window(5, 5, 5, 5)
+    images = [torch.rand(3, 16, 16, generator=draw) for _ in range(16)]
+    stack = torch.stack(images)
+    labels = net(stack).argmax(1)
+    fixed = Printing(scale=(1, 1), rotation=0, brightness=(1, 1))
+    threat, settings = Threat.square(5, region=window), Settings(iterations=STEPS, loss="ce")
+    fitted = UniversalPatch(TorchClassifier(net), threat, settings, printing=fixed, batch=16)
+    pixels = fitted.fit(images, labels.tolist()).pixels
+    wrapped = estimators.PyTorchClassifier(net, nn.CrossEntropyLoss(), (3, 16, 16), 5, clip_values=(0.0, 1.0))
+    made = evasion.AdversarialPatchPyTorch(
+        wrapped,
+        rotation_max=0.0,
+        scale_min=0.99,
+        scale_max=1.0,
+        learning_rate=0.05,
+        max_iter=STEPS,
+        patch_shape=(3, 5, 5),
+        patch_location=(5, 5),
+        patch_type="square",
+        targeted=False,
+        verbose=False,
+    )
+    found, _ = made.generate(stack.numpy(), y=labels.numpy())
+    theirs = torch.from_numpy(made.apply_patch(stack.numpy(), scale=1.0, patch_external=found)).float()
+    ours = torch.stack([apply_patch(image, pixels, window) for image in images])
+    with torch.no_grad():
+        margins = [float(goal_margin(net(attacked), labels).mean()) for attacked in (ours, theirs)]
+    assert margins[0] <= margins[1] + NOISE

@@ -72,7 +72,7 @@ def apply_patch(
     grid, inside = _grid((window.height, window.width), size_of(patch), scale, math.radians(rotation))
     grid, inside = grid.to(image.device), inside.to(image.device)
     printed = functional.grid_sample(
-        patch.to(image.device)[None], grid[None], mode="bilinear", padding_mode="border", align_corners=False
+        patch.to(image)[None], grid[None], mode="bilinear", padding_mode="border", align_corners=False
     )[0]
     printed = (printed * brightness).clamp(0, 1)
     below = image[:, window.top : window.bottom, window.left : window.right]
