@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 import patchcleanser
-from patchcleanser.cli import certify, data, demo, harden, masks, models, predict, report, train
+from patchcleanser.cli import attack, audit, certify, data, demo, harden, masks, models, predict, report, train
 from patchcleanser.errors import PatchCleanserError
 
 app = typer.Typer(
@@ -43,6 +43,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
     "certify": certify.certify,
     "report": report.report,
+    "audit": audit.audit,
+    "attack": attack.attack,
     "predict": predict.predict,
     "masks": masks.masks,
     "data": data.data,
