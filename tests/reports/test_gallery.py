@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def test_only_certified_images_have_a_margin(make_run: MakeRun) -> None:
 def test_long_ids_keep_their_end_and_are_whole_in_the_title(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(ids=f"{'folder/' * 20}image-{{}}.png".format)
     html = write_report([(run, None)], tmp_path / "out").read_text(encoding="utf-8")
-    assert "folder/image-0.png</span>" in html
+    assert re.search(r">…/(<wbr>folder/)+<wbr>image-0\.png</span>", html)
     assert f'title="{"folder/" * 20}image-0.png"' in html
 
 

@@ -67,8 +67,11 @@ class Picture:
 
     @property
     def short_id(self) -> str:
-        """The end of the id, where files of a folder differ."""
-        return self.id if len(self.id) <= LONGEST else f"…{self.id[1 - LONGEST :]}"
+        """The end of the id, where files of a folder differ; from a folder's name on, if there is one."""
+        if len(self.id) <= LONGEST:
+            return self.id
+        end = self.id[2 - LONGEST :]
+        return f"…/{end.partition('/')[2] or end}" if "/" in end else f"…{end}"
 
 
 @dataclass(frozen=True)

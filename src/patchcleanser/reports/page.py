@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def page(report: Report) -> str:
     jinja = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    jinja.filters.update(number=text_of, interval=interval_of, svg=_svg)
+    jinja.filters.update(number=text_of, interval=interval_of, svg=_svg, breakable=_breakable)
     template = jinja.get_template("page.html.jinja")
     css = Markup((HERE / "page.css").read_text(encoding="utf-8"))
     return template.render(report=report, css=css, words=wording, results=results, **_headline(report))
@@ -33,6 +34,11 @@ def page(report: Report) -> str:
 
 def _svg(drawing: Drawing) -> Markup:
     return Markup(inline(drawing))  # matplotlib escapes the text in its figures
+
+
+def _breakable(text: str) -> Markup:
+    """Text that may go on in the next line behind a slash or a colon."""
+    return Markup("<wbr>").join(re.split(r"(?<=[/:])", text))
 
 
 def _headline(report: Report) -> dict[str, Any]:

@@ -286,7 +286,9 @@ def thresholds_table(study: Study) -> Table | None:
 def skipped_table(studies: Sequence[Study], names: dict[Study, str]) -> Table | None:
     """Every image that has no answer, and why."""
     rows: list[dict[str, Cell]] = [
-        {"run": names[study], "image": image, "reason": reason} for study in studies for image, reason in study.skipped
+        {"run": names[study], "image": image, "reason": wording.brief(reason)}
+        for study in studies
+        for image, reason in study.skipped
     ]
     columns = (Column("run", "Run", page=len(names) > 1), Column("image", "Image"), Column("reason", "Reason"))
     return Table("skipped", "Images left out", columns, rows) if rows else None
