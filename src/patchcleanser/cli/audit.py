@@ -24,7 +24,7 @@ def audit(
     sample: Annotated[int, typer.Option(help="Rows to derive again, one masked picture at a time.")] = 50,
     attack: Annotated[int, typer.Option(help="Certified images to attack, by an attacker who knows the defense.")] = 10,
     iterations: Annotated[int, typer.Option(help="Steps of that attacker.")] = 50,
-    locations: Annotated[int, typer.Option(help="Places where he tries, the weakest first.")] = 4,
+    locations: Annotated[int, typer.Option(help="Places where he tries, the weakest first.")] = 2,
     seed: Seed = 0,
     model: Annotated[str | None, typer.Option(help="The model, if it is not where the run says.")] = None,
     data: Annotated[str | None, typer.Option(help="The data, if they are not where the run says.")] = None,

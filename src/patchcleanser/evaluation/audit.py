@@ -128,7 +128,7 @@ def audit(
 
     Which ones is decided by the seed of the settings.
     """
-    settings = settings or Settings(iterations=50, locations=4)
+    settings = settings or Settings(iterations=50, locations=2)
     rows = run.read().to_pylist()
     kept = [row for row in rows if row["skipped"] is None]
     result = Audit(rows=len(rows), notes=_notes(run, job))
