@@ -38,7 +38,7 @@ def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]
         "classifications": found.classifications,
         "labels_rechecked": recheck.rechecked,
         "labels_flipped_by_recheck": recheck.flipped,
-        "flips_above_the_bound": recheck.audited_flips,
+        "labels_audited": recheck.audited,
         "command": command,
         "versions": versions(),
     }

@@ -95,7 +95,7 @@ def test_a_target_is_hit_and_nothing_else_counts(linear: TorchClassifier, name: 
         (Threat.share(0.05), lambda w: (w.height, w.width) == (2, 2)),
         (Threat.square(2, region=Window(2, 3, 4, 5)), lambda w: Window(2, 3, 4, 5).contains(w)),
     ],
-    ids=str,
+    ids=["any", "three", "share", "region"],
 )
 @pytest.mark.parametrize("places", ["random", "searched"])
 def test_patches_have_the_shape_number_and_room_of_the_threat(

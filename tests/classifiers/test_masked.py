@@ -22,7 +22,7 @@ from patchcleanser import (
 )
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.masked import PROBE_EVERY, PROBES, MaskedClassifier, Request, Subject, default_chunk
-from patchcleanser.classifiers.precision import half_type
+from patchcleanser.classifiers.precision import CALIBRATION, half_type
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.defenses.base import Defense
@@ -376,8 +376,8 @@ def test_fast_labels_equal_exact_ones_and_most_are_not_computed_twice() -> None:
         tables[precision] = np.stack([e.table.labels for e in found])
     assert (tables["exact"] == tables["fast"]).all()
     recheck = defense.masked.recheck
-    assert recheck.labels == tables["fast"].size
-    assert recheck.rechecked < recheck.labels / 2
+    assert tables["fast"].size - recheck.labels >= CALIBRATION  # those learnt from were exact
+    assert 0 < recheck.rechecked < recheck.labels / 2
     assert sum(e.table.rechecked for e in found) == recheck.rechecked
     assert sum(e.table.flipped for e in found) == recheck.flipped
 

@@ -23,6 +23,9 @@ class Classifier(ABC):
     dtype = torch.float32
     """The precision of the model's own arithmetic."""
 
+    code = ""
+    """A hash of the user's own file that made it, if one did: weights alone do not say what forward() does."""
+
     may_halve = False
     """Whether half precision can be had by autocast; only torch modules can."""
 
@@ -63,7 +66,7 @@ class Classifier(ABC):
     @property
     def fingerprint(self) -> str:
         """A hash of the weights, the structure and the preprocessing."""
-        parts = (type(self).__name__, self.weights, repr(self.preprocessing))
+        parts = [type(self).__name__, self.weights, repr(self.preprocessing), *([self.code] if self.code else [])]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def checked_logits(self, inputs: Tensor) -> Tensor:

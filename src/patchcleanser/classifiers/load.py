@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -108,8 +110,14 @@ def _python(name: str, device: torch.device, options: dict[str, Any]) -> Classif
     except PatchCleanserError:
         raise
     except Exception as error:  # it is the user's own code
+        if isinstance(error, TypeError) and "unexpected keyword" in str(error):
+            raise  # said with the options' names by who called
         raise ClassifierError(f"python:{name} failed: {type(error).__name__}: {error}") from error
-    return as_classifier(model.to(device) if isinstance(model, nn.Module) else model)
+    classifier = as_classifier(model.to(device) if isinstance(model, nn.Module) else model)
+    source = inspect.getsourcefile(make)
+    if source is not None:
+        classifier.code = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+    return classifier
 
 
 def _net(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:

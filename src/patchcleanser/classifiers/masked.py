@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
-from patchcleanser.classifiers.precision import Precision, Recheck, gaps, half_type, plain_float32, ties, total
+from patchcleanser.classifiers.precision import (
+    CALIBRATION,
+    Precision,
+    Recheck,
+    WrongFastLabelError,
+    gaps,
+    half_type,
+    plain_float32,
+    ties,
+    total,
+)
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import InputError, NotAFunctionError, OutOfMemoryError, OutputError
@@ -98,6 +108,8 @@ class MaskedClassifier:
         self.checks = 0
         """Classifications spent on checking: probes, ties and fast labels computed again."""
         self._stored = 0
+        self._apart = 0.0
+        """How far, relative to their size, exact logits were seen to move with the batch they are in."""
 
     def place(self, image: Tensor) -> Tensor:
         """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
@@ -150,7 +162,7 @@ class MaskedClassifier:
         return self.chunk
 
     def _launch(self, piece: _Piece) -> _Launched:
-        fast = self.fast and not self.recheck.hopeless
+        fast = self.fast and self.recheck.ready
         logits = self._logits(piece, fast=fast)
         if self._stored < PROBES or self._stored % PROBE_EVERY == 0:
             at = 0 if self._stored == 0 else len(piece) // 2
@@ -162,7 +174,7 @@ class MaskedClassifier:
         piece, logits, fast = done
         if fast:
             logits = self._rechecked(piece, logits)
-        finite = ~(torch.isnan(logits) | torch.isposinf(logits)).any(1)
+        finite = ~_broken(logits)
         if strict and not finite.all():
             raise OutputError(NOT_FINITE)
         logits = self._settled(piece, total(logits))
@@ -181,34 +193,63 @@ class MaskedClassifier:
         """Logits in which every tie was computed again, alone, so that no batch decides it."""
         if len(piece) == 1:
             return logits
-        for at in torch.nonzero(ties(logits, self.classifier.dtype))[:, 0].tolist():
+        for at in torch.nonzero(ties(logits, self.classifier.dtype, self._apart))[:, 0].tolist():
             logits[at] = total(self._logits(piece.part(at, at + 1), fast=False)[0])
             self.checks += 1
         return logits
 
-    def _rechecked(self, piece: _Piece, fast: Tensor) -> Tensor:
-        """Fast logits, with those of the sample, of small margin, or overflown, replaced by exact ones.
+    def calibrate(self, subjects: Sequence[Subject]) -> None:
+        """Learn from clean images which fast labels are doubtful; the labels computed for it are kept.
 
-        The bound grows with every movement seen, until no label of this piece lies below it.
+        A few images are not worth a sample of their own if there was one before.
         """
-        recheck, logits = self.recheck, fast.clone()
-        broken = (torch.isnan(fast) | torch.isposinf(fast)).any(1)
-        wanted = recheck.sampled(len(piece)).to(fast.device) | broken
-        done = torch.zeros_like(wanted)
-        while (todo := (wanted | recheck.doubt(fast)) & ~done).any():
-            rows = torch.nonzero(todo)[:, 0]
-            again = piece.pick(rows.cpu().numpy())
-            logits[rows] = self._logits(again, fast=False)
-            whole = ~broken[rows]  # what overflowed says nothing about the others
-            if whole.any():
-                flips = recheck.learn(total(fast[rows][whole]), total(logits[rows][whole]))
-                for s in again.which[(torch.nonzero(whole)[:, 0][flips]).cpu().numpy()]:
-                    piece.subjects[s].table.flipped += 1
-            for s in again.which:
-                piece.subjects[s].table.rechecked += 1
-            self.checks += len(rows)
-            done |= todo
-        recheck.count(recheck.doubt(fast))
+        unions = sum(len(s.table.mask_set.unions) for s in subjects)
+        if not self.fast or (self.recheck.ready and unions < 4 * CALIBRATION):
+            return
+        draw = np.random.default_rng(0)
+        each = -(-CALIBRATION // len(subjects))
+        ordered = sorted(subjects, key=lambda s: tuple(s.pixels.shape))
+        picks = [draw.permutation(len(s.table.mask_set.unions))[: max(2, each)] for s in ordered]
+        piece = _Piece(ordered, np.repeat(np.arange(len(ordered)), [len(p) for p in picks]), np.concatenate(picks))
+        self.recheck.begin()
+        fast, exact = [], []
+        with torch.inference_mode():
+            start = 0
+            while start < len(piece):
+                part = piece.part(start, min(start + self._size(piece, start), len(piece)))
+                fast.append(self._logits(part, fast=True))
+                exact.append(self._logits(part, fast=False))
+                self._store(_Launched(part, exact[-1], False), True)
+                start += len(part)
+            self.checks += len(piece)
+            whole = ~_broken(torch.cat(fast))
+            if whole.any() and self.half is not None:
+                self.recheck.calibrate(total(torch.cat(fast)[whole]), total(torch.cat(exact)[whole]), self.half)
+
+    def _rechecked(self, piece: _Piece, fast: Tensor) -> Tensor:
+        """Fast logits, with the doubtful, the overflown and the audited ones replaced by exact ones."""
+        recheck, logits, broken = self.recheck, fast.clone(), _broken(fast)
+        doubtful = recheck.doubt(total(fast)) | broken
+        rows = torch.nonzero(doubtful | recheck.sampled(len(piece)).to(fast.device))[:, 0]
+        if not len(rows):
+            return logits
+        again = piece.pick(rows.cpu().numpy())
+        logits[rows] = self._logits(again, fast=False)
+        audited = ~doubtful[rows]
+        flips = total(logits[rows]).argmax(1) != total(fast[rows]).argmax(1)
+        if (flips & audited).any():
+            raise WrongFastLabelError
+        recheck.rechecked += len(rows)
+        recheck.flipped += int(flips.sum())
+        recheck.audited += int(audited.sum())
+        self.checks += len(rows)
+        for s, flip, sample in zip(again.which, flips.tolist(), audited.tolist(), strict=True):
+            table = piece.subjects[s].table
+            table.rechecked, table.flipped, table.audited = (
+                table.rechecked + 1,
+                table.flipped + flip,
+                table.audited + sample,
+            )
         return logits
 
     def _logits(self, piece: _Piece, *, fast: bool) -> Tensor:
@@ -291,11 +332,18 @@ class MaskedClassifier:
         largest = answers[0].topk(2).values.nan_to_num(posinf=0.0, neginf=0.0).abs().max()
         limit = (5e-2 if half else 1e-3) * max(1.0, float(largest))
         apart = float((answers.amax(0) - answers.amin(0))[finite].amax()) if finite.any() else 0.0
+        if not half:
+            self._apart = max(self._apart, apart / max(1.0, float(largest)))
         if apart > limit or (torch.isneginf(answers).any(0) & ~torch.isneginf(answers).all(0)).any():
             raise NotAFunctionError(
                 f"the same image got logits {apart:.3g} apart (limit {limit:.3g}) alone and in a "
                 "batch; turn off dropout and batch statistics: a certificate needs a deterministic classifier"
             )
+
+
+def _broken(logits: Tensor) -> Tensor:
+    """Rows that overflowed, bool [N]."""
+    return (torch.isnan(logits) | torch.isposinf(logits)).any(1)
 
 
 def default_chunk(device: torch.device, numbers: int) -> int:

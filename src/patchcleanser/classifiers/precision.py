@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import exp, lgamma, log, log1p
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,31 +16,33 @@ Precision = Literal["exact", "fast"]
 """Float32 throughout, or half precision with every doubtful label computed again in float32."""
 
 CALIBRATION = 512
-"""So many labels are computed both ways before any fast one is trusted."""
+"""About so many labels of a group of clean images are computed both ways before any fast one is trusted."""
 
 AUDIT = 1 / 256
 """The share of all further labels that are still computed both ways, whatever their margin."""
 
 SAFETY = 2.0
-"""Labels are doubtful up to this many times the largest movement ever seen."""
+"""Labels are doubtful up to this many times the largest movement seen."""
 
 HOPELESS = 0.5
 """Where more than this share of the labels is doubtful, computing all of them exactly is cheaper."""
-
-LEADING = 5
-"""How the first so many classes move against the first is always learnt from."""
 
 TIE = 1e-5
 """Kernels round differently for other batch sizes. A margin below this share of the logits' size
 (below 2e-2 for half-precision networks) is a tie, and its label is that of the image alone."""
 
 
+class WrongFastLabelError(Exception):
+    """An audit caught a wrong fast label that was not doubtful: the group's labels are computed exactly."""
+
+
 @dataclass
 class Recheck:
-    """What fast labels cost, and whether they were right.
+    """Which fast labels are doubtful, what they cost, and whether they were right.
 
-    `begin` starts anew from nothing learnt, so that what is rechecked in one batch of images does
-    not depend on the batches before it; the counts go on.
+    What is doubtful is learnt from clean images only, a sample of the whole group that is about to be
+    certified, and then fixed: neither the order of the images nor the size of chunks changes it, and
+    images that somebody hands in to be classified cannot teach it anything.
     """
 
     labels: int = 0
@@ -48,87 +50,62 @@ class Recheck:
     flipped: int = 0
     """Of the rechecked ones, those whose fast label was wrong."""
     audited: int = 0
-    """Labels above the bound that were computed both ways all the same."""
-    audited_flips: int = 0
-    """Of those, the wrong ones: reason to distrust the others."""
-    bound: float = 0.0
-    """Labels with a smaller margin are computed again; it grows with every movement seen."""
+    """Labels that were not doubtful and were computed both ways all the same; a wrong one stops the fast labels."""
+    hopeless: bool = False
+    """Half precision does not pay for this model on these images, or an audit caught a wrong label."""
 
     def __post_init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Learn the bound anew, with the same sample."""
-        self.bound, self._spread = 0.0, 0.0
-        self._seen, self._doubtful, self._generator = 0, 0, torch.Generator().manual_seed(0)
-
-    def sampled(self, number: int) -> Tensor:
-        """Which of the next labels are computed both ways whatever their margin, bool [number]."""
-        first = torch.arange(self._seen, self._seen + number) < CALIBRATION
-        self._seen, self.labels = self._seen + number, self.labels + number
-        return first | (torch.rand(number, generator=self._generator) < AUDIT)
+        """Forget what was learnt; the counts go on."""
+        self._moved: Tensor | None = None
+        self._precision = 0.0
+        self.hopeless, self._draws = False, np.random.default_rng(0)
 
     @property
-    def hopeless(self) -> bool:
-        """Whether half precision does not pay for this model on these images."""
-        return self._seen >= CALIBRATION and self._doubtful > HOPELESS * self._seen
+    def ready(self) -> bool:
+        """Whether fast labels may be used: it was learnt which ones are doubtful, and most are not."""
+        return self._moved is not None and not self.hopeless
 
-    def doubt(self, fast: Tensor) -> Tensor:
-        """Which labels lie within the bound learnt so far, bool [N]."""
-        return ~(gaps(fast) > self.bound)
+    def calibrate(self, fast: Tensor, exact: Tensor, half: torch.dtype) -> None:
+        """Learn how far each class moves, from the same labels in both precisions.
 
-    def count(self, doubtful: Tensor) -> None:
-        """Take note of how many labels of a piece were doubtful in the end."""
-        self._doubtful += int(doubtful.sum())
-
-    def learn(self, fast: Tensor, exact: Tensor) -> Tensor:
-        """Take note of how far logits moved, and which labels flipped.
-
-        A label flips if some class gains more on the first than it lay behind. No class moves
-        against another by more than the spread of all movements, so only classes within (twice) the
-        largest spread ever seen can overtake. The bound is (twice) the most that such a class, or one
-        of the leading ones, ever moved against the first.
+        A label flips if some class gains more on the first than it lay behind. What all classes share
+        moves none against another, so a class's movement counts from the median one, and two classes
+        move against each other by at most the sum of theirs. A label is doubtful if some class lies no
+        further behind than (twice) the most that it and the first were seen to move, or than half
+        precision can tell apart at all.
         """
+        self.begin()
         moved = torch.where(torch.isneginf(fast) & torch.isneginf(exact), 0.0, exact - fast)
         moved = moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
+        own = (moved - moved.median(dim=1, keepdim=True).values).abs()
+        self._moved = SAFETY * own.nan_to_num(nan=torch.inf, posinf=torch.inf).amax(0)
+        self._precision = SAFETY * torch.finfo(half).eps
+        self.hopeless = bool(self.doubt(fast).float().mean() > HOPELESS)
+
+    def doubt(self, fast: Tensor) -> Tensor:
+        """Which labels might be others in float32, bool [N]."""
+        assert self._moved is not None  # nobody asks before it is learnt
         first = fast.argmax(1, keepdim=True)
-        self._spread = max(
-            self._spread, float((moved.amax(1) - moved.amin(1)).nan_to_num(nan=torch.inf, posinf=torch.inf).max())
-        )
-        near = fast.gather(1, first) - fast <= SAFETY * self._spread
-        near = near.scatter(1, fast.topk(min(LEADING, fast.shape[1]), dim=1).indices, True)
-        against = (moved - moved.gather(1, first)).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
-        flips = exact.argmax(1) != first[:, 0]
-        if self._seen > CALIBRATION:
-            above = ~self.doubt(fast)
-            self.audited += int(above.sum())
-            self.audited_flips += int((flips & above).sum())
-        self.rechecked += len(fast)
-        self.flipped += int(flips.sum())
-        self.bound = max(self.bound, SAFETY * float(against.where(near, 0.0).amax()))
-        return flips
+        behind = (fast.gather(1, first) - fast).nan_to_num(nan=0.0, posinf=torch.inf)
+        size = fast.abs().nan_to_num(posinf=0.0).amax(1, keepdim=True)
+        close = behind <= self._moved + self._moved[first] + self._precision * size
+        return close.scatter(1, first, False).any(1)
+
+    def sampled(self, number: int) -> Tensor:
+        """Which of the next labels are audited, bool [number]."""
+        self.labels += number
+        return torch.from_numpy(self._draws.random(number) < AUDIT)
 
     @property
     def flip_rate(self) -> float:
         """With 95% confidence at most this share of the labels that were not computed again is wrong.
 
-        The exact (Clopper-Pearson) bound on the audited ones; 3 / n if none of n was wrong.
+        None of the audited ones was, or there would be no fast labels: about 3 / n for n of them.
         """
-        if not self.audited:
-            return 1.0
-        low, high = self.audited_flips / self.audited, 1.0
-        for _ in range(60):  # the share at which so few flips would be seen in 5 of 100 audits
-            middle = (low + high) / 2
-            low, high = (middle, high) if _at_most(self.audited_flips, self.audited, middle) > 0.05 else (low, middle)
-        return high
-
-
-def _at_most(hits: int, number: int, share: float) -> float:
-    """The chance of at most `hits` among `number` draws, each a hit with this chance."""
-    if share >= 1:
-        return float(hits >= number)
-    ways = [lgamma(number + 1) - lgamma(k + 1) - lgamma(number - k + 1) for k in range(hits + 1)]
-    return sum(exp(w + k * log(share or 1e-300) + (number - k) * log1p(-share)) for k, w in enumerate(ways))
+        return 1 - 0.05 ** (1 / self.audited) if self.audited else 1.0
 
 
 def half_type(device: torch.device) -> torch.dtype | None:
@@ -159,10 +136,10 @@ def gaps(logits: Tensor) -> Tensor:
     return (two[:, 0] - two[:, 1]).nan_to_num(nan=0.0, posinf=torch.inf)
 
 
-def ties(logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows whose margin is within rounding of zero, bool [N]."""
+def ties(logits: Tensor, dtype: torch.dtype, seen: float = 0.0) -> Tensor:
+    """Rows whose margin is within rounding of zero, bool [N]; `seen` is how far batches were seen to move logits."""
     size = logits.topk(2, dim=1).values.abs().nan_to_num(posinf=0.0).amax(1).clamp_min(1.0)
-    return gaps(logits) <= (TIE if dtype == torch.float32 else 2e-2) * size
+    return gaps(logits) <= max(TIE if dtype == torch.float32 else 2e-2, 4 * seen) * size
 
 
 _lock = threading.Lock()
@@ -205,5 +182,8 @@ def _settings() -> list[tuple[Any, str, Any]]:
             (backends.mkldnn, "matmul"),
             (backends.mkldnn, "conv"),
         )
-        return [(getattr(room, kind), "fp32_precision", "ieee") for room, kind in kinds]
-    return [(backends.cuda.matmul, "allow_tf32", False), (backends.cudnn, "allow_tf32", False)]
+        plain: list[tuple[Any, str, Any]] = [(getattr(room, kind), "fp32_precision", "ieee") for room, kind in kinds]
+    else:
+        plain = [(backends.cuda.matmul, "allow_tf32", False), (backends.cudnn, "allow_tf32", False)]
+    # Kernels chosen by trying them can be others next time.
+    return [*plain, (backends.cudnn, "benchmark", False), (backends.cudnn, "deterministic", True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import numpy as np
@@ -75,6 +75,10 @@ class Summary:
     seconds: float
 
     def __add__(self, other: Summary) -> Summary:
+        if not self.images:  # which shares there are shows only in answers
+            return replace(other, skipped=self.skipped + other.skipped)
+        if not other.images:
+            return replace(self, skipped=self.skipped + other.skipped)
         shares = {name: self.shares[name] + other.shares[name] for name in self.shares if name in other.shares}
         cases = {c: self.cases.get(c, 0) + other.cases.get(c, 0) for c in {**self.cases, **other.cases}}
         return Summary(

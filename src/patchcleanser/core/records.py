@@ -59,6 +59,7 @@ SCHEMA = pa.schema(
         ("classifications", pa.int32()),
         ("rechecked", pa.int32()),  # fast labels computed again in float32
         ("flipped", pa.int32()),  # of those, the ones that were wrong
+        ("audited", pa.int32()),  # of those, the ones that were not doubtful; none of them was wrong
         ("seconds", pa.float32()),
     ]
 )
@@ -170,6 +171,11 @@ class Run:
     def schema(self) -> pa.Schema:
         """The columns of its rows."""
         return SCHEMAS[self.kind]
+
+    def require_same(self) -> None:
+        """The manifest in the folder must still be this run's."""
+        if Run.open(self.folder).key != self.key:
+            raise RecordError(f"{self.folder} was taken by another job meanwhile; use another --out")
 
     @cached_property
     def threat(self) -> Threat:

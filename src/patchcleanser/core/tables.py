@@ -34,6 +34,8 @@ class LabelTable:
         self.rechecked = 0
         """Fast labels that were computed again in float32, and those of them that were wrong."""
         self.flipped = 0
+        self.audited = 0
+        """Of the rechecked ones, those that were not doubtful."""
 
     @property
     def spent(self) -> int:

@@ -77,12 +77,13 @@ class ArrayDataset(Dataset):
 
     def content(self, index: int) -> bytes:
         """The pixels."""
-        return np.ascontiguousarray(self.images[index]).tobytes()
+        return repr(self.images[index].shape).encode() + np.ascontiguousarray(self.images[index]).tobytes()
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of pixels and labels."""
         digest = hashlib.sha256(np.ascontiguousarray(self.images).tobytes())
+        digest.update(repr(self.images.shape).encode())
         digest.update(self.labels.tobytes())
         return digest.hexdigest()
 
@@ -108,21 +109,29 @@ class EncodedDataset(Dataset):
             _require_labels(name, len(ids), labels, classes)
         self.name, self.ids, self.contents = name, tuple(ids), contents
         self.labels, self.classes = labels, tuple(classes)
+        self._seen: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def image(self, index: int) -> Tensor:
         """One decoded image as float32 [3, H, W] in [0, 1]."""
-        return decode(self.contents[index], self.ids[index])
+        return decode(self.content(index), self.ids[index])
 
     def id(self, index: int) -> str:
         """The name of the file."""
         return self.ids[index]
 
     def content(self, index: int) -> bytes:
-        """The encoded bytes."""
-        return self.contents[index]
+        """The encoded bytes; DataError if they are not those read before, which the fingerprint names."""
+        content: bytes | None = None
+        try:
+            content = self.contents[index]
+            return content
+        finally:
+            digest = b"unreadable" if content is None else hashlib.sha256(content).digest()
+            if self._seen.setdefault(index, digest) != digest:
+                raise DataError(f"{self.ids[index]} of {self.name} changed while it was in use; begin a new run")
 
 
 def _require_labels(name: str, images: int, labels: NDArray[np.int64], classes: Sequence[str]) -> None:

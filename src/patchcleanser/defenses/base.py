@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.classifiers.load import as_classifier
 from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject
-from patchcleanser.classifiers.precision import Precision
+from patchcleanser.classifiers.precision import Precision, WrongFastLabelError
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Threat
@@ -133,7 +133,7 @@ class Defense(ABC, Generic[V, C]):
         """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
         verdicts: list[V] = []
         for group in self._groups(images):
-            verdicts += self._play(group, [self._verdict(subject.table) for subject in group], strict=False)
+            verdicts += self._played(group, lambda g=group: [self._verdict(s.table) for s in g], strict=False)  # type: ignore[misc]
         return verdicts
 
     def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
@@ -154,6 +154,15 @@ class Defense(ABC, Generic[V, C]):
             return Examined(verdict, certificate, table)
 
         return self._labelled(images, labels, game)
+
+    def calibrate(self, images: Any) -> None:
+        """Learn from clean images that you trust which fast labels are doubtful; without it `predict` is exact.
+
+        `certify` and `examine` do it by themselves: their images are clean. What `predict` is
+        handed may be an attacker's, and teaches nothing.
+        """
+        for group in self._groups(images):
+            self.masked.calibrate(group)
 
     @abstractmethod
     def _verdict(self, table: LabelTable) -> Game[V]:
@@ -187,10 +196,24 @@ class Defense(ABC, Generic[V, C]):
             if len(mine) < len(group):
                 raise LabelError(f"{len(truths)} labels for at least {len(results) + len(group)} images")
             self._check_range(mine, group[0])
-            results += self._play(group, [game(s.table, y) for s, y in zip(group, mine, strict=True)])
+            self.masked.calibrate(group)
+            results += self._played(
+                group,
+                lambda g=group, m=mine: [game(s.table, y) for s, y in zip(g, m, strict=True)],  # type: ignore[misc]
+            )
         if len(results) != len(truths):
             raise LabelError(f"{len(truths)} labels for {len(results)} images")
         return results
+
+    def _played(self, group: list[Subject], start: Callable[[], Sequence[Game[R]]], *, strict: bool = True) -> list[R]:
+        """Play the games of a group; if an audit catches a wrong fast label, once more with exact ones."""
+        try:
+            return self._play(group, start(), strict=strict)
+        except WrongFastLabelError:
+            self.masked.recheck.hopeless = True
+            for subject in group:
+                subject.table = LabelTable(subject.table.mask_set)
+            return self._play(group, start(), strict=strict)
 
     def _play(self, group: list[Subject], games: Sequence[Game[R]], *, strict: bool = True) -> list[R]:
         def fill_in(asked: list[tuple[int, Indices]]) -> None:

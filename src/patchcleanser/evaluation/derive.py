@@ -276,11 +276,11 @@ def detection(run: Run, thresholds: Sequence[float]) -> list[Detection]:
     return found
 
 
-def _confidence(rows: pa.Table) -> tuple[NDArray[np.float32], NDArray[np.float32], Bools]:
+def _confidence(rows: pa.Table) -> tuple[NDArray[np.float64], NDArray[np.float64], Bools]:
     """Per image: the surest contradiction, the least sure right answer (or -inf), undefended right."""
     undefended, truth = rows["undefended"].to_numpy(), rows["label"].to_numpy()
     if not len(rows):
-        return np.zeros(0, np.float32), np.zeros(0, np.float32), undefended == truth
+        return np.zeros(0), np.zeros(0), undefended == truth
     # Images may have different numbers of masks, so all masks of all images lie in one row.
     masks = compute.list_value_length(rows["one_mask_labels"]).to_numpy()
     labels, sure = (_flat(rows[name]) for name in ("one_mask_labels", "one_mask_confidences"))
@@ -288,7 +288,8 @@ def _confidence(rows: pa.Table) -> tuple[NDArray[np.float32], NDArray[np.float32
     never = np.float32(-np.inf)
     against = np.maximum.reduceat(np.where(labels != np.repeat(undefended, masks), sure, never), starts)
     within = np.minimum.reduceat(np.where(labels == np.repeat(truth, masks), sure, never), starts)
-    return against, within, undefended == truth
+    # As wide as a threshold, as the live defense compares them.
+    return against.astype(np.float64), within.astype(np.float64), undefended == truth
 
 
 def _flat(column: pa.ChunkedArray) -> NDArray[np.generic]:

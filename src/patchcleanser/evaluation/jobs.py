@@ -15,7 +15,7 @@ from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.base import Defense
 from patchcleanser.errors import DataError, InputError, PatchCleanserError, ThreatError
 
-LABELS = 1
+LABELS = 2
 """Raised whenever a change of the code may change a label, so that old rows are not mixed with new ones."""
 
 Pair = int | tuple[int, int] | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -49,8 +51,12 @@ def match_labels(dataset: Dataset, classifier: Classifier, how: str = "auto") ->
         if how == "name":
             raise InputError("labels cannot be matched by name: the classifier or the data has no names of classes")
         return dataset, _numbers(dataset, classifier)
-    known = {_plain(name): number for number, name in enumerate(theirs)}
-    strange = [name for name in ours if _plain(name) not in known]
+    # Exactly so written, or else the only one that is written alike: ImageNet has a Cardigan and a cardigan.
+    alike = Counter(map(_plain, theirs))
+    known = {name: number for number, name in enumerate(theirs)}
+    known |= {_plain(n): k for k, n in enumerate(theirs) if alike[_plain(n)] == 1 and _plain(n) not in known}
+    found = {name: known.get(name, known.get(_plain(name))) for name in ours}
+    strange = [name for name, number in found.items() if number is None]
     if strange:
         more = f" (and {len(strange) - 1} others)" if strange[1:] else ""
         some = ", ".join(theirs[:10]) + (", …" if theirs[10:] else "")
@@ -58,7 +64,7 @@ def match_labels(dataset: Dataset, classifier: Classifier, how: str = "auto") ->
             f"the class {strange[0]!r}{more} of {dataset.name} is none of the classifier's, which are {some}; rename "
             "the data's classes, or take label 0 for class 0 and so on with --labels number"
         )
-    numbers = np.array([known[_plain(name)] for name in ours], dtype=np.int64)
+    numbers = np.array([found[name] for name in ours], dtype=np.int64)
     said = ", ".join(f"{name} is {number}" for name, number in list(zip(ours, numbers.tolist(), strict=True))[:6])
     return Relabelled(dataset, numbers[dataset.labels], theirs), f"classes are matched by name: {said}"
 

@@ -38,7 +38,7 @@ def load_batch(job: Job, indices: Sequence[int], *, skip: bool = False) -> Loade
         try:
             image = job.dataset.image(index)
             _require_room(job, image)
-            images.append(image.pin_memory() if pin else image)
+            images.append(image.pin_memory() if pin else image.clone())  # a dataset may use its buffer again
         except (DataError, ImageError, ThreatError) as error:
             if not skip:
                 raise _named(error, row["id"]) from error
@@ -85,6 +85,7 @@ def _facts(found: Examined[Any, Any], *, table: bool) -> Row:
         "classifications": found.table.spent,
         "rechecked": found.table.rechecked,
         "flipped": found.table.flipped,
+        "audited": found.table.audited,
         **_verdict(found.verdict),
         **_certificate(found.certificate),
     }
