@@ -7,20 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from patchcleanser.cli.attack import attack
-from patchcleanser.cli.audit import audit
-from patchcleanser.cli.certify import certify
+from patchcleanser.cli.app import app
 from patchcleanser.core.records import Row, Run
 from patchcleanser.errors import ContradictionError, InputError, RecordError
 from patchcleanser.evaluation import attacked
-
-app = typer.Typer()
-for command in (attack, audit, certify):
-    app.command()(command)
 
 SMALL = ["--limit", "4", "--masks", "2", "--device", "cpu"]
 

@@ -235,8 +235,8 @@ def _fast(run: Run) -> str:
     labels, again, wrong, audited = (sum(rows[name].drop_null().to_pylist()) for name in rows.column_names)
     rate = Recheck(audited=audited).flip_rate
     return (
-        f"fast labels: {again:,} of {labels:,} computed again in float32 ({wrong:,} changed); of {audited:,} audited ones "
-        f"none was wrong, so with 95% confidence at most {rate:.2%} of the others are"
+        f"fast labels: {again:,} of {labels:,} computed again in float32 ({wrong:,} changed); of {audited:,} audited "
+        f"ones none was wrong, so with 95% confidence at most {rate:.2%} of the others are"
     )
 
 
