@@ -107,6 +107,16 @@ def test_only_one_process_works_on_a_run_and_its_death_frees_the_folder(tmp_path
         pass
 
 
+def test_a_folder_that_another_job_began_meanwhile_is_not_written_to(tmp_path: Path) -> None:
+    mine = begin(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    begin(tmp_path, {**JOB, "classifier": "xyz"})  # both were about to begin, and the other wrote last
+    with pytest.raises(RecordError, match="taken by another job meanwhile"), mine.locked():
+        pass
+    with Run.open(tmp_path).locked():  # and the lock is free again
+        pass
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

@@ -205,3 +205,15 @@ def test_bad_folders_are_named(tmp_path: Path, make, words: str) -> None:  # typ
     make(tmp_path / "photos")
     with pytest.raises(DataError, match=words):
         load_dataset(f"folder:{tmp_path / 'photos'}")
+
+
+def test_a_file_that_changes_after_it_was_named_is_refused(tmp_path: Path) -> None:
+    for name, colour in (("a", "red"), ("b", "blue")):
+        Image.new("RGB", (4, 4), colour).save(tmp_path / f"{name}.png")
+    dataset = load_dataset(f"folder:{tmp_path}")
+    named = dataset.fingerprint
+    Image.new("RGB", (4, 4), "green").save(tmp_path / "b.png")
+    with pytest.raises(DataError, match=r"b.png .* changed while it was in use"):
+        dataset.image(1)
+    assert dataset.image(0).shape == (3, 4, 4)
+    assert load_dataset(f"folder:{tmp_path}").fingerprint != named

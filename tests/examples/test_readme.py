@@ -54,7 +54,9 @@ def test_the_commands_on_the_pages_exist_with_these_options(page: str, line: str
     words = shlex.split(line, comments=True)[1:]
     group = typer.main.get_command(app)
     command = group.commands[words[0]]  # type: ignore[attr-defined]
-    command.make_context(words[0], words[1:])  # parses, and runs nothing
+    context = command.make_context(words[0], words[1:])  # parses, and runs nothing
+    assert context.info_name == words[0]
+    assert not context.args
 
 
 def test_links_to_files_lead_somewhere() -> None:

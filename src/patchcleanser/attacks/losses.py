@@ -76,15 +76,15 @@ class Undefended:
             for x, y in zip(torch.split(images, size), torch.split(self.labels, size), strict=True)
         ]
         losses, margins, slopes = zip(*parts, strict=True)
-        return Found(torch.cat(losses), torch.cat(margins), torch.cat(slopes) if slope else None)
+        return Found(torch.cat(losses), torch.cat(margins), torch.cat(slopes))
 
-    def _part(self, images: Tensor, labels: Tensor, slope: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _part(self, images: Tensor, labels: Tensor, slope: bool) -> tuple[Tensor, Tensor, Tensor]:
         images = images.detach().requires_grad_(slope)
         with torch.set_grad_enabled(slope):
             logits = shown(self.classifier, images)
             loss = attack_loss(self.loss, logits, labels, self.target)
             margin = goal_margin(logits, labels, self.target).detach()
-        found = torch.autograd.grad(loss.sum(), images)[0].nan_to_num(0.0) if slope else None
+        found = torch.autograd.grad(loss.sum(), images)[0].nan_to_num(0.0) if slope else images.new_empty(0)
         return loss.detach(), margin, found
 
 

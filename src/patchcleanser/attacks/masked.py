@@ -99,7 +99,7 @@ class AgainstMasks:
         with torch.set_grad_enabled(slope):
             loss = self._loss(logits)
         if not slope:
-            return Found(loss, loss, None)
+            return Found(loss, loss, images.new_empty(0))
         (pull,) = torch.autograd.grad(loss.sum(), logits)
         found = torch.zeros_like(images)
         for part in torch.split(every[(pull != 0).any(1)], self._chunk(images)):

@@ -19,8 +19,8 @@ class Found(NamedTuple):
     """[B]: what the search makes small."""
     margin: Tensor
     """[B]: how far the goal is; below 0 it is reached."""
-    slope: Tensor | None
-    """[B, C, H, W]: the gradient of each candidate's loss, if it was asked for."""
+    slope: Tensor
+    """[B, C, H, W]: the gradient of each candidate's loss; empty if it was not asked for."""
 
 
 class Objective(Protocol):

@@ -22,6 +22,7 @@ from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.files import whole_file
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size, Window
+from patchcleanser.data.pictures import as_picture
 from patchcleanser.errors import DataError, InputError
 
 KEY = "patchcleanser"
@@ -104,12 +105,10 @@ class PrintedPatch:
 
     def save(self, path: str | Path) -> None:
         """A PNG with the settings in its text."""
-        array = (self.pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-        picture = Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
         text = PngImagePlugin.PngInfo()
         text.add_text(KEY, json.dumps(dict(self.about), ensure_ascii=True))
         with whole_file(Path(path)) as part:
-            picture.save(part, format="PNG", pnginfo=text)
+            as_picture(self.pixels).save(part, format="PNG", pnginfo=text)
 
     @classmethod
     def load(cls, path: str | Path) -> PrintedPatch:

@@ -245,11 +245,9 @@ class MaskedClassifier:
         self.checks += len(rows)
         for s, flip, sample in zip(again.which, flips.tolist(), audited.tolist(), strict=True):
             table = piece.subjects[s].table
-            table.rechecked, table.flipped, table.audited = (
-                table.rechecked + 1,
-                table.flipped + flip,
-                table.audited + sample,
-            )
+            table.rechecked += 1
+            table.flipped += flip
+            table.audited += sample
         return logits
 
     def _logits(self, piece: _Piece, *, fast: bool) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +11,12 @@ import typer
 from patchcleanser.cli.options import (
     PATCH,
     AsJson,
+    Batch,
     Data,
     Device,
     Grid,
+    Images,
+    Labels,
     Limit,
     Masks,
     Model,
@@ -22,16 +24,20 @@ from patchcleanser.cli.options import (
     Patches,
     Precision,
     Root,
+    RunFolder,
     Seed,
     Split,
     Stride,
+    Subset,
     Threshold,
+    Unreadable,
+    checked_run,
+    default_folder,
     defense_options,
-    labelled,
-    pair,
+    pair_if,
     threat_of,
 )
-from patchcleanser.errors import ContradictionError, InputError
+from patchcleanser.errors import ContradictionError
 
 if TYPE_CHECKING:
     from patchcleanser.core.records import Run
@@ -63,34 +69,26 @@ def attack(
     stride: Stride = None,
     grid: Grid = None,
     limit: Limit = None,
-    subset: Annotated[str, typer.Option(help="With --limit: random, first, or authors (as the authors chose).")] = (
-        "random"
-    ),
+    subset: Subset = "random",
     split: Split = None,
     root: Root = None,
-    labels: Annotated[
-        str, typer.Option(help="The data's classes are the model's by name, by number, or auto.")
-    ] = "auto",
+    labels: Labels = "auto",
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "exact",
-    batch: Annotated[int | None, typer.Option(help="Images attacked side by side and kept at a time.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")] = None,
+    unreadable: Unreadable = "stop",
+    batch: Batch = None,
+    out: RunFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Attack images, ask the undefended and the defended classifier, and keep a row for each."""
     from patchcleanser.attacks import Settings
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.certify import about_run
-    from patchcleanser.data import chosen
     from patchcleanser.evaluation import Job
     from patchcleanser.evaluation.attacked import AttackJob
-    from patchcleanser.evaluation.matching import match_labels
 
-    if batch is not None and batch < 1:
-        raise InputError(f"--batch is at least 1 image, got {batch}")
-    if threshold is not None and defense != "minority-reports":
-        raise InputError("--threshold belongs to --defense minority-reports; the others have none")
+    skip, options = checked_run(batch, unreadable), defense_options(defense, threshold)
     settings = Settings(
         iterations=iterations,
         locations=locations,
@@ -101,43 +99,36 @@ def attack(
         seed=seed,
     )
     classifier = load_classifier(model, device=device)
-    whole, note = match_labels(labelled(data, split, root), classifier, labels)
-    if note and not as_json:
-        print(f"note: {note}", file=sys.stderr)
     base = Job(
         classifier,
-        chosen(whole, limit, seed=seed, subset=subset),
+        Images(data, split, root, labels, limit, subset, seed).load(classifier, quiet=as_json),
         threat_of(patch, patches, grid),
         defense=defense,
-        masks=pair(masks, "masks"),
-        stride=pair(stride, "stride"),
+        masks=pair_if(masks, "masks"),
+        stride=pair_if(stride, "stride"),
         precision=precision,  # type: ignore[arg-type]  # checked by the defense
-        options=defense_options(defense, threshold),
+        options=options.get(defense, {}),
     )
     job = AttackJob(base, attack, settings)
-    folder = out or _folder(job, model, data)
-    run = _run(job, folder, about_run(model, data, split, base), batch=batch, quiet=as_json)
+    words = f"{model}-{data}-{base.threat.shape}-{defense}-{attack}"
+    folder = out or default_folder(words, job.identity)
+    run = _run(job, folder, about_run(model, data, split, base), batch=batch, skip=skip, quiet=as_json)
     _tell(run, model, sheet=_sheet(run, base), as_json=as_json)
 
 
-def _folder(job: AttackJob, model: str, data: str) -> Path:
-    """Named after the job, so that the same command goes on with the same run."""
-    from patchcleanser.cli.certify import _slug
-    from patchcleanser.core.records import key_of
-
-    words = f"{model}-{data}-{job.job.threat.shape}-{job.job.defense}-{job.attack}-{key_of(job.identity)[:8]}"
-    return Path("runs") / _slug(words)
-
-
-def _run(job: AttackJob, folder: Path, about: dict[str, Any], *, batch: int | None, quiet: bool) -> Run:
+def _run(job: AttackJob, folder: Path, about: dict[str, Any], *, batch: int | None, skip: bool, quiet: bool) -> Run:
+    from patchcleanser.cli.certify import say_continued
     from patchcleanser.cli.progress import progress
     from patchcleanser.evaluation.attacked import attack_all
 
+    if not quiet:
+        say_continued(folder)
     with progress(f"{job.attack}, {job.job.threat}", quiet=quiet) as report:
         return attack_all(
             job,
             folder,
             batch=batch,
+            skip=skip,
             about=about,
             watch=lambda done, total, shares: report(
                 done, total, "  ".join(f"{name} {share.percent:.1f}%" for name, share in shares.items())
@@ -153,14 +144,7 @@ def _tell(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
     shares, broken = attack_shares(rows), certified_fooled(rows)
     settings = run.job["settings"]
     if as_json:
-        told = {
-            name.replace(" ", "_"): {
-                "percent": round(share.percent, 4),
-                "count": share.count,
-                "interval95": [round(bound, 4) for bound in share.interval],
-            }
-            for name, share in shares.items()
-        }
+        told = {name.replace(" ", "_"): share.to_json() for name, share in shares.items()}
         facts = {"model": model, "defense": run.job["defense"], "attack": run.job["attack"], **settings}
         more = {"images": next(iter(shares.values())).total, "certified_images_fooled": len(broken)}
         print(json.dumps({"run": str(run.folder), "job": run.job, **facts, **more, **told}, indent=1))
@@ -169,8 +153,7 @@ def _tell(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
         budget = f"{settings['iterations']} iterations, {settings['locations']} {places} locations"
         print(f"\n{run.threat}, {run.job['defense']}, attacked by {run.job['attack']}: {budget}")
         for name, share in shares.items():
-            low, high = share.interval
-            print(f"  {name:24} {share.percent:6.2f}%   95%: {low:.1f} to {high:.1f}")
+            print(f"  {name:24} {share.told}")
         print(f"  {'certified images fooled':24} {len(broken):6}    (must be 0)")
         print(f"  rows and pictures in {run.folder}" + (f"; {sheet} shows some" if sheet else ""))
     if broken:
@@ -185,12 +168,13 @@ def _sheet(run: Run, base: Any) -> Path | None:
     """A picture of some images before and after, with the labels."""
     from PIL import Image
 
-    from patchcleanser.cli.demo import draw_sheet, frame
+    from patchcleanser.cli.pictures import draw_sheet, frame
     from patchcleanser.core.windows import Window
-    from patchcleanser.data.base import decode
+    from patchcleanser.data.pictures import decode
+    from patchcleanser.evaluation.gallery import gallery_path
 
     rows = [row for row in run.read().to_pylist() if row["skipped"] is None]
-    rows = [row for row in rows if (run.folder / "gallery" / f"{row['index']}-attacked.png").is_file()]
+    rows = [row for row in rows if gallery_path(run, row["index"], "-attacked").is_file()]
     rows = sorted(rows, key=lambda row: (not row["undefended_fooled"], row["fooled"], row["index"]))[:DRAWN]
     if not rows or base.dataset.image(rows[0]["index"]).shape[0] != 3:
         return None
@@ -199,14 +183,11 @@ def _sheet(run: Run, base: Any) -> Path | None:
     for row in rows:
         window = Window(*row["patches"][:4])
         clean, attacked = (
-            decode((run.folder / "gallery" / f"{row['index']}{end}.png").read_bytes(), "picture")
-            for end in ("", "-attacked")
+            decode(gallery_path(run, row["index"], end).read_bytes(), "picture") for end in ("", "-attacked")
         )
         defended = "alert" if row["attacked_alert"] else names[row["attacked_answer"]]
         words = f"{names[row['attacked_undefended']]}, defended {defended}"
-        frames.append(
-            [frame(clean, f"true: {names[row['label']]}", None, hide=False), frame(attacked, words, window, hide=False)]
-        )
+        frames.append([frame(clean, f"true: {names[row['label']]}"), frame(attacked, words, window)])
     path = run.folder / "attacked.png"
     draw_sheet(frames, path)
     return path

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,24 +16,31 @@ import typer
 from patchcleanser.cli.options import (
     PATCH,
     AsJson,
+    Batch,
     Data,
     Device,
     Grid,
+    Images,
+    Labels,
     Limit,
     Model,
     Patches,
     Precision,
     Root,
+    RunFolder,
     Seed,
     Split,
     Stride,
+    Subset,
     Threshold,
+    Unreadable,
+    checked_run,
+    default_folder,
     defense_options,
-    labelled,
-    pair,
+    pair_if,
+    slug,
     threat_of,
 )
-from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
     from patchcleanser.core.records import Run
@@ -62,68 +67,43 @@ def certify(
         bool, typer.Option("--table", help="Keep every two-mask label: maps and smaller patches follow without model.")
     ] = False,
     limit: Limit = None,
-    subset: Annotated[str, typer.Option(help="With --limit: random, first, or authors (as the authors chose).")] = (
-        "random"
-    ),
+    subset: Subset = "random",
     split: Split = None,
     root: Root = None,
-    labels: Annotated[
-        str,
-        typer.Option(help="The data's classes are the model's by name, by number, or auto: by name if both have any."),
-    ] = "auto",
+    labels: Labels = "auto",
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "exact",
-    unreadable: Annotated[str, typer.Option(help="An image that cannot be read: stop, or skip (and count).")] = "stop",
-    batch: Annotated[int | None, typer.Option(help="Images kept at a time; a stop loses at most one batch.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")] = None,
+    unreadable: Unreadable = "stop",
+    batch: Batch = None,
+    out: RunFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Certify images with known labels, keep a row for each, and say what share no patch can change."""
     from patchcleanser.classifiers import load_classifier
-    from patchcleanser.data import chosen
     from patchcleanser.evaluation import Job
-    from patchcleanser.evaluation.matching import match_labels
 
-    if unreadable not in ("stop", "skip"):
-        raise InputError(f"--unreadable is stop or skip, got {unreadable!r}")
-    if batch is not None and batch < 1:
-        raise InputError(f"--batch is at least 1 image, got {batch}")
-    if threshold is not None and "minority-reports" not in defense.split(","):
-        raise InputError("--threshold belongs to --defense minority-reports; the others have none")
-    if subset != "random" and limit is None:
-        raise InputError(f"--subset {subset} says which images --limit takes; give --limit too")
+    skip, options = checked_run(batch, unreadable), defense_options(defense, threshold)
     classifier = load_classifier(model, device=device)
-    whole, note = match_labels(labelled(data, split, root), classifier, labels)
-    dataset = chosen(whole, limit, seed=seed, subset=subset)
-    if limit is not None and limit > len(whole):
-        note = f"{data} has only {len(whole)} images" + (f"; {note}" if note else "")
-    if note and not as_json:
-        print(f"note: {note}", file=sys.stderr)
-    first = Job(
-        classifier,
-        dataset,
-        threat_of(patch.split(",")[0], patches, grid),
-        precision=precision,  # type: ignore[arg-type]  # checked by the defense
-        stride=pair(stride, "stride"),
-        table=table,
-    )
+    dataset = Images(data, split, root, labels, limit, subset, seed).load(classifier, quiet=as_json)
     jobs = [
-        replace(
-            first,
-            threat=threat_of(size, patches, grid),
-            masks=pair(count, "masks"),
+        Job(
+            classifier,
+            dataset,
+            threat_of(size, patches, grid),
             defense=kind,
-            options=defense_options(kind, threshold),
+            masks=pair_if(count, "masks"),
+            stride=pair_if(stride, "stride"),
+            precision=precision,  # type: ignore[arg-type]  # checked by the defense
+            table=table,
+            options=options[kind],
         )
-        for size, count, kind in product(patch.split(","), (masks.split(",") if masks else [None]), defense.split(","))
+        for size, count, kind in product(patch.split(","), masks.split(",") if masks else [None], options)
     ]
-    about = about_run(model, data, split, first)
-    # Folders are named, and so all jobs checked, before hours are spent on the first.
+    about = about_run(model, data, split, jobs[0])
     work = list(_folders(jobs, out, model, data))
-    skip = unreadable == "skip"
     for job, _ in work:
-        job.check(skip=skip)
+        job.check(skip=skip)  # all of them, before hours are spent on the first
     results = [run_job(job, folder, about, batch=batch, skip=skip, quiet=as_json) for job, folder in work]
     tell(results, as_json=as_json, below=out)
 
@@ -145,21 +125,20 @@ def about_run(model: str, data: str, split: str | None, job: Job) -> dict[str, A
 
 
 def _folders(jobs: list[Job], out: Path | None, model: str, data: str) -> Iterator[tuple[Job, Path]]:
-    """A folder for each job; without --out its name carries the job's key, so the same command goes on."""
+    """A folder for each job, each job once, however often it was asked for."""
     from patchcleanser.core.records import key_of
 
-    for job in {key_of(job.identity): job for job in jobs}.values():  # each once, however often it was asked for
-        plan = "x".join(map(str, job.identity["masks"] or job.identity["stride"]))
+    for job in {key_of(job.identity): job for job in jobs}.values():
         threat = f"{job.threat.count}of{job.threat.shape}" if job.threat.count > 1 else str(job.threat.shape)
-        name = f"{threat}-{plan}-{job.defense}"
+        name = f"{threat}-{_plan(job)}-{job.defense}"
         if out is None:
-            yield job, Path("runs") / _slug(f"{model}-{data}-{name}-{key_of(job.identity)[:8]}")
+            yield job, default_folder(f"{model}-{data}-{name}", job.identity)
         else:
-            yield job, out if len(jobs) == 1 else out / _slug(name)
+            yield job, out if len(jobs) == 1 else out / slug(name)
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._%-]+", "-", text.replace("%", "pct")).strip("-.")
+def _plan(job: Job) -> str:
+    return "x".join(map(str, job.identity["masks"] or job.identity["stride"]))
 
 
 def run_job(job: Job, folder: Path, about: dict[str, Any], *, batch: int | None, skip: bool, quiet: bool) -> Run:
@@ -167,14 +146,14 @@ def run_job(job: Job, folder: Path, about: dict[str, Any], *, batch: int | None,
     from patchcleanser.cli.progress import progress
     from patchcleanser.running import evaluate
 
-    plan = "x".join(map(str, job.identity["masks"] or job.identity["stride"]))
     if not quiet:
-        _continued(folder)
-    with progress(f"{job.threat}, {plan} masks, {job.defense}", quiet=quiet) as report:
+        say_continued(folder)
+    with progress(f"{job.threat}, {_plan(job)} masks, {job.defense}", quiet=quiet) as report:
         return evaluate(job, folder, batch=batch, skip=skip, about=about, watch=_watcher(report))
 
 
-def _continued(folder: Path) -> None:
+def say_continued(folder: Path) -> None:
+    """How much of a run is done, if it was begun before."""
     from patchcleanser.core.records import MANIFEST, Run
 
     if (folder / MANIFEST).is_file():
@@ -216,8 +195,7 @@ def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None, 
     for run, result in found:
         print(f"\n{run.threat}, {_masks(run)}, {run.job['defense']}: {result.images} images")
         for name, share in result.shares.items():
-            low, high = share.interval
-            print(f"  {name.replace('_', ' '):20} {share.percent:6.2f}%   95%: {low:.1f} to {high:.1f}")
+            print(f"  {name.replace('_', ' '):20} {share.told}")
         if run.job["precision"] == "fast":
             print(f"  {_fast(run)}")
         if result.skipped:
@@ -229,10 +207,12 @@ def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None, 
 
 def _fast(run: Run) -> str:
     """What half precision cost, and how sure its labels are."""
+    from pyarrow import compute
+
     from patchcleanser.classifiers.precision import Recheck
 
     rows = run.read(["classifications", "rechecked", "flipped", "audited"])
-    labels, again, wrong, audited = (sum(rows[name].drop_null().to_pylist()) for name in rows.column_names)
+    labels, again, wrong, audited = (compute.sum(rows[name]).as_py() or 0 for name in rows.column_names)
     rate = Recheck(audited=audited).flip_rate
     return (
         f"fast labels: {again:,} of {labels:,} computed again in float32 ({wrong:,} changed); of {audited:,} audited "
@@ -242,5 +222,9 @@ def _fast(run: Run) -> str:
 
 def _masks(run: Run) -> str:
     """How many masks there were; families of shapes have more than the number per axis says."""
-    numbers = {len(labels) for labels in run.read(["one_mask_labels"])["one_mask_labels"].to_pylist() if labels}
+    from pyarrow import compute
+
+    numbers = (
+        compute.list_value_length(run.read(["one_mask_labels"])["one_mask_labels"]).drop_null().unique().to_pylist()
+    )
     return f"{min(numbers)} to {max(numbers)} masks" if len(numbers) > 1 else f"{max(numbers, default=0)} masks"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchcleanser.cli.options import AsJson, Limit, Root, Seed, Split, labelled
+from patchcleanser.cli.options import AsJson, Limit, Root, Seed, Split, named_images
 from patchcleanser.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def data(
     if name is None:
         _tell_all(as_json)
         return
-    dataset = chosen(labelled(name, split, root), limit, seed=seed)
+    dataset = chosen(named_images(name, split, root), limit, seed=seed)
     facts = _facts(dataset, len(dataset) if check else min(LOOK, len(dataset)), as_json)
     if as_json:
         print(json.dumps(facts, indent=1))
@@ -85,7 +85,7 @@ def _facts(dataset: Dataset, look: int, quiet: bool) -> dict[str, Any]:
     return {
         "name": dataset.name,
         "images": len(dataset),
-        "labelled": dataset.labels is not None,
+        "named_images": dataset.labels is not None,
         "classes": classes,
         "read": look,
         "sizes": sizes,
@@ -115,11 +115,11 @@ def _looked(dataset: Dataset, look: int, quiet: bool) -> tuple[dict[str, int], l
 
 def _tell(facts: dict[str, Any]) -> None:
     classes, unreadable = facts["classes"], facts["unreadable"]
-    labelled = f"{len(classes)} classes" if facts["labelled"] else "no labels"
-    print(f"{facts['name']}: {facts['images']} images, {labelled}")
-    for label, entry in enumerate(classes[:SHOWN] if facts["labelled"] else []):
+    named_images = f"{len(classes)} classes" if facts["named_images"] else "no labels"
+    print(f"{facts['name']}: {facts['images']} images, {named_images}")
+    for label, entry in enumerate(classes[:SHOWN] if facts["named_images"] else []):
         print(f"  {label:4} {entry['name']:24} {entry['images']}")
-    if facts["labelled"] and len(classes) > SHOWN:
+    if facts["named_images"] and len(classes) > SHOWN:
         print(f"  … and {len(classes) - SHOWN} more classes; --json has all")
     sizes = list(facts["sizes"].items())
     said = ", ".join(f"{size} ({count})" for size, count in sizes[:5]) + (", …" if len(sizes) > 5 else "")

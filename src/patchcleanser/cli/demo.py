@@ -11,20 +11,16 @@ from patchcleanser.cli.options import AsJson, Device
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import Tensor
 
     from patchcleanser.attacks import Attacked
     from patchcleanser.core.records import Run
     from patchcleanser.core.verdicts import Verdict
-    from patchcleanser.core.windows import Window
     from patchcleanser.evaluation import Job
 
 PATCH = 5
 TRIES = 10
 """Certified images attacked until one fools the undefended classifier."""
-SIDE = 256
-"""Height of the drawn pictures in pixels."""
 
 
 def demo(
@@ -33,7 +29,7 @@ def demo(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Certify real CIFAR-10 images with the packaged classifier, attack one, write the report. About two minutes."""
+    """Certify real CIFAR-10 images with the packaged classifier, attack one, write the report. About a minute."""
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.certify import about_run, run_job, tell
     from patchcleanser.core.threats import Threat
@@ -60,9 +56,7 @@ def demo(
 def _attack(run: Run, job: Job, picture: Path) -> dict[str, Any]:
     """Attack certified images in turn until the undefended classifier is fooled, and ask the defense."""
     from patchcleanser.attacks import PatchPGD, Settings
-    from patchcleanser.classifiers.torch import TorchClassifier
 
-    assert isinstance(job.classifier, TorchClassifier)  # the packaged one is
     attack = PatchPGD(job.classifier, job.threat, Settings(iterations=40, locations=8))
     rows = run.read(["index", "label", "certified", "margin"]).to_pylist()
     easiest = sorted((row for row in rows if row["certified"]), key=lambda row: row["margin"])
@@ -76,13 +70,15 @@ def _attack(run: Run, job: Job, picture: Path) -> dict[str, Any]:
 
 
 def _story(job: Job, image: Tensor, found: Attacked, label: int, verdict: Verdict, picture: Path) -> dict[str, Any]:
+    from patchcleanser.cli.pictures import draw_sheet, frame
+
     names = job.dataset.classes
     true, fooled, answer = names[label], names[found.label], names[verdict.label]
     masks = job.built.mask_set((image.shape[1], image.shape[2]))
     hiding = None if verdict.deciding_mask is None else masks.masks[verdict.deciding_mask][0]
     frames = [
-        frame(image, f"clean: {true}", None, hide=False),
-        frame(found.image, f"patched, undefended: {fooled}", found.windows[0], hide=False),
+        frame(image, f"clean: {true}"),
+        frame(found.image, f"patched, undefended: {fooled}", found.windows[0]),
         frame(found.image, f"patched, defended: {answer}", hiding, hide=True),
     ]
     draw_sheet([frames], picture)
@@ -97,42 +93,3 @@ def _story(job: Job, image: Tensor, found: Attacked, label: int, verdict: Verdic
         "words": f"a printed patch ({found.windows[0]}) makes the undefended classifier say {fooled}, not {true}; "
         f"the defended one says {answer}, {how}",
     }
-
-
-def frame(pixels: Tensor, words: str, window: Window | None, *, hide: bool) -> Image.Image:
-    """An enlarged picture with a caption; a window is framed, or hidden as by a mask."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    array = (pixels * 255).round().byte().permute(1, 2, 0).numpy()
-    scale = max(1, SIDE // array.shape[0])
-    size = array.shape[1] * scale, array.shape[0] * scale
-    frame = Image.new("RGB", (size[0], size[1] + 28), "white")
-    frame.paste(Image.fromarray(array).resize(size, Image.Resampling.NEAREST))
-    draw = ImageDraw.Draw(frame)
-    if window is not None:
-        left, top, right, bottom = (scale * v for v in (window.left, window.top, window.right, window.bottom))
-        inside, outside = (left, top, right - 1, bottom - 1), (left - 3, top - 3, right + 2, bottom + 2)
-        draw.rectangle(inside if hide else outside, "grey" if hide else None, "grey" if hide else "red", width=3)
-    draw.text((0, size[1] + 6), words, "black", ImageFont.load_default(15))
-    return frame
-
-
-def draw_sheet(rows: list[list[Image.Image]], path: Path) -> None:
-    """Frames in rows on one white sheet."""
-    from PIL import Image
-
-    from patchcleanser.core.files import whole_file
-
-    gap = 12
-    widths = [sum(f.width + gap for f in frames) + gap for frames in rows]
-    heights = [max(f.height for f in frames) + gap for frames in rows]
-    sheet = Image.new("RGB", (max(widths), sum(heights)), "white")
-    top = gap
-    for frames, height in zip(rows, heights, strict=True):
-        left = gap
-        for one in frames:
-            sheet.paste(one, (left, top))
-            left += one.width + gap
-        top += height
-    with whole_file(path) as part:
-        sheet.save(part, format="PNG")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchcleanser.cli.options import PATCH, AsJson, Masks, Patch, Patches, Stride, pair, threat_of
+from patchcleanser.cli.options import PATCH, AsJson, Masks, Patch, Patches, Stride, pair, pair_if, threat_of
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def masks(
     from patchcleanser.core.masks import MaskSet
 
     threat, size = threat_of(patch, patches, None), pair(image, "image")
-    assert size is not None  # it has a default
-    built = MaskSet.build(threat, image=size, masks=pair(count, "masks"), stride=pair(stride, "stride"))
+    built = MaskSet.build(threat, image=size, masks=pair_if(count, "masks"), stride=pair_if(stride, "stride"))
     built.require_cover(threat)
     shapes, cover = threat.shapes(size), built.cover(threat)
     corners = sum((size[0] - h + 1) * (size[1] - w + 1) for h, w in shapes)
@@ -41,7 +40,7 @@ def masks(
         "threat": threat.to_json(),
         "image": list(size),
         "patch_shapes": [list(shape) for shape in shapes],
-        "masks": [[[w.top, w.left, w.height, w.width] for w in mask] for mask in built.masks],
+        "masks": [[list(window.numbers) for window in mask] for mask in built.masks],
         "predict_classifications": len(built),
         "certify_classifications": len(built.unions),
         "covered": True,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +15,7 @@ import typer
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
+    from patchcleanser.classifiers import Classifier
     from patchcleanser.classifiers.torch import TorchClassifier
     from patchcleanser.core.threats import Threat
     from patchcleanser.data import Dataset
@@ -36,14 +41,69 @@ Grid = Annotated[
 Precision = Annotated[
     str, typer.Option(help="exact (float32), or fast (half precision where it pays, doubtful labels rechecked).")
 ]
-
-
+Subset = Annotated[str, typer.Option(help="With --limit: random, first, or authors (as the authors chose).")]
+Labels = Annotated[
+    str, typer.Option(help="The data's classes are the model's by name, by number, or auto: by name if both have any.")
+]
+Unreadable = Annotated[str, typer.Option(help="An image that cannot be read: stop, or skip (and count).")]
+Batch = Annotated[int | None, typer.Option(help="Images kept at a time; a stop loses at most one batch.")]
+RunFolder = Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")]
 Threshold = Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports; 0.5 if not given.")]
 PATCH = "2%"
 """The threat if nothing is said: 5×5 px at 32×32, 32×32 px at 224×224."""
 
 
-def labelled(data: str, split: str | None, root: Path | None) -> Dataset:
+@dataclass(frozen=True)
+class Images:
+    """The labelled images that the options of a run name."""
+
+    data: str
+    split: str | None
+    root: Path | None
+    labels: str
+    limit: int | None
+    subset: str
+    seed: int
+
+    def load(self, classifier: Classifier, *, quiet: bool) -> Dataset:
+        """They, under the classifier's class numbers; what somebody should know about it is said."""
+        from patchcleanser.data import chosen
+        from patchcleanser.evaluation.matching import match_labels
+
+        if self.subset != "random" and self.limit is None:
+            raise InputError(f"--subset {self.subset} says which images --limit takes; give --limit too")
+        whole, note = match_labels(named_images(self.data, self.split, self.root), classifier, self.labels)
+        notes = [note] if note else []
+        if self.limit is not None and self.limit > len(whole):
+            notes.append(f"{self.data} has only {len(whole)} images")
+        if not quiet:
+            for words in notes:
+                print(f"note: {words}", file=sys.stderr)
+        return chosen(whole, self.limit, seed=self.seed, subset=self.subset)
+
+
+def checked_run(batch: int | None, unreadable: str) -> bool:
+    """Whether images that cannot be read are skipped; nonsense is refused before anything is loaded."""
+    if unreadable not in ("stop", "skip"):
+        raise InputError(f"--unreadable is stop or skip, got {unreadable!r}")
+    if batch is not None and batch < 1:
+        raise InputError(f"--batch is at least 1 image, got {batch}")
+    return unreadable == "skip"
+
+
+def default_folder(words: str, job: Mapping[str, Any]) -> Path:
+    """Named after the job, with its key, so that the same command goes on with the same run."""
+    from patchcleanser.core.records import key_of
+
+    return Path("runs") / slug(f"{words}-{key_of(job)[:8]}")
+
+
+def slug(text: str) -> str:
+    """A name for a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text.replace("%", "pct")).strip("-.")
+
+
+def named_images(data: str, split: str | None, root: Path | None) -> Dataset:
     """The dataset that the options name."""
     from patchcleanser.data import load_dataset
     from patchcleanser.data.named import NAMED
@@ -53,15 +113,22 @@ def labelled(data: str, split: str | None, root: Path | None) -> Dataset:
     return load_dataset(data, split=split or "test", root=root)
 
 
-def defense_options(defense: str, threshold: float | None) -> dict[str, float]:
-    """What one of the defenses takes besides masks."""
-    return {"threshold": threshold} if threshold is not None and defense == "minority-reports" else {}
+def defense_options(defenses: str, threshold: float | None) -> dict[str, dict[str, float]]:
+    """What each of the named defenses takes besides masks."""
+    names = defenses.split(",")
+    if threshold is not None and "minority-reports" not in names:
+        raise InputError("--threshold belongs to --defense minority-reports; the others have none")
+    asked = {"minority-reports": {"threshold": threshold}} if threshold is not None else {}
+    return {name: asked.get(name, {}) for name in names}
 
 
-def pair(text: str | None, what: str) -> tuple[int, int] | None:
+def pair_if(text: str | None, what: str) -> tuple[int, int] | None:
+    """The same of an option that may be left out."""
+    return None if text is None else pair(text, what)
+
+
+def pair(text: str, what: str) -> tuple[int, int]:
     """6 or 6x4 as a number for each axis."""
-    if text is None:
-        return None
     down, _, across = text.partition("x")
     try:
         return int(down), int(across or down)

@@ -21,7 +21,7 @@ from patchcleanser.cli.options import (
     Stride,
     Threshold,
     defense_options,
-    pair,
+    pair_if,
     threat_of,
 )
 from patchcleanser.core.windows import Window
@@ -50,16 +50,14 @@ def predict(
 ) -> None:
     """Defended labels. Nothing is certified here: a picture you were handed may already carry a patch."""
     from patchcleanser.classifiers import load_classifier
-    from patchcleanser.data.base import decode
     from patchcleanser.data.files import SUFFIXES
+    from patchcleanser.data.pictures import decode
     from patchcleanser.defenses import DEFENSES
 
     if defense not in DEFENSES:
         raise InputError(f"no defense {defense!r}; there are {', '.join(DEFENSES)}")
-    if threshold is not None and defense != "minority-reports":
-        raise InputError("--threshold belongs to --defense minority-reports; the others have none")
-    plan: dict[str, Any] = {"masks": pair(masks, "masks"), "stride": pair(stride, "stride"), "precision": precision}
-    plan |= defense_options(defense, threshold)
+    plan: dict[str, Any] = {"masks": pair_if(masks, "masks"), "stride": pair_if(stride, "stride")}
+    plan |= {"precision": precision, **defense_options(defense, threshold)[defense]}
     classifier = load_classifier(model, device=device)
     built = DEFENSES[defense](classifier, threat_of(patch, patches, grid), **plan)
     found: list[dict[str, Any]] = []
@@ -110,7 +108,7 @@ def _facts(verdict: Verdict | DetectionVerdict, masks: MaskSet, names: tuple[str
         facts |= {"alert": verdict.alert, "reporters": list(verdict.reporters)}
     else:
         suspect = None if verdict.deciding_mask is None else masks.masks[verdict.deciding_mask]
-        windows = suspect and [[w.top, w.left, w.height, w.width] for w in suspect]
+        windows = suspect and [list(window.numbers) for window in suspect]
         facts |= {"case": verdict.case.value, "disagreers": list(verdict.disagreers), "suspected": windows}
     return {**facts, "masks": len(masks), "classifications": verdict.classifications}
 

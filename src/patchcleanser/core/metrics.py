@@ -12,7 +12,6 @@ from pyarrow import compute
 
 Z95 = 1.959963984540054
 
-SHARES = ("undefended", "clean", "certified", "row_certified", "detection_certified", "alerts")
 COLUMNS = (
     "label",
     "skipped",
@@ -59,6 +58,17 @@ class Share:
         half = Z95 / (1 + Z95**2 / n) * sqrt(p * (1 - p) / n + Z95**2 / (4 * n * n))
         return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
 
+    @property
+    def told(self) -> str:
+        """In percent, with the interval."""
+        low, high = self.interval
+        return f"{self.percent:6.2f}%   95%: {low:.1f} to {high:.1f}"
+
+    def to_json(self) -> dict[str, object]:
+        """Plain numbers."""
+        interval = [round(bound, 4) for bound in self.interval]
+        return {"percent": round(self.percent, 4), "count": self.count, "interval95": interval}
+
     def __str__(self) -> str:
         return f"{self.percent:.2f}%"
 
@@ -96,12 +106,10 @@ class Summary:
 
     def to_json(self) -> dict[str, object]:
         """Plain numbers."""
-        shares = {n: {"percent": round(s.percent, 4), "count": s.count} for n, s in self.shares.items() if s.total}
-        intervals = {n: [round(b, 4) for b in s.interval] for n, s in self.shares.items() if s.total}
         return {
             "images": self.images,
             "skipped": self.skipped,
-            **{name: {**share, "interval95": intervals[name]} for name, share in shares.items()},
+            **{name: share.to_json() for name, share in self.shares.items() if share.total},
             "cases": self.cases,
             "classifications": self.classifications,
             "seconds": round(self.seconds, 3),

@@ -172,11 +172,6 @@ class Run:
         """The columns of its rows."""
         return SCHEMAS[self.kind]
 
-    def require_same(self) -> None:
-        """The manifest in the folder must still be this run's."""
-        if Run.open(self.folder).key != self.key:
-            raise RecordError(f"{self.folder} was taken by another job meanwhile; use another --out")
-
     @cached_property
     def threat(self) -> Threat:
         """The patches defended against."""
@@ -244,6 +239,8 @@ class Run:
         except OSError as error:
             raise DataError(f"cannot write into {self.folder}: {error.strerror}; use another --out") from error
         try:
+            if Run.open(self.folder).key != self.key:  # begun by another job before the lock was ours
+                raise RecordError(f"{self.folder} was taken by another job meanwhile; use another --out")
             yield
         finally:
             lock.release()

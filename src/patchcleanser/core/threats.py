@@ -177,7 +177,7 @@ class Threat:
         >>> Threat.from_json(Threat.share(0.02, count=2).to_json()) == Threat.share(0.02, count=2)
         True
         """
-        region = self.region and [self.region.top, self.region.left, self.region.height, self.region.width]
+        region = self.region and list(self.region.numbers)
         return {"shape": str(self.shape), "count": self.count, "region": region, "grid": self.grid}
 
     @classmethod

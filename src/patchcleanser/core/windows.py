@@ -37,6 +37,11 @@ class Window:
             raise InputError(f"a window starts at row and column 0 or later, got ({self.top}, {self.left})")
 
     @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """Top, left, height and width."""
+        return self.top, self.left, self.height, self.width
+
+    @property
     def bottom(self) -> int:
         """One past the last row."""
         return self.top + self.height

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.data.pictures import decode as decode
+from patchcleanser.data.pictures import as_bytes, decode
 from patchcleanser.errors import DataError, InputError
 
 
@@ -39,21 +39,25 @@ class Dataset(ABC):
     def content(self, index: int) -> bytes:
         """The bytes that decide the image."""
 
+    def digest(self, index: int) -> bytes:
+        """A hash of the content; of an image that cannot be read, which is named when it is its turn, a word."""
+        try:
+            return hashlib.sha256(self.content(index)).digest()
+        except DataError:
+            return UNREADABLE
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of names, bytes and labels."""
         digest = hashlib.sha256()
         for index in range(len(self)):
-            digest.update(self.id(index).encode() + b"\0" + self._digest(index))
+            digest.update(self.id(index).encode() + b"\0" + self.digest(index))
         if self.labels is not None:
             digest.update(self.labels.tobytes())
         return digest.hexdigest()
 
-    def _digest(self, index: int) -> bytes:
-        try:
-            return hashlib.sha256(self.content(index)).digest()
-        except DataError:
-            return b"unreadable"  # it will be named when it is its turn
+
+UNREADABLE = b"unreadable"
 
 
 class ArrayDataset(Dataset):
@@ -124,14 +128,23 @@ class EncodedDataset(Dataset):
 
     def content(self, index: int) -> bytes:
         """The encoded bytes; DataError if they are not those read before, which the fingerprint names."""
-        content: bytes | None = None
         try:
             content = self.contents[index]
-            return content
-        finally:
-            digest = b"unreadable" if content is None else hashlib.sha256(content).digest()
-            if self._seen.setdefault(index, digest) != digest:
-                raise DataError(f"{self.ids[index]} of {self.name} changed while it was in use; begin a new run")
+        except DataError:
+            self._require_same(index, UNREADABLE)
+            raise
+        self._require_same(index, hashlib.sha256(content).digest())
+        return content
+
+    def digest(self, index: int) -> bytes:
+        """As `content` found it, hashed once."""
+        if index not in self._seen:
+            super().digest(index)
+        return self._seen[index]
+
+    def _require_same(self, index: int, digest: bytes) -> None:
+        if self._seen.setdefault(index, digest) != digest:
+            raise DataError(f"{self.ids[index]} of {self.name} changed while it was in use; begin a new run")
 
 
 def _require_labels(name: str, images: int, labels: NDArray[np.int64], classes: Sequence[str]) -> None:
@@ -164,7 +177,35 @@ def labelled(
     return np.array(labels, dtype=np.int64), tuple(names) or tuple(str(k) for k in range(limit))
 
 
-class Subset(Dataset):
+class View(Dataset):
+    """Images of other datasets. Subclasses say where each of them is."""
+
+    @abstractmethod
+    def _place(self, index: int) -> tuple[Dataset, int]:
+        """The dataset that holds an image, and its index there."""
+
+    def image(self, index: int) -> Tensor:
+        """The image there."""
+        part, at = self._place(index)
+        return part.image(at)
+
+    def id(self, index: int) -> str:
+        """Its name there."""
+        part, at = self._place(index)
+        return part.id(at)
+
+    def content(self, index: int) -> bytes:
+        """Its bytes there."""
+        part, at = self._place(index)
+        return part.content(at)
+
+    def digest(self, index: int) -> bytes:
+        """Their hash there."""
+        part, at = self._place(index)
+        return part.digest(at)
+
+
+class Subset(View):
     """Some images of a dataset, in the order given, under their own names."""
 
     def __init__(self, whole: Dataset, picks: NDArray[np.intp]) -> None:
@@ -175,20 +216,11 @@ class Subset(Dataset):
     def __len__(self) -> int:
         return len(self.picks)
 
-    def image(self, index: int) -> Tensor:
-        """One image of the whole dataset."""
-        return self.whole.image(int(self.picks[index]))
-
-    def id(self, index: int) -> str:
-        """Its name in the whole dataset."""
-        return self.whole.id(int(self.picks[index]))
-
-    def content(self, index: int) -> bytes:
-        """Its bytes in the whole dataset."""
-        return self.whole.content(int(self.picks[index]))
+    def _place(self, index: int) -> tuple[Dataset, int]:
+        return self.whole, int(self.picks[index])
 
 
-class JoinedDataset(Dataset):
+class JoinedDataset(View):
     """Images of several datasets, without their labels."""
 
     def __init__(self, parts: Sequence[Dataset], picks: NDArray[np.intp]) -> None:
@@ -200,20 +232,10 @@ class JoinedDataset(Dataset):
     def __len__(self) -> int:
         return len(self.picks)
 
-    def image(self, index: int) -> Tensor:
-        """One image of one of the parts."""
-        part, at = self._place(index)
-        return part.image(at)
-
     def id(self, index: int) -> str:
         """Its name in its part, and which part."""
         part, at = self._place(index)
         return f"{part.name}:{part.id(at)}"
-
-    def content(self, index: int) -> bytes:
-        """Its bytes in its part."""
-        part, at = self._place(index)
-        return part.content(at)
 
     def _place(self, index: int) -> tuple[Dataset, int]:
         at = int(self.picks[index])
@@ -264,5 +286,5 @@ def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
         image = dataset.image(index)
         if image.shape[1:] != size:
             image = functional.interpolate(image[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
-        images[index] = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        images[index] = as_bytes(image)
     return ArrayDataset(dataset.name, images, dataset.labels, dataset.classes)

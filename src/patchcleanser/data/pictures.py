@@ -1,4 +1,4 @@
-"""Encoded pictures to pixels: a right picture, or an error that names the image."""
+"""Encoded pictures to pixels, right or with an error that names the image; and pixels back to pictures."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP
 """Pictures we open. Pillow knows more, and runs other programs on some of them (EPS)."""
 
 BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF tags, and what the second may say
+
+
+def as_bytes(pixels: Tensor) -> NDArray[np.uint8]:
+    """[C, H, W] in [0, 1] as uint8 [H, W, C]; 8-bit pictures come back as they were."""
+    array: NDArray[np.uint8] = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    return array
+
+
+def as_picture(pixels: Tensor) -> Image.Image:
+    """[C, H, W] in [0, 1] as a picture, in colour or grey."""
+    array = as_bytes(pixels)
+    return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
 
 
 def decode(content: bytes, name: str) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -133,7 +134,7 @@ class Defense(ABC, Generic[V, C]):
         """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
         verdicts: list[V] = []
         for group in self._groups(images):
-            verdicts += self._played(group, lambda g=group: [self._verdict(s.table) for s in g], strict=False)  # type: ignore[misc]
+            verdicts += self._played(group, [self._verdict] * len(group), strict=False)
         return verdicts
 
     def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
@@ -142,7 +143,7 @@ class Defense(ABC, Generic[V, C]):
         Stops at the first label that refutes an image, hardest masks first, and gives the same
         answer as the full check. `maps=True` computes every label, and so the map of positions.
         """
-        return self._labelled(images, labels, lambda table, label: self._certificate(table, label, maps))
+        return self._labelled(images, labels, partial(self._certificate, maps=maps))
 
     def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[Examined[V, C]]:
         """Verdict, certificate and undefended label of clean images, no label computed twice."""
@@ -184,7 +185,7 @@ class Defense(ABC, Generic[V, C]):
         """
         return DefendedModule(self)
 
-    def _labelled(self, images: Any, labels: Iterable[int], game: Callable[[LabelTable, int], Game[R]]) -> list[R]:
+    def _labelled(self, images: Any, labels: Iterable[int], game: Callable[..., Game[R]]) -> list[R]:
         """Play a game for each image with its label."""
         truths = _checked_labels(labels)
         # A tensor of no axes has a __len__ that raises; what is wrong with it is said below.
@@ -197,23 +198,27 @@ class Defense(ABC, Generic[V, C]):
                 raise LabelError(f"{len(truths)} labels for at least {len(results) + len(group)} images")
             self._check_range(mine, group[0])
             self.masked.calibrate(group)
-            results += self._played(
-                group,
-                lambda g=group, m=mine: [game(s.table, y) for s, y in zip(g, m, strict=True)],  # type: ignore[misc]
-            )
+            results += self._played(group, [partial(game, label=label) for label in mine])
         if len(results) != len(truths):
             raise LabelError(f"{len(truths)} labels for {len(results)} images")
         return results
 
-    def _played(self, group: list[Subject], start: Callable[[], Sequence[Game[R]]], *, strict: bool = True) -> list[R]:
-        """Play the games of a group; if an audit catches a wrong fast label, once more with exact ones."""
+    def _played(
+        self, group: list[Subject], starts: Sequence[Callable[[LabelTable], Game[R]]], *, strict: bool = True
+    ) -> list[R]:
+        """Play a game for each image; if an audit catches a wrong fast label, once more with exact ones."""
+
+        def play_all() -> list[R]:
+            games = [start(subject.table) for start, subject in zip(starts, group, strict=True)]
+            return self._play(group, games, strict=strict)
+
         try:
-            return self._play(group, start(), strict=strict)
+            return play_all()
         except WrongFastLabelError:
             self.masked.recheck.hopeless = True
             for subject in group:
                 subject.table = LabelTable(subject.table.mask_set)
-            return self._play(group, start(), strict=strict)
+            return play_all()
 
     def _play(self, group: list[Subject], games: Sequence[Game[R]], *, strict: bool = True) -> list[R]:
         def fill_in(asked: list[tuple[int, Indices]]) -> None:

@@ -10,22 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import torch
-from PIL import Image
 from pyarrow import compute
 from torch import Tensor
 
-from patchcleanser.attacks import ATTACKS, AdaptiveAttack, Attacked, Challenged, Settings
+from patchcleanser.attacks import ATTACKS, AdaptiveAttack, Challenged, Settings
 from patchcleanser.attacks.adaptive import is_fooled, placed_defense, proved
 from patchcleanser.attacks.base import place_image, require_gradients
 from patchcleanser.core.files import whole_file
 from patchcleanser.core.metrics import Share
 from patchcleanser.core.records import Row, Run
 from patchcleanser.core.tables import UNMASKED
-from patchcleanser.core.verdicts import DetectionCertificate, Verdict
+from patchcleanser.core.verdicts import Verdict
+from patchcleanser.data.pictures import as_picture
 from patchcleanser.defenses.base import Examined
 from patchcleanser.errors import InputError
+from patchcleanser.evaluation.gallery import gallery_path
 from patchcleanser.evaluation.jobs import Job
+from patchcleanser.evaluation.rows import Loaded, facts, load_batch
 
 ADAPTIVE = "adaptive"
 NAMES = (*ATTACKS, ADAPTIVE)
@@ -65,46 +66,53 @@ def attack_all(
     folder: str | Path,
     *,
     batch: int | None = None,
+    skip: bool = False,
     about: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
 ) -> Run:
     """Attack every image, and keep the rows in a folder; a run that stopped goes on where it was."""
-    job.job.check()
+    job.job.check(skip=skip)
     size = batch or (64 if job.job.classifier.device.type == "cuda" else 4)
     run = Run.begin(folder, job.identity, images=len(job.job.dataset), batch=size, about=about or {})
     with run.locked():
+        rows = run.read()
+        done, shares = len(rows), attack_shares(rows)
         for number in run.missing():
-            indices = range(number * run.batch, min((number + 1) * run.batch, run.images))
-            run.write(number, attacked_rows(job, indices, run.folder))
+            run.write(number, attacked_rows(job, load_batch(job.job, run.indices(number), skip=skip), run))
+            fresh = attack_shares(run.read_batch(number))
+            # Which shares there are shows only in answers, so an empty part adds nothing.
+            known = [part for part in (shares, fresh) if part["clean"].total] or [fresh]
+            shares = {name: sum((part[name] for part in known), Share(0, 0)) for name in known[0]}
+            done += len(run.indices(number))
             if watch is not None:
-                rows = run.read()
-                watch(len(rows), run.images, attack_shares(rows))
+                watch(done, run.images, shares)
     return run
 
 
-def attacked_rows(job: AttackJob, indices: Sequence[int], folder: Path) -> list[Row]:
-    """The rows of these images; pictures go into the folder's gallery."""
+def attacked_rows(job: AttackJob, batch: Loaded, run: Run) -> list[Row]:
+    """The rows of a batch of images; pictures go into the run's gallery."""
     started = time.monotonic()
-    dataset, labels = job.job.dataset, job.job.dataset.labels
-    assert labels is not None  # a job without labels is not made
-    rows: list[Row] = [{"index": i, "id": dataset.id(i), "label": int(labels[i]), "skipped": None} for i in indices]
-    for row in rows:
-        if row["label"] == job.settings.target:
+    read = zip([row for row in batch.rows if row["skipped"] is None], batch.images, strict=True)
+    kept = [(row, image) for row, image in read if row["label"] != job.settings.target]
+    for row in batch.rows:
+        if row["skipped"] is None and row["label"] == job.settings.target:
             row["skipped"] = f"its true label is the target, {job.settings.target}"
-    kept = [row for row in rows if row["skipped"] is None]
     if not kept:
-        return rows
-    images, truths = [dataset.image(row["index"]) for row in kept], [row["label"] for row in kept]
+        return batch.rows
+    images, truths = [image for _, image in kept], [row["label"] for row, _ in kept]
     job.job.built.masked.recheck.begin()  # so that no batch's rows depend on the batches before it
     examined = job.job.built.examine(images, truths)
     every = _challenges(job, images, truths, examined)
     seconds = (time.monotonic() - started) / len(kept)
-    for row, clean, image, found in zip(kept, examined, images, every, strict=True):
+    for (row, image), clean, found in zip(kept, examined, every, strict=True):
         worst = min(found, key=lambda c: (not c.fooled, c.attacked.margin))
-        row.update(_clean(clean), **_attacked(clean, found, worst, row["label"]), seconds=seconds)
+        row.update({**facts(clean), **_attacked(clean, found, worst, row["label"]), "seconds": seconds})
         if row["index"] < KEPT or worst.fooled:
-            keep_pair(folder, row["index"], place_image(image, job.job.classifier, job.job.threat), worst.attacked)
-    return rows
+            clear = place_image(image, job.job.classifier, job.job.threat)
+            for end, pixels in (("", clear), ("-attacked", worst.attacked.image)):
+                with whole_file(gallery_path(run, row["index"], end)) as part:
+                    as_picture(pixels).save(part, format="PNG")  # 8 bits, as the image and the patch have
+    return batch.rows
 
 
 def _challenges(
@@ -124,17 +132,6 @@ def _challenges(
     return results
 
 
-def _clean(found: Examined[Any, Any]) -> Row:
-    height, width = found.table.mask_set.image
-    row = {"height": height, "width": width, "undefended": int(found.table.labels[UNMASKED])}
-    certificate = found.certificate
-    if isinstance(certificate, DetectionCertificate):
-        promise = {"alert": found.verdict.alert, "detection_certified": certificate.detection_certified}
-    else:
-        promise = {"certified": certificate.certified, "row_certified": certificate.row_certified}
-    return {**row, "answer": found.verdict.label, **promise}
-
-
 def _attacked(clean: Examined[Any, Any], every: Sequence[Challenged], worst: Challenged, label: int) -> Row:
     """The clean image itself is one the attacker may choose, so who is wrong there is fooled already."""
     verdict = worst.verdict
@@ -146,18 +143,10 @@ def _attacked(clean: Examined[Any, Any], every: Sequence[Challenged], worst: Cha
         "attacked_answer": verdict.label,
         "attacked_alert": getattr(verdict, "alert", None),
         "attacked_case": verdict.case.value if isinstance(verdict, Verdict) else None,
-        "patches": [n for w in worst.attacked.windows for n in (w.top, w.left, w.height, w.width)],
+        "patches": [n for window in worst.attacked.windows for n in window.numbers],
         "margin": worst.attacked.margin,
         "queries": sum(c.attacked.queries for c in every),
     }
-
-
-def keep_pair(folder: Path, index: int, clean: Tensor, attacked: Attacked) -> None:
-    """The clean and the attacked picture, on the threat's grid, as PNGs without loss of an 8-bit image."""
-    for name, pixels in ((f"{index}.png", clean), (f"{index}-attacked.png", attacked.image)):
-        array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-        with whole_file(folder / "gallery" / name) as part:
-            Image.fromarray(array if array.shape[2] == 3 else array[..., 0]).save(part, format="PNG")
 
 
 def attack_shares(rows: pa.Table) -> dict[str, Share]:

@@ -226,9 +226,7 @@ class Checker:
         result.labels += 1 + len(twin.known)
 
     def _data(self, row: Row, twin: Twin) -> Iterator[tuple[str, Any, Any, bool]]:
-        labels = self.job.dataset.labels
-        assert labels is not None  # a job has labels
-        truth, shape = int(labels[row["index"]]), list(twin.image.shape[1:])
+        truth, shape = int(self.job.labels[row["index"]]), list(twin.image.shape[1:])
         if row["label"] != truth:
             yield "label", row["label"], truth, False
         if [row["height"], row["width"]] != shape:
@@ -305,7 +303,7 @@ def _attack(job: Job, rows: list[Row], settings: Settings, result: Audit, folder
         result.attacked.append(row["index"])
         if challenged.fooled:
             kept = _keep(challenged, row, folder)
-            windows = [[w.top, w.left, w.height, w.width] for w in challenged.attacked.windows]
+            windows = [list(window.numbers) for window in challenged.attacked.windows]
             told = _told(row, "a certified image was fooled", row["label"], challenged.verdict.label)
             result.contradictions.append({**told, "patches": windows, "image": str(kept)})
 

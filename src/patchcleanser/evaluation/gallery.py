@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
 from patchcleanser.core.files import whole_file
 from patchcleanser.core.records import Row, Run
+from patchcleanser.data.pictures import as_picture
 from patchcleanser.evaluation.jobs import Job
 
 EACH = 8
@@ -29,9 +29,9 @@ KINDS: dict[str, Callable[[Row], bool]] = {
 """The kinds of images a report shows; an image may be of several."""
 
 
-def gallery_path(run: Run, index: int) -> Path:
-    """Where the picture of an image is kept, if it is."""
-    return run.folder / "gallery" / f"{index}.png"
+def gallery_path(run: Run, index: int, end: str = "") -> Path:
+    """Where the picture of an image is kept, if it is; `end` tells pictures of one image apart."""
+    return run.folder / "gallery" / f"{index}{end}.png"
 
 
 def keep_gallery(run: Run, job: Job) -> None:
@@ -58,7 +58,6 @@ def _picture(job: Job, index: int) -> Image.Image:
     image = job.dataset.image(index)
     if job.threat.grid == "input":
         image = job.classifier.preprocessing.geometry(image[None])[0]
-    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    picture = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[..., 0])
+    picture = as_picture(image)
     picture.thumbnail((LONGEST, LONGEST))
     return picture

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.precision import Precision
 from patchcleanser.core.threats import Threat
@@ -43,13 +46,19 @@ class Job:
     def __post_init__(self) -> None:
         if self.defense not in DEFENSES:
             raise InputError(f"no defense {self.defense!r}; there are {', '.join(DEFENSES)}")
+        self.labels  # noqa: B018  # a job without labels is not made
+        if self.table and DEFENSES[self.defense].may_alert:
+            raise InputError(f"{self.defense} looks at one mask at a time and has no table; leave out the table")
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The true labels."""
         if self.dataset.labels is None:
             raise DataError(
                 f"{self.dataset.name} has no labels, and nothing can be certified without true labels; "
                 "use predict for unlabelled images"
             )
-        if self.table and DEFENSES[self.defense].may_alert:
-            raise InputError(f"{self.defense} looks at one mask at a time and has no table; leave out the table")
+        return self.dataset.labels
 
     @cached_property
     def built(self) -> Defense[Any, Any]:

@@ -6,14 +6,13 @@ from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.data.base import Dataset
+from patchcleanser.data.base import Dataset, View
 from patchcleanser.errors import DataError, InputError
 
 
-class Relabelled(Dataset):
+class Relabelled(View):
     """A dataset under other class numbers."""
 
     def __init__(self, whole: Dataset, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
@@ -23,17 +22,8 @@ class Relabelled(Dataset):
     def __len__(self) -> int:
         return len(self.whole)
 
-    def image(self, index: int) -> Tensor:
-        """The same image."""
-        return self.whole.image(index)
-
-    def id(self, index: int) -> str:
-        """The same name."""
-        return self.whole.id(index)
-
-    def content(self, index: int) -> bytes:
-        """The same bytes."""
-        return self.whole.content(index)
+    def _place(self, index: int) -> tuple[Dataset, int]:
+        return self.whole, index
 
 
 def match_labels(dataset: Dataset, classifier: Classifier, how: str = "auto") -> tuple[Dataset, str | None]:

@@ -30,11 +30,9 @@ def load_batch(job: Job, indices: Sequence[int], *, skip: bool = False) -> Loade
     """Read these images. One that cannot be read is an error, or skipped, with the reason in its row."""
     rows: list[Row] = []
     images: list[Tensor] = []
-    labels = job.dataset.labels
-    assert labels is not None  # a job without labels is not made
     pin = job.classifier.device.type == "cuda"  # pinned memory is copied to the GPU while it works
     for index in indices:
-        row: Row = {"index": index, "id": job.dataset.id(index), "label": int(labels[index]), "skipped": None}
+        row: Row = {"index": index, "id": job.dataset.id(index), "label": int(job.labels[index]), "skipped": None}
         try:
             image = job.dataset.image(index)
             _require_room(job, image)
@@ -55,7 +53,7 @@ def rows_of(job: Job, batch: Loaded) -> list[Row]:
     examined = job.built.examine(batch.images, [row["label"] for row in kept], maps=job.table) if kept else []
     seconds = (time.monotonic() - started) / max(1, len(kept))
     for row, found in zip(kept, examined, strict=True):
-        row.update(_facts(found, table=job.table), seconds=seconds)
+        row.update(facts(found, table=job.table), seconds=seconds)
     return batch.rows
 
 
@@ -70,7 +68,8 @@ def _named(error: PatchCleanserError, name: str) -> PatchCleanserError:
     return type(error)(f"{said}; leave such images out with --unreadable skip")
 
 
-def _facts(found: Examined[Any, Any], *, table: bool) -> Row:
+def facts(found: Examined[Any, Any], *, table: bool = False) -> Row:
+    """What was found out about one clean image, by column."""
     masks = len(found.table.mask_set)
     height, width = found.table.mask_set.image
     return {
@@ -105,5 +104,5 @@ def _certificate(certificate: Certificate | DetectionCertificate) -> Row:
         "certified": certificate.certified,
         "row_certified": certificate.row_certified,
         "failing_pair": certificate.failing_pair,
-        "weakest": weakest and [n for w in weakest for n in (w.top, w.left, w.height, w.width)],
+        "weakest": weakest and [n for window in weakest for n in window.numbers],
     }

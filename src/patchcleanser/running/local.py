@@ -46,7 +46,6 @@ def evaluate(
     size = batch or (256 if job.classifier.device.type == "cuda" else 32)
     run = Run.begin(folder, job.identity, images=len(job.dataset), batch=size, about=about or {})
     with run.locked():
-        run.require_same()  # somebody may have begun another job here before the lock was ours
         missing = run.missing()
         state = summary(run.read(COLUMNS))
         here = 0

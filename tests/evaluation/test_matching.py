@@ -1,0 +1,38 @@
+"""Classes of data and model: the same by name, by number, or refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from patchcleanser import CallableClassifier
+from patchcleanser.data import ArrayDataset
+from patchcleanser.errors import DataError
+from patchcleanser.evaluation.matching import match_labels
+
+
+def model(*names: str) -> CallableClassifier:
+    classifier = CallableClassifier(lambda x: x, classes=len(names), fingerprint="none")
+    classifier.names = names
+    return classifier
+
+
+def data(*names: str) -> ArrayDataset:
+    number = len(names)
+    return ArrayDataset("photos", np.zeros((number, 2, 2, 3), np.uint8), np.arange(number), names)
+
+
+def test_names_that_differ_in_case_only_are_kept_apart() -> None:
+    found, said = match_labels(data("cardigan", "Pembroke"), model("Pembroke", "Cardigan", "cardigan"))
+    assert found.labels is not None
+    assert found.labels.tolist() == [2, 0]
+    assert said == "classes are matched by name: cardigan is 2, Pembroke is 0"
+    with pytest.raises(DataError, match="the class 'CARDIGAN' of photos is none of the classifier's"):
+        match_labels(data("CARDIGAN"), model("Cardigan", "cardigan"))
+
+
+def test_case_and_underscores_do_not_matter_where_a_name_is_the_only_one() -> None:
+    found, _ = match_labels(data("sea_lion"), model("cat", "Sea Lion"))
+    assert found.labels is not None
+    assert found.labels.tolist() == [1]
+    assert found.fingerprint != data("sea_lion").fingerprint
