@@ -42,10 +42,10 @@ def match_labels(dataset: Dataset, classifier: Classifier, how: str = "auto") ->
             raise InputError("labels cannot be matched by name: the classifier or the data has no names of classes")
         return dataset, _numbers(dataset, classifier)
     # Exactly so written, or else the only one that is written alike: ImageNet has a Cardigan and a cardigan.
-    alike = Counter(map(_plain, theirs))
-    known = {name: number for number, name in enumerate(theirs)}
-    known |= {_plain(n): k for k, n in enumerate(theirs) if alike[_plain(n)] == 1 and _plain(n) not in known}
-    found = {name: known.get(name, known.get(_plain(name))) for name in ours}
+    exact = {name: number for number, name in enumerate(theirs)}
+    often = Counter(map(_plain, theirs))
+    alike = {_plain(name): number for name, number in exact.items() if often[_plain(name)] == 1}
+    found = {name: exact.get(name, alike.get(_plain(name))) for name in ours}
     strange = [name for name, number in found.items() if number is None]
     if strange:
         more = f" (and {len(strange) - 1} others)" if strange[1:] else ""
