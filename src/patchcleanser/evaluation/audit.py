@@ -143,8 +143,9 @@ def audit(
             watch(number + 1, len(chosen), f"derived again; {len(result.contradictions)} contradictions")
     certified = [row for row in kept if row["row_certified"] or row["detection_certified"]]
     targets = _choice(certified, attack, chance)
-    for start in range(0, len(targets), TOGETHER):
-        _attack(job, targets[start : start + TOGETHER], settings, result, run.folder / "audit")
+    together = TOGETHER * (16 if job.classifier.device.type == "cuda" else 1)
+    for start in range(0, len(targets), together):
+        _attack(job, targets[start : start + together], settings, result, run.folder / "audit")
         if watch is not None:
             watch(len(result.attacked), len(targets), f"attacked; {len(result.contradictions)} contradictions")
     return result
