@@ -33,7 +33,6 @@ def report(
 ) -> None:
     """Write report.html (one file that needs nothing else), tables/ and figures/ from the rows of runs."""
     # Imported late, so that --help answers at once.
-    from patchcleanser.core.metrics import COLUMNS_OF, summary
     from patchcleanser.core.records import find_runs
     from patchcleanser.evaluation.derive import derive as derived
     from patchcleanser.reports import write_report
@@ -44,11 +43,20 @@ def report(
         [(run, derived(run) if derive else None) for run in found], folder, title=title, pictures=gallery
     )
     if as_json:
-        told = {str(run.folder): summary(run.read(COLUMNS_OF[run.kind])).to_json() for run in found}
+        told = {str(run.folder): numbers(run) for run in found}
         print(json.dumps(told, indent=1, ensure_ascii=False))
     for note in notes(found):
         print(note, file=sys.stderr)
     print(f"wrote {page}", file=sys.stderr if as_json else sys.stdout)
+
+
+def numbers(run: Run) -> dict[str, object]:
+    """What the rows of a run show, as plain numbers."""
+    from patchcleanser.core.metrics import COLUMNS_OF, certified_fooled, summary
+
+    rows = run.read(COLUMNS_OF[run.kind])
+    fooled = {"certified_images_fooled": len(certified_fooled(rows))} if run.kind == "attack" else {}
+    return {**summary(rows).to_json(), **fooled}
 
 
 def notes(runs: Sequence[Run]) -> list[str]:
