@@ -59,8 +59,8 @@ def _attack(job: Job, folder: Path, about: dict[str, Any], *, quiet: bool) -> Ru
     from patchcleanser.evaluation.attacked import AttackJob
 
     some = replace(job, dataset=chosen(job.dataset, ATTACKED, subset="first"), table=False)
-    settings = Settings(iterations=40, locations=4)
-    return run_attack(AttackJob(some, "pgd", settings), folder, about, batch=None, skip=False, quiet=quiet)
+    settings = Settings(iterations=100, locations=1)  # the weaker of the paper's two attackers
+    return run_attack(AttackJob(some, "apgd", settings), folder, about, batch=None, skip=False, quiet=quiet)
 
 
 def _story(job: Job, run: Run, picture: Path) -> dict[str, Any]:
