@@ -71,6 +71,10 @@ class Exported(Way):
         self._seen: list[tuple[int, int]] = []
         self._digest = ""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Sessions belong to this process; elsewhere the network is exported anew."""
+        return {**vars(self), "_sessions": {}}
+
     def renew(self) -> None:
         """Export again if anything about the network is another."""
         if self._digest != (digest := self.classifier.weights):
