@@ -112,11 +112,14 @@ def attack(
     job = AttackJob(base, attack, settings)
     words = f"{model}-{data}-{base.threat.shape}-{defense}-{attack}"
     folder = out or default_folder(words, job.identity)
-    run = _run(job, folder, about_run(model, data, split, base), batch=batch, skip=skip, quiet=as_json)
+    run = run_attack(job, folder, about_run(model, data, split, base), batch=batch, skip=skip, quiet=as_json)
     _tell(run, model, sheet=_sheet(run, base), as_json=as_json)
 
 
-def _run(job: AttackJob, folder: Path, about: dict[str, Any], *, batch: int | None, skip: bool, quiet: bool) -> Run:
+def run_attack(
+    job: AttackJob, folder: Path, about: dict[str, Any], *, batch: int | None, skip: bool, quiet: bool
+) -> Run:
+    """One attack with its progress on standard error."""
     from patchcleanser.cli.certify import say_continued
     from patchcleanser.cli.progress import progress
     from patchcleanser.evaluation.attacked import attack_all

@@ -16,7 +16,6 @@ from patchcleanser.core.files import whole_file
 from patchcleanser.core.windows import Size, Window
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.data.boxes import read_boxes
-from patchcleanser.data.pictures import as_picture, decode
 from patchcleanser.errors import DataError
 
 SIDE = 32
@@ -35,7 +34,7 @@ def read_digits(place: Path, split: str) -> ArrayDataset:
         try:
             with whole_file(kept) as part, part.open("wb") as file:
                 np.savez(file, images=images, labels=labels)
-        except OSError:
+        except DataError:
             return _dataset(images, labels, split)  # a folder that cannot be written to is cut each time
     with np.load(kept) as found:
         return _dataset(found["images"], found["labels"], split)
@@ -53,16 +52,21 @@ def _cut(place: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     labels: list[int] = []
     for path in files:
         found = read_boxes(path)
-        try:
-            picture = as_picture(decode(path.with_suffix(".png").read_bytes(), path.with_suffix(".png").name))
-        except OSError as error:
-            raise DataError(f"cannot read {path.with_suffix('.png')}: {error.strerror}") from error
+        picture = _picture(path.with_suffix(".png"))
         for name, window in zip(found.names, found.windows, strict=True):
             if name not in (*DIGITS, "10"):
                 raise DataError(f"{path} names a digit {name!r}; digits are 1 to 9, and 10 for 0")
             images.append(np.asarray(crop_square(picture, window)))
             labels.append(int(name) % 10)
     return np.stack(images), np.array(labels, dtype=np.int64)
+
+
+def _picture(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as picture:
+            return picture.convert("RGB")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def crop_square(picture: Image.Image, window: Window) -> Image.Image:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from patchcleanser.core.metrics import Share
@@ -69,12 +69,19 @@ class Line:
 
     plan: Plan
     variant: str = ""
-    printed: Printed = field(default_factory=dict)
+    printed: Printed = field(default_factory=dict, hash=False)
+    timed: Plan | None = None
+    """Another plan that says how long an image takes under the same masks."""
 
     @property
     def key(self) -> str:
         """What names the row among all experiments' rows."""
         return f"{self.plan.slug}|{self.variant}" if self.variant else self.plan.slug
+
+    def of(self, model: str) -> Line:
+        """The same line for another model."""
+        timed = self.timed and replace(self.timed, model=model)
+        return replace(self, plan=replace(self.plan, model=model), timed=timed)
 
 
 @dataclass(frozen=True)
@@ -107,14 +114,20 @@ Series = Sequence[tuple[Line, Finding]]
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says of an experiment's shape; `holds` looks at the measured lines of one model and dataset.
+    """What the paper says of an experiment's shape; `holds` looks at the measured lines of one group.
 
-    It returns a sentence with the numbers it looked at, and whether they bear the claim out; None if too
-    little was measured to tell.
+    It says whether they bear the claim out, and which numbers it looked at; None if too little was
+    measured to tell. Groups are by model, images and grid, or by images alone.
     """
 
     words: str
     holds: Callable[[Series], tuple[bool, str] | None]
+    across_models: bool = False
+
+    def group(self, line: Line) -> tuple[str, ...]:
+        """What the lines of one group share."""
+        plan = line.plan
+        return (plan.data, plan.grid) if self.across_models else (plan.model, plan.data, plan.grid)
 
 
 @dataclass(frozen=True)
@@ -145,10 +158,12 @@ class Experiment:
     read: Callable[[Any, str], Values]
     variant: str = ""
     """What the variants of a line are, as the title of their column."""
+    boxed: Callable[[Any, str, dict[str, float]], Values] | None = None
+    """Instead of `read`, where it also needs how much of each picture its objects take."""
     axis: Axis | None = None
     claims: tuple[Claim, ...] = ()
 
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The jobs, each once."""
-        return tuple(dict.fromkeys(line.plan for line in self.lines))
+        return tuple(dict.fromkeys(plan for line in self.lines for plan in (line.plan, line.timed) if plan))

@@ -31,13 +31,14 @@ class Model:
     get: str | None = None
     """Where to get its file, if no command makes it."""
 
-    def at(self, folder: Path | None = None) -> str:
+    def at(self) -> str:
         """The spec, with the folder filled in."""
-        return self.spec.format(models=folder or models_folder())
+        return self.spec.format(models=models_folder())
 
-    def command(self, folder: Path | None = None) -> str | None:
-        """The command, with the folder filled in."""
-        return self.made and self.made.format(models=folder or models_folder())
+    def command(self, root: Path | None = None) -> str | None:
+        """The command, with the folders filled in: for the models, and for the images if they are not in the cache."""
+        where = f" --root {root}" if root is not None and self.data != "cifar10" and "train" in (self.made or "") else ""
+        return self.made and self.made.format(models=models_folder()) + where
 
     @property
     def missing(self) -> str:
@@ -191,6 +192,6 @@ def model_of(name: str) -> Model:
     raise InputError(f"no model {name!r}; there are {', '.join(MODELS)}, or any classifier's name as certify takes it")
 
 
-def training_commands() -> list[str]:
+def training_commands(root: Path | None = None) -> list[str]:
     """What a session with a GPU runs, in this order, to have every model of ours."""
-    return [command for model in EVERY if (command := model.command()) is not None]
+    return [command for model in EVERY if (command := model.command(root)) is not None]

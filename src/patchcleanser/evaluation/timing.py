@@ -1,0 +1,91 @@
+"""How long one image takes, undefended and defended, one at a time as a service would ask."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from patchcleanser.core.files import whole_file
+from patchcleanser.core.records import key_of
+from patchcleanser.core.verdicts import Verdict
+from patchcleanser.defenses import DEFENSES
+from patchcleanser.errors import RecordError
+from patchcleanser.evaluation.jobs import Job
+
+FILE = "times.json"
+WARM = 2
+"""Images before the clock starts: the first calls choose kernels and fill caches."""
+TIMED = ("double-masking", "challenger-masking")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Mean milliseconds an image, with batch size one, and what was asked of the classifier."""
+
+    images: int
+    milliseconds: dict[str, float]
+    """By defense; "undefended" is the classifier alone."""
+    classifications: dict[str, float]
+    about: dict[str, Any]
+
+
+def time_images(job: Job, folder: str | Path, *, about: dict[str, Any] | None = None) -> Times:
+    """Time every image of a job, and keep it in a folder; times that are there for the same job are read."""
+    path = Path(folder) / FILE
+    key = key_of(job.identity)
+    if path.is_file():
+        return read_times(path, key)
+    images = [job.dataset.image(index) for index in range(len(job.dataset))]
+    sync = torch.cuda.synchronize if job.classifier.device.type == "cuda" else lambda: None
+    found: dict[str, float] = {"undefended": _clock(lambda image: _plain(job, image), images, sync)}
+    spent: dict[str, float] = {"undefended": 1.0}
+    for name in TIMED:
+        defense = DEFENSES[name](job.classifier, job.threat, masks=job.masks, precision=job.precision)
+        counts: list[int] = []
+
+        def ask(image: Tensor, defense: Any = defense, counts: list[int] = counts) -> None:
+            (verdict,) = defense.predict([image])
+            counts.append(verdict.classifications if isinstance(verdict, Verdict) else 0)
+
+        found[name] = _clock(ask, images, sync)
+        spent[name] = mean(counts[-len(images) :])
+    times = Times(len(images), found, spent, dict(about or {}))
+    with whole_file(path) as part:
+        part.write_text(json.dumps({"key": key, **asdict(times)}, indent=1) + "\n", encoding="utf-8")
+    return times
+
+
+def read_times(path: Path, key: str) -> Times:
+    """The times in a file, if they are this job's."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found.pop("key") != key:
+            raise RecordError(f"{path} holds the times of another job; use another --out")
+        return Times(**found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} is damaged ({error}); delete it and run again") from error
+
+
+def _plain(job: Job, image: Tensor) -> None:
+    with torch.inference_mode():
+        job.classifier.logits(job.classifier.prepare(image[None].to(job.classifier.device)))
+
+
+def _clock(ask: Callable[[Tensor], None], images: Sequence[Tensor], sync: Callable[[], None]) -> float:
+    """Mean milliseconds of one call, after a few that do not count."""
+    for image in images[:WARM]:
+        ask(image)
+    sync()
+    started = time.perf_counter()
+    for image in images:
+        ask(image)
+    sync()
+    return 1000 * (time.perf_counter() - started) / max(1, len(images))
