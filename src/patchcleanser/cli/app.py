@@ -12,7 +12,20 @@ import typer
 from rich.console import Console
 
 import patchcleanser
-from patchcleanser.cli import attack, audit, certify, data, demo, harden, masks, models, predict, report, reproduce, train
+from patchcleanser.cli import (
+    attack,
+    audit,
+    certify,
+    data,
+    demo,
+    harden,
+    masks,
+    models,
+    predict,
+    report,
+    reproduce,
+    train,
+)
 from patchcleanser.errors import PatchCleanserError
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""patchcleanser reproduce: the paper's tables and figures, ours beside theirs, as far as models and images are at hand."""
+"""patchcleanser reproduce: the paper's tables and figures, ours beside theirs, as far as models and data are here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchcleanser.cli.options import AsJson, Device, Limit, Precision, Seed
-from patchcleanser.errors import InputError
+from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from patchcleanser.experiments import Experiment
@@ -22,20 +22,27 @@ Names = Annotated[list[str] | None, typer.Argument(help="Tables and figures: tab
 
 def reproduce(
     names: Names = None,
-    listed: Annotated[bool, typer.Option("--list", help="Say which there are, and which models each asks for.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Say which there are, and which models each asks for.")
+    ] = False,
     commands: Annotated[bool, typer.Option("--commands", help="Print the commands that make our models.")] = False,
     limit: Limit = None,
     models: Annotated[
-        str | None, typer.Option(help="Only these models: a comma list of names, or of classifiers as certify takes them.")
+        str | None,
+        typer.Option(help="Only these models: a comma list of names, or of classifiers as certify takes them."),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Only these datasets: a comma list.")] = None,
-    root: Annotated[Path | None, typer.Option(help="Where datasets lie, each in a folder of its name or all together.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where datasets lie, each in a folder of its name or all together.")
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "exact",
     out: Annotated[Path, typer.Option(help="Findings, tables, figures and the page.")] = Path("runs/reproduce"),
     runs: Annotated[Path | None, typer.Option(help="Run folders; by default runs/ in --out.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Only write what --out holds as a Markdown page into this file.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Only write what --out holds as a Markdown page into this file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run what a table or figure of the paper needs, go on where it stopped, and lay ours beside the paper's."""
@@ -111,9 +118,9 @@ def _hands(*, quiet: bool) -> Hands:
 
 
 def _run_all(chosen: list[Experiment], laboratory: Laboratory, out: Path) -> dict[str, dict[str, str]]:
-    """Every plan once, model by model; findings are kept after each experiment. What is missing is returned."""
+    """Every plan once, model by model; findings go beside those of other machines. What is missing is returned."""
     from patchcleanser.experiments import EXPERIMENTS
-    from patchcleanser.experiments.collecting import collect, merged, read_found, write_found
+    from patchcleanser.experiments.collecting import collect, keep, read_found
     from patchcleanser.experiments.pages import section, write_page, write_section
 
     plans = dict.fromkeys(plan for experiment in chosen for plan in experiment.plans)
@@ -121,16 +128,30 @@ def _run_all(chosen: list[Experiment], laboratory: Laboratory, out: Path) -> dic
     missing: dict[str, dict[str, str]] = {}
     for experiment in chosen:
         found, missing[experiment.name] = collect(experiment, outcomes, laboratory.root)
+        missing[experiment.name] |= _draw_pictures(experiment, laboratory)
         whole = EXPERIMENTS[experiment.name]
         declared = replace(whole, lines=tuple(dict.fromkeys([*whole.lines, *experiment.lines])))
-        kept = merged(declared, read_found(out, experiment.name), found)
+        kept = keep(declared, found, out)
         if kept:
-            write_found(declared, kept, out)
             write_section(section(declared, kept), out)
     sections = [section(e, kept) for e in EXPERIMENTS.values() if (kept := read_found(out, e.name))]
     if sections:
         write_page(sections, out)
     return missing
+
+
+def _draw_pictures(experiment: Experiment, laboratory: Laboratory) -> dict[str, str]:
+    """Pictures of the data lie beside the runs: other people's photos are not for the findings."""
+    from patchcleanser.reports.drawing import save
+
+    if experiment.pictures is None:
+        return {}
+    try:
+        save(experiment.pictures(laboratory.root), laboratory.runs)
+    except DataError as error:
+        return {experiment.name: str(error)}
+    print(f"wrote {laboratory.runs / experiment.name}.png", file=sys.stderr)
+    return {}
 
 
 def _write_markdown(out: Path, page: Path) -> None:
@@ -174,7 +195,8 @@ def _tell(missing: dict[str, dict[str, str]], out: Path, *, as_json: bool) -> No
     found = {name: read_found(out, name) for name in missing}
     if as_json:
         told = {
-            name: {"findings": {k: f.to_json() for k, f in found[name].items()}, "missing": missing[name]} for name in found
+            name: {"findings": {k: f.to_json() for k, f in found[name].items()}, "missing": missing[name]}
+            for name in found
         }
         print(json.dumps(told, indent=1, ensure_ascii=False))
         return
@@ -189,5 +211,5 @@ def _tell(missing: dict[str, dict[str, str]], out: Path, *, as_json: bool) -> No
         print(f"left out: {why}", file=sys.stderr)
     if any(found.values()):
         print(f"\nfindings, tables, figures and results.html are in {out}")
-    else:
+    elif reasons:
         raise InputError("nothing could be measured; what is missing stands above")

@@ -73,6 +73,11 @@ def _whole(root: ElementTree.Element, where: str) -> int:
 
 def object_shares(name: str, ids: Sequence[str], root: str | Path | None = None) -> dict[str, float]:
     """For each image that has boxes, by its id, the share of its pixels inside them. `name` is the dataset's."""
+    return {ids[index]: found.share for index, found in boxed_images(name, ids, root).items()}
+
+
+def boxed_images(name: str, ids: Sequence[str], root: str | Path | None = None) -> dict[int, Boxed]:
+    """The boxes of each image that has any, by its place in the list of ids."""
     folder = cache_folder() / name if root is None else Path(root).expanduser()
     if name == "tiny-imagenet":
         return _tiny(folder, ids)
@@ -81,23 +86,24 @@ def object_shares(name: str, ids: Sequence[str], root: str | Path | None = None)
     raise DataError(f"{name} has no boxes; imagenet and tiny-imagenet have")
 
 
-def _imagenet(folder: Path, ids: Sequence[str]) -> dict[str, float]:
+def _imagenet(folder: Path, ids: Sequence[str]) -> dict[int, Boxed]:
     place = next((folder / place for place in IMAGENET if (folder / place).is_dir()), None)
     if place is None:
         raise DataError(
             f"ImageNet's boxes are not in {folder}: there is no {' or '.join(IMAGENET)}. With an account there, get "
             f"ILSVRC2012_bbox_val_v3.tgz from https://image-net.org/download-images and unpack it in {folder / 'bbox'}"
         )
-    files = {name: place / f"{_stem(name)}.xml" for name in ids}
-    return {name: read_boxes(path).share for name, path in files.items() if path.is_file()}
+    files = [place / f"{Path(_file(name)).stem}.xml" for name in ids]
+    return {index: read_boxes(path) for index, path in enumerate(files) if path.is_file()}
 
 
-def _tiny(folder: Path, ids: Sequence[str]) -> dict[str, float]:
-    place = next((p for p in (folder / "tiny-imagenet-200" / "val", folder / "val", folder) if (p / TINY).is_file()), None)
+def _tiny(folder: Path, ids: Sequence[str]) -> dict[int, Boxed]:
+    places = (folder / "tiny-imagenet-200" / "val", folder / "val", folder)
+    place = next((place for place in places if (place / TINY).is_file()), None)
     if place is None:
         raise DataError(f"Tiny-ImageNet's boxes are not in {folder}: there is no tiny-imagenet-200/val/{TINY}")
-    shares = {name: Boxed((64, 64), (), (window,)).share for name, _, window in tiny_lines(place / TINY)}
-    return {name: shares[_file(name)] for name in ids if _file(name) in shares}
+    found = {file: Boxed((64, 64), (number,), (window,)) for file, number, window in tiny_lines(place / TINY)}
+    return {index: found[_file(name)] for index, name in enumerate(ids) if _file(name) in found}
 
 
 def tiny_lines(path: Path) -> list[tuple[str, str, Window]]:
@@ -120,7 +126,3 @@ def _file(name: str) -> str:
     'ILSVRC2012_val_00000293.JPEG'
     """
     return re.split(r"[/:]", name)[-1]
-
-
-def _stem(name: str) -> str:
-    return Path(_file(name)).stem

@@ -13,7 +13,13 @@ from pathlib import Path
 from patchcleanser.data.base import Dataset
 from patchcleanser.data.cache import arriving, cache_folder
 from patchcleanser.data.cifar import fetch_cifar10, fetch_cifar100, read_cifar10, read_cifar100
-from patchcleanser.data.imagenet import fetch_imagenette, imagenet_classes, read_imagenet, read_imagenette, read_tiny_imagenet
+from patchcleanser.data.imagenet import (
+    fetch_imagenette,
+    imagenet_classes,
+    read_imagenet,
+    read_imagenette,
+    read_tiny_imagenet,
+)
 from patchcleanser.data.matlab import fetch_flowers102, fetch_svhn, read_flowers102, read_svhn
 from patchcleanser.data.parquet import load_parquet
 from patchcleanser.data.splits import split_of
@@ -157,6 +163,8 @@ def _fetch(known: Named, fetch: Callable[[Path, str], None], folder: Path, split
 
 
 def _missing(known: Named, folder: Path, split: str, what: str) -> str:
-    wanted = " or ".join(str(folder / place) for place in known.places[split] if not place.endswith((".npz", ".parquet")))
+    wanted = " or ".join(
+        str(folder / place) for place in known.places[split] if not place.endswith((".npz", ".parquet"))
+    )
     advice = known.advice.format(folder=folder, split=split)
     return f"{known.title} ({split}) {what}: there is no {wanted}. To have it, {advice}; or name another folder as root"

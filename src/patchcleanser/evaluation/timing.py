@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +36,7 @@ class Times:
     """By defense; "undefended" is the classifier alone."""
     classifications: dict[str, float]
     about: dict[str, Any]
+    """Circumstances, with how many processes wanted the processor: times on a busy machine are too long."""
 
 
 def time_images(job: Job, folder: str | Path, *, about: dict[str, Any] | None = None) -> Times:
@@ -57,7 +59,8 @@ def time_images(job: Job, folder: str | Path, *, about: dict[str, Any] | None = 
 
         found[name] = _clock(ask, images, sync)
         spent[name] = mean(counts[-len(images) :])
-    times = Times(len(images), found, spent, dict(about or {}))
+    busy = {"load": round(os.getloadavg()[0], 1)} if hasattr(os, "getloadavg") else {}
+    times = Times(len(images), found, spent, {**(about or {}), **busy})
     with whole_file(path) as part:
         part.write_text(json.dumps({"key": key, **asdict(times)}, indent=1) + "\n", encoding="utf-8")
     return times

@@ -6,7 +6,7 @@ from patchcleanser.experiments.detection import FIGURE9
 from patchcleanser.experiments.empirical import TABLE8
 from patchcleanser.experiments.main_results import TABLE2, TABLE3
 from patchcleanser.experiments.mask_counts import FIGURE4, FIGURE5
-from patchcleanser.experiments.objects import FIGURE20, FIGURE22
+from patchcleanser.experiments.objects import FIGURE20, FIGURE21, FIGURE22
 from patchcleanser.experiments.patch_sizes import FIGURE6, FIGURE8
 from patchcleanser.experiments.shapes import TABLE4
 from patchcleanser.experiments.training_effect import TABLE5, TABLE6
@@ -28,6 +28,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         FIGURE9,
         FIGURE10,
         FIGURE20,
+        FIGURE21,
         FIGURE22,
     )
 }

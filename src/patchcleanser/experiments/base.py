@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from patchcleanser.core.metrics import Share
 from patchcleanser.core.threats import Grid, Threat
+from patchcleanser.reports.drawing import Drawing
 from patchcleanser.reports.tables import Column
 
 Values = dict[str, Share | float]
@@ -162,6 +164,8 @@ class Experiment:
     """Instead of `read`, where it also needs how much of each picture its objects take."""
     axis: Axis | None = None
     claims: tuple[Claim, ...] = ()
+    pictures: Callable[[Path | None], Drawing] | None = None
+    """Pictures of the data themselves, from the folder they lie in; kept beside the runs, never with the findings."""
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from patchcleanser.experiments.base import Axis, Claim, Line, Finding, Series, percent
+from itertools import pairwise
+
+from patchcleanser.experiments.base import Axis, Claim, Finding, Line, Series, percent
 
 NOISE = 1.0
 """Points that one step may go against a trend: images are the same, but few."""
@@ -10,7 +12,9 @@ NOISE = 1.0
 
 def along(axis: Axis, measure: str, series: Series) -> list[tuple[float, float]]:
     """Where lines stand on the axis, and the measure there, from left to right."""
-    return sorted((axis.at(line, found), percent(found.values[measure])) for line, found in series if measure in found.values)
+    return sorted(
+        (axis.at(line, found), percent(found.values[measure])) for line, found in series if measure in found.values
+    )
 
 
 def rises_and_saturates(axis: Axis, measure: str, words: str) -> Claim:
@@ -20,7 +24,7 @@ def rises_and_saturates(axis: Axis, measure: str, words: str) -> Claim:
         points = along(axis, measure, series)
         if len(points) < 3:
             return None
-        steps = [after[1] - before[1] for before, after in zip(points, points[1:], strict=False)]
+        steps = [after[1] - before[1] for before, after in pairwise(points)]
         borne = points[-1][1] > points[0][1] and steps[-1] < max(steps[0], NOISE)
         return borne, _told(measure, points)
 
@@ -34,7 +38,7 @@ def falls(axis: Axis, measure: str, words: str) -> Claim:
         points = along(axis, measure, series)
         if len(points) < 3:
             return None
-        drops = all(after[1] <= before[1] + NOISE for before, after in zip(points, points[1:], strict=False))
+        drops = all(after[1] <= before[1] + NOISE for before, after in pairwise(points))
         return drops and points[-1][1] < points[0][1], _told(measure, points)
 
     return Claim(words, holds)

@@ -14,6 +14,7 @@ from patchcleanser.data.boxes import object_shares
 from patchcleanser.errors import DataError, RecordError
 from patchcleanser.evaluation.timing import Times
 from patchcleanser.experiments.base import Experiment, Finding, Line, Plan, Values
+from patchcleanser.experiments.images import DATA
 from patchcleanser.experiments.reading import timed
 from patchcleanser.experiments.running import Missing
 
@@ -55,7 +56,7 @@ def _values(
     if experiment.boxed is None or not isinstance(left, Run):
         return experiment.read(left, line.variant)
     if line.plan not in boxes:
-        where = root / line.plan.data if root and (root / line.plan.data).is_dir() else root
+        where = DATA[line.plan.data].folder(root)
         boxes[line.plan] = object_shares(line.plan.data, left.read(["id"])["id"].to_pylist(), where)
     return experiment.boxed(left, line.variant, boxes[line.plan])
 
@@ -69,7 +70,9 @@ def _images(left: Run | Times, values: Values) -> int:
 def origin(left: Run | Times) -> dict[str, Any]:
     """Under which circumstances something was measured."""
     about = left.about
-    told: dict[str, Any] = {key: about[key] for key in ("command", "created", "seed", "versions") if key in about}
+    told: dict[str, Any] = {
+        key: about[key] for key in ("command", "created", "seed", "versions", "load") if key in about
+    }
     if isinstance(left, Run):
         told |= {"device": left.job["device"], "precision": left.job["precision"], "run": left.key[:12]}
     return told
@@ -87,21 +90,21 @@ def read_found(out: Path, name: str) -> Found:
         raise RecordError(f"{path} is damaged ({error}); delete it and reproduce again") from error
 
 
-def merged(experiment: Experiment, old: Found, new: Found) -> Found:
-    """Of two findings of one line the one from more images, else the newer; lines that are declared no more are left."""
+def keep(experiment: Experiment, found: Found, out: Path) -> Found:
+    """Add findings to those that a folder holds, and return all of them.
+
+    Of two findings of one line the one from more images stays, else the newer; lines that are declared no
+    more are dropped.
+    """
+    before = read_found(out, experiment.name)
     best: Found = {}
     for line in experiment.lines:
-        before, now = old.get(line.key), new.get(line.key)
-        if before is not None and (now is None or before.images > now.images):
-            best[line.key] = before
-        elif now is not None:
-            best[line.key] = now
+        known = [finding for finding in (found.get(line.key), before.get(line.key)) if finding is not None]
+        if known:
+            best[line.key] = max(known, key=lambda finding: finding.images)  # of equals the first, which is the newer
+    if best:
+        rows = {key: finding.to_json() for key, finding in best.items()}
+        content = {"experiment": experiment.name, "paper": experiment.paper, "findings": rows}
+        with whole_file(out / f"{experiment.name}.json") as part:
+            part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return best
-
-
-def write_found(experiment: Experiment, found: Found, out: Path) -> None:
-    """Keep an experiment's findings."""
-    rows = {key: finding.to_json() for key, finding in found.items()}
-    content = {"experiment": experiment.name, "paper": experiment.paper, "title": experiment.title, "findings": rows}
-    with whole_file(out / f"{experiment.name}.json") as part:
-        part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -25,7 +25,7 @@ def _lines(model: str, data: str) -> list[Line]:
     *under, certified = PAPER[data]
     lines = []
     for (iterations, locations), pair in zip(BUDGETS, under, strict=True):
-        undefended, robust = pair  # type: ignore[misc]
+        undefended, robust = pair
         printed = {"undefended_under_attack": undefended, "robust": robust, "certified": certified}
         budget = f"{iterations} iterations, {locations} location{'s' if locations > 1 else ''}"
         lines.append(Line(replace(plan, iterations=iterations, locations=locations), budget, printed))

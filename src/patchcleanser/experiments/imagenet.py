@@ -25,7 +25,9 @@ def resnet50(classes: int = 1000) -> TorchClassifier:
     """
     path = models_folder() / "resnet50_v1_imagenet.safetensors"
     if not path.is_file():
-        raise ClassifierError(f"no {path.name} in {path.parent}; put it there, or name its folder with PATCHCLEANSER_MODELS")
+        raise ClassifierError(
+            f"no {path.name} in {path.parent}; put it there, or name its folder with PATCHCLEANSER_MODELS"
+        )
     module = torchvision.models.resnet50(weights=None)
     for layer in (module.layer2, module.layer3, module.layer4):
         layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)

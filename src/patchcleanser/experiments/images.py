@@ -23,13 +23,13 @@ class Images:
         return NAMED[self.name].title
 
     def load(self, root: Path | None = None) -> Dataset:
-        """From root/NAME, or root itself; without a root from the cache, downloaded where that is possible."""
-        if root is not None and NAMED[self.name].place(root / self.name, self.split):
-            root = root / self.name
-        return load_dataset(self.name, split=self.split, root=root if self._lies_in(root) else None)
+        """From root/NAME, or root itself; else from the cache, downloaded where that is possible."""
+        return load_dataset(self.name, split=self.split, root=self.folder(root))
 
-    def _lies_in(self, root: Path | None) -> bool:
-        return root is not None and NAMED[self.name].place(root, self.split) is not None
+    def folder(self, root: Path | None) -> Path | None:
+        """The folder that holds it: root/NAME or root; None if it is in neither."""
+        places = (root / self.name, root) if root is not None else ()
+        return next((place for place in places if NAMED[self.name].place(place, self.split)), None)
 
 
 DATA: dict[str, Images] = {

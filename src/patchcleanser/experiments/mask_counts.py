@@ -27,7 +27,11 @@ MODELS = (
     "authors-vit-cifar10",
 )
 LINES = tuple(
-    Line(plan := usual(model, masks=k), printed=PAPER.get(k, {}) if model == "authors-vit-imagenet" else {}, timed=timed(plan))
+    Line(
+        plan := usual(model, masks=k),
+        printed=PAPER.get(k, {}) if model == "authors-vit-imagenet" else {},
+        timed=timed(plan),
+    )
     for model in MODELS
     for k in COUNTS
 )
@@ -43,7 +47,9 @@ FIGURE4 = Experiment(
     (CLEAN, CERTIFIED, TIME),
     accuracies,
     axis=BY_COUNT,
-    claims=(rises_and_saturates(BY_COUNT, "certified", "Certified accuracy rises with the number of masks and saturates"),),
+    claims=(
+        rises_and_saturates(BY_COUNT, "certified", "Certified accuracy rises with the number of masks and saturates"),
+    ),
 )
 
 BY_TIME = Axis(

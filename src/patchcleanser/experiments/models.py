@@ -37,7 +37,9 @@ class Model:
 
     def command(self, root: Path | None = None) -> str | None:
         """The command, with the folders filled in: for the models, and for the images if they are not in the cache."""
-        where = f" --root {root}" if root is not None and self.data != "cifar10" and "train" in (self.made or "") else ""
+        where = (
+            f" --root {root}" if root is not None and self.data != "cifar10" and "train" in (self.made or "") else ""
+        )
         return self.made and self.made.format(models=models_folder()) + where
 
     @property
@@ -85,7 +87,9 @@ def authors(family: str, data: str, *, cutout: bool = True) -> Model:
 
 NETS = {"ResNet": ("resnet", "scratch-cifar"), "ViT": ("vit", "scratch-cifar-tokens")}
 NETS["MLP"] = ("resmlp", "scratch-cifar-tokens")
-SMALL = "it has {size} M parameters and saw only {data} at 32×32, where the paper fine-tunes an ImageNet network at 224×224"
+SMALL = (
+    "it has {size} M parameters and saw only {data} at 32×32, where the paper fine-tunes an ImageNet network at 224×224"
+)
 MILLIONS = {"ResNet": "5.9", "ViT": "5.9", "MLP": "5.7"}
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 
@@ -103,7 +107,8 @@ def ours(family: str, data: str, *, cutout: bool = True) -> Model:
         family,
         data,
         SMALL.format(size=MILLIONS[family], data=TITLES[data]),
-        f"patchcleanser train --model 'net:{net}{classes}' --data {data} --recipe {recipe}{change} --out {{models}}/{name}",
+        f"patchcleanser train --model 'net:{net}{classes}' --data {data} --recipe {recipe}{change} "
+        f"--out {{models}}/{name}",
     )
 
 
@@ -154,7 +159,14 @@ IMAGENET = (
         f"patchcleanser harden --model {RESNET50} {PHOTOS} --tries 3 --epochs 10 "
         "--out {models}/imagenet-resnet50-hardened",
     ),
-    Model("imagenet-mobilenet", MOBILENET, "ResNet", "imagenet", LIGHTER + ", never trained with masks", get=MOBILENET_FILE),
+    Model(
+        "imagenet-mobilenet",
+        MOBILENET,
+        "ResNet",
+        "imagenet",
+        LIGHTER + ", never trained with masks",
+        get=MOBILENET_FILE,
+    ),
     Model(
         "imagenet-mobilenet-hardened",
         "trained:{models}/imagenet-mobilenet-hardened",

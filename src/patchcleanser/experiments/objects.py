@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from patchcleanser.core.records import Run
 from patchcleanser.experiments.base import Axis, Experiment, Line, Plan, Values
 from patchcleanser.experiments.claims import rises_and_saturates
-from patchcleanser.experiments.plans import plan_of, usual
+from patchcleanser.experiments.pictures import small_objects
+from patchcleanser.experiments.plans import usual
 from patchcleanser.experiments.reading import PARTS, accuracies, by_class, sized
-from patchcleanser.core.records import Run
 from patchcleanser.reports.results import CERTIFIED, CLEAN
 from patchcleanser.reports.tables import Column
 
@@ -25,7 +26,11 @@ PLANS: tuple[Plan, ...] = (
     usual("imagenet-resnet50-hardened"),
     usual("authors-vit-imagenet"),
 )
-BY_SIZE = Axis("objects' share of the picture, %", lambda line, found: float(line.variant.split("–")[0]) + 5, ("clean", "certified"))
+BY_SIZE = Axis(
+    "objects' share of the picture, %",
+    lambda line, found: float(line.variant.split("–")[0]) + 5,
+    ("clean", "certified"),
+)
 FIGURE20 = Experiment(
     "figure20",
     "Figure 20",
@@ -51,11 +56,22 @@ FIGURE22 = Experiment(
         for model in CLASS_MODELS
         for plan in [usual(model)]
         for part in PARTS
-        for printed in [{0.0: {"certified": 4.0}, 1.0: {"certified": 100.0}}.get(PARTS[part], {}) if "authors" in model else {}]
+        for printed in [
+            {0.0: {"certified": 4.0}, 1.0: {"certified": 100.0}}.get(PARTS[part], {}) if "authors" in model else {}
+        ]
     ),
     (CERTIFIED,),
     by_class,
     variant="Class",
 )
 
-SMALL_OBJECTS = plan_of("imagenet-resnet50-hardened", 32, data="tiny-imagenet")
+FIGURE21 = Experiment(
+    "figure21",
+    "Figure 21",
+    "Small objects under a patch",
+    "A patch of 2% of the image can hide a small object whole, so no classifier could be certified there.",
+    (),
+    (),
+    accuracies,
+    pictures=small_objects,
+)

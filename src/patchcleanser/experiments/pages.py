@@ -71,7 +71,9 @@ def _machine(origin: Mapping[str, object]) -> str:
     versions = origin.get("versions")
     known = versions if isinstance(versions, dict) else {}
     words = [str(origin.get("device", "")), str(known.get("hardware", ""))]
-    packages = [f"{name} {known[name]}" for name in ("patchcleanser", "torch", "timm", "numpy", "python") if name in known]
+    packages = [
+        f"{name} {known[name]}" for name in ("patchcleanser", "torch", "timm", "numpy", "python") if name in known
+    ]
     seed = [f"seed {origin['seed']}"] if "seed" in origin else []
     return ", ".join([*dict.fromkeys(filter(None, words)), *packages, *seed])
 
@@ -110,7 +112,7 @@ def _code(text: str) -> Markup:
 
 HEAD = """# The paper's tables and figures, ours beside them
 
-<!-- Written by `patchcleanser reproduce --page docs/results.md --out results/reproduce`; change the findings, not this. -->
+<!-- Written by `patchcleanser reproduce --page docs/results.md --out results/reproduce`. Do not edit. -->
 
 Every table and figure of the paper's evaluation is declared in `src/patchcleanser/experiments/`, and
 `patchcleanser reproduce NAME` measures what the models and images at hand allow ([how](reproduce.md)). Shares are in

@@ -53,7 +53,9 @@ FIGURE6 = Experiment(
     accuracies,
     axis=BY_RATIO,
     claims=(
-        stays(BY_RATIO, "clean", 3.0, "Over-estimating the area four times costs little clean accuracy (3 points at most)"),
+        stays(
+            BY_RATIO, "clean", 3.0, "Over-estimating the area four times costs little clean accuracy (3 points at most)"
+        ),
         falls(BY_RATIO, "certified", "Certified accuracy falls with the over-estimate"),
     ),
 )

@@ -11,7 +11,15 @@ from patchcleanser.experiments.models import LOW, MODELS
 ENLARGED = 7
 """The paper enlarges 32×32 images to 224×224 and certifies a patch seven times as long there."""
 
-USUAL = {"imagenette": 32, "imagenet": 32, "flowers102": 32, "tiny-imagenet": 32, "cifar10": 5, "cifar100": 5, "svhn": 5}
+USUAL = {
+    "imagenette": 32,
+    "imagenet": 32,
+    "flowers102": 32,
+    "tiny-imagenet": 32,
+    "cifar10": 5,
+    "cifar100": 5,
+    "svhn": 5,
+}
 """Sides of the usual patch: 2% of 224×224, 2.4% of 32×32."""
 
 

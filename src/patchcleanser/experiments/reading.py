@@ -61,7 +61,7 @@ def by_class(run: Run, variant: str) -> Values:
 
 
 def sized(run: Run, shares: dict[str, float], low: float, high: float) -> Values:
-    """Clean and certified accuracy of the images whose objects take a share of the picture above `low`, up to `high`."""
+    """Clean and certified accuracy of the images whose objects take more than `low` of the picture, up to `high`."""
     rows = run.read(["id", "label", "answer", "certified", "skipped"])
     rows = rows.filter(compute.is_null(rows["skipped"]))
     taken = np.array([shares.get(name, np.nan) for name in rows["id"].to_pylist()])

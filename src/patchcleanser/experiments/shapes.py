@@ -44,6 +44,12 @@ TABLE4 = Experiment(
     "Any rectangle of 1%, and two patches",
     "Masks for every shape, or for several patches at once, certify stronger attackers with the same algorithm.",
     tuple(line for model in (*OURS, *THEIRS) for line in _lines(model)),
-    (CLEAN, CERTIFIED, ROW_CERTIFIED, Column("classifications", "Labels an image", 0), Column("seconds", "Seconds an image", 3)),
+    (
+        CLEAN,
+        CERTIFIED,
+        ROW_CERTIFIED,
+        Column("classifications", "Labels an image", 0),
+        Column("seconds", "Seconds an image", 3),
+    ),
     accuracies,
 )

@@ -36,7 +36,13 @@ def experiment_table(experiment: Experiment, found: Mapping[str, Finding]) -> Ta
 FACETS = ("Model", "Data", "Patch", "Masks")
 PROVENANCE = tuple(
     Column(key, title, page=False)
-    for key, title in (("device", "Device"), ("precision", "Labels"), ("seed", "Seed"), ("run", "Run"), ("command", "Command"))
+    for key, title in (
+        ("device", "Device"),
+        ("precision", "Labels"),
+        ("seed", "Seed"),
+        ("run", "Run"),
+        ("command", "Command"),
+    )
 )
 
 
@@ -71,7 +77,8 @@ def why(line: Line, finding: Finding) -> str:
     plan, model = line.plan, model_of(line.plan.model)
     if plan.work == "time":
         hardware = finding.origin.get("versions", {}).get("hardware", "another machine")
-        return _sentence([f"measured on {hardware}, the paper on one RTX 2080 Ti", f"the network is {model.name}"])
+        busy = [f"{finding.origin['load']:g} processes wanted its cores"] if "load" in finding.origin else []
+        return _sentence([f"measured on {hardware}, the paper's on one RTX 2080 Ti at 224×224", *busy, model.why])
     if not line.printed:
         return _sentence(["the paper draws this without printing a number", *_sample(line, finding)])
     parts = [model.why]

@@ -61,19 +61,21 @@ def _ours(family: str, data: str, how: str) -> list[str]:
     return [small, *large]
 
 
+def _network(line: Line) -> str:
+    """The network without its dataset and its training, so that a model meets its vanilla twin."""
+    return line.plan.model.removesuffix("-vanilla").removeprefix(f"{line.plan.data}-")
+
+
 def _helps() -> Claim:
     def holds(series: Series) -> tuple[bool, str] | None:
-        found = {(l.plan.model.removesuffix("-vanilla"), l.variant): percent(f.values["certified"]) for l, f in series}
-        names = {model.removeprefix(f"{l.plan.data}-") for (model, _), (l, _) in zip(found, series, strict=True)}
-        told = []
-        for name in sorted(names):
-            mine = {how: v for (model, how), v in found.items() if model.endswith(name)}
-            if len(mine) == 2:
-                told.append((name, mine["with cutout"], mine["vanilla"]))
-        if not told:
+        found: dict[str, dict[str, float]] = {}
+        for line, finding in series:
+            found.setdefault(_network(line), {})[line.variant] = percent(finding.values["certified"])
+        both = {name: hows for name, hows in found.items() if len(hows) == len(MASKS)}
+        if not both:
             return None
-        words = ", ".join(f"{name} {plain:.1f} to {masked:.1f}" for name, masked, plain in told)
-        return all(masked > plain for _, masked, plain in told), f"certified {words}"
+        words = ", ".join(f"{name} {hows['vanilla']:.1f} to {hows['with cutout']:.1f}" for name, hows in both.items())
+        return all(hows["with cutout"] > hows["vanilla"] for hows in both.values()), f"certified {words}"
 
     return Claim("Training with masks raises certified accuracy in every family", holds, across_models=True)
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def augment(images: Tensor, generator: torch.Generator, *, shift: int, strength: float, flip: bool = True) -> Tensor:
-    """Random flips (unless told otherwise) and shifts by up to `shift` px; with `strength` above 0 also shape and colour.
+    """Random flips (if `flip`) and shifts by up to `shift` px; with `strength` above 0 also shape and colour.
 
     Images are [N, 3, H, W] in [0, 1]. At strength 1 half of the images are turned by up to
     30°, sheared and scaled, and brightness, contrast and saturation move by up to half.

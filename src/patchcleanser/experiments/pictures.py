@@ -1,0 +1,65 @@
+"""Pictures of small objects, and of the patch that hides them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from patchcleanser.core.threats import Threat
+from patchcleanser.core.windows import Window
+from patchcleanser.data import Dataset
+from patchcleanser.data.boxes import boxed_images
+from patchcleanser.data.pictures import as_bytes
+from patchcleanser.errors import DataError
+from patchcleanser.experiments.images import DATA
+from patchcleanser.reports.drawing import Drawing, settled, style
+
+SHOWN = 6
+SOURCES = ("imagenet", "tiny-imagenet")
+"""The datasets that have boxes; the first that is here is shown."""
+THREAT = Threat.share(0.02)
+
+
+def small_objects(root: Path | None) -> Drawing:
+    """The images whose one object is smallest, bare and with a 2% patch over it."""
+    problems = []
+    for name in SOURCES:
+        try:
+            dataset = DATA[name].load(root)
+            boxes = boxed_images(name, [dataset.id(n) for n in range(len(dataset))], DATA[name].folder(root))
+        except DataError as error:
+            problems.append(str(error))
+            continue
+        single = {index: found.windows[0] for index, found in boxes.items() if len(found.windows) == 1}
+        smallest = sorted(single, key=lambda index: (single[index].area, index))[:SHOWN]
+        return _drawn(dataset, {index: single[index] for index in smallest})
+    raise DataError(" And: ".join(problems))
+
+
+def _drawn(dataset: Dataset, shown: dict[int, Window]) -> Drawing:
+    with style():
+        figure = Figure(figsize=(1.2 * len(shown), 2.9), layout="constrained")
+        above, below = figure.subplots(2, len(shown), squeeze=False)
+        for bare, hidden, (index, window) in zip(above, below, shown.items(), strict=True):
+            image = dataset.image(index)
+            labels = dataset.labels
+            bare.set_title("" if labels is None else dataset.classes[int(labels[index])], fontsize=7)
+            for axes, pixels in ((bare, image), (hidden, _occluded(image, window))):
+                axes.imshow(as_bytes(pixels))
+                axes.set_axis_off()
+        words = "Above as they are, below with a grey patch of 2% of the pixels over the object."
+        caption = f"Images of {dataset.name} with the smallest objects. {words}"
+        return settled([Drawing("figure21", "Small objects under a patch", caption, caption, figure)])[0]
+
+
+def _occluded(image: torch.Tensor, window: Window) -> torch.Tensor:
+    """A grey patch of the usual size, centred on the object and moved inside the picture."""
+    height, width = image.shape[1:]
+    side = THREAT.shapes((height, width))[0][0]
+    top = min(max(0, window.top + (window.height - side) // 2), height - side)
+    left = min(max(0, window.left + (window.width - side) // 2), width - side)
+    hidden = image.clone()
+    hidden[:, top : top + side, left : left + side] = 0.5
+    return hidden
