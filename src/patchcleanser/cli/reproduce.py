@@ -14,8 +14,11 @@ from patchcleanser.cli.options import AsJson, Device, Limit, Precision, Seed
 from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
-    from patchcleanser.experiments import Experiment
+    from patchcleanser.experiments import Experiment, Finding
     from patchcleanser.experiments.running import Hands, Laboratory
+
+    Told = tuple[Experiment, dict[str, Finding], dict[str, str]]
+    """An experiment, what is known of its lines, and why others are missing."""
 
 Names = Annotated[list[str] | None, typer.Argument(help="Tables and figures: table2 figure4 …, or all.")]
 
@@ -117,27 +120,38 @@ def _hands(*, quiet: bool) -> Hands:
     )
 
 
-def _run_all(chosen: list[Experiment], laboratory: Laboratory, out: Path) -> dict[str, dict[str, str]]:
-    """Every plan once, model by model; findings go beside those of other machines. What is missing is returned."""
+def _run_all(chosen: list[Experiment], laboratory: Laboratory, out: Path) -> list[Told]:
+    """Every plan once, model by model; findings go beside those of other machines."""
     from patchcleanser.experiments import EXPERIMENTS
-    from patchcleanser.experiments.collecting import collect, keep, read_found
-    from patchcleanser.experiments.pages import section, write_page, write_section
+    from patchcleanser.experiments.collecting import collect, keep
 
     plans = dict.fromkeys(plan for experiment in chosen for plan in experiment.plans)
     outcomes = {plan: laboratory.run(plan) for plan in sorted(plans, key=lambda plan: (plan.model, plan.data))}
-    missing: dict[str, dict[str, str]] = {}
+    told: list[Told] = []
     for experiment in chosen:
-        found, missing[experiment.name] = collect(experiment, outcomes, laboratory.root)
-        missing[experiment.name] |= _draw_pictures(experiment, laboratory)
-        whole = EXPERIMENTS[experiment.name]
-        declared = replace(whole, lines=tuple(dict.fromkeys([*whole.lines, *experiment.lines])))
-        kept = keep(declared, found, out)
-        if kept:
-            write_section(section(declared, kept), out)
-    sections = [section(e, kept) for e in EXPERIMENTS.values() if (kept := read_found(out, e.name))]
+        found, missing = collect(experiment, outcomes, laboratory.root)
+        lines = dict.fromkeys([*EXPERIMENTS[experiment.name].lines, *experiment.lines])
+        declared = replace(experiment, lines=tuple(lines))
+        told.append((declared, keep(declared, found, out), missing | _draw_pictures(experiment, laboratory)))
+    _write(told, out)
+    return told
+
+
+def _write(told: list[Told], out: Path) -> None:
+    """The tables and figures of these experiments, and a page with all that the folder holds."""
+    from patchcleanser.experiments import EXPERIMENTS
+    from patchcleanser.experiments.collecting import read_found
+    from patchcleanser.experiments.pages import section, write_page, write_section
+
+    made = {experiment.name: section(experiment, found) for experiment, found, _ in told if found}
+    for part in made.values():
+        write_section(part, out)
+    others = {e.name: kept for e in EXPERIMENTS.values() if e.name not in made and (kept := read_found(out, e.name))}
+    sections = [
+        made.get(name) or section(e, others[name]) for name, e in EXPERIMENTS.items() if name in {*made, *others}
+    ]
     if sections:
         write_page(sections, out)
-    return missing
 
 
 def _draw_pictures(experiment: Experiment, laboratory: Laboratory) -> dict[str, str]:
@@ -185,31 +199,27 @@ def _tell_list(as_json: bool) -> None:
         print(f"{'':9} images: {', '.join(row['data'])}; models: {', '.join(row['models'])}")
 
 
-def _tell(missing: dict[str, dict[str, str]], out: Path, *, as_json: bool) -> None:
+def _tell(told: list[Told], out: Path, *, as_json: bool) -> None:
     """What was found, and what is not here, each reason once."""
-    from patchcleanser.experiments import EXPERIMENTS
-    from patchcleanser.experiments.collecting import read_found
     from patchcleanser.experiments.tabling import claim_lines, experiment_table
     from patchcleanser.reports.tables import to_markdown
 
-    found = {name: read_found(out, name) for name in missing}
     if as_json:
-        told = {
-            name: {"findings": {k: f.to_json() for k, f in found[name].items()}, "missing": missing[name]}
-            for name in found
+        rows = {
+            experiment.name: {"findings": {key: f.to_json() for key, f in found.items()}, "missing": missing}
+            for experiment, found, missing in told
         }
-        print(json.dumps(told, indent=1, ensure_ascii=False))
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
-    for name, findings in found.items():
-        experiment = EXPERIMENTS[name]
-        if findings:
-            print(f"\n{to_markdown(experiment_table(experiment, findings).shown())}")
-        for line in claim_lines(experiment, findings):
+    for experiment, found, _ in told:
+        if found:
+            print(f"\n{to_markdown(experiment_table(experiment, found).shown())}")
+        for line in claim_lines(experiment, found):
             print(f"- {line}")
-    reasons = {why: name for name, whys in missing.items() for why in whys.values()}
+    reasons = dict.fromkeys(why for _, _, missing in told for why in missing.values())
     for why in reasons:
         print(f"left out: {why}", file=sys.stderr)
-    if any(found.values()):
+    if any(found for _, found, _ in told):
         print(f"\nfindings, tables, figures and results.html are in {out}")
     elif reasons:
         raise InputError("nothing could be measured; what is missing stands above")

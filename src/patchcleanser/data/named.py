@@ -60,8 +60,8 @@ NAMED: dict[str, Named] = {
         "CIFAR-10",
         "60,000 images of 32x32 in 10 classes",
         {
-            "train": ("cifar-10-batches-py/data_batch_1", "train.npz"),
-            "test": ("cifar-10-batches-py/test_batch", "test.npz"),
+            "train": ("cifar-10-batches-py/data_batch_1", "train.npz", "cifar10-train*.parquet"),
+            "test": ("cifar-10-batches-py/test_batch", "test.npz", "cifar10-test*.parquet"),
         },
         "unpack cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html in {folder}",
         read_cifar10,

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Window
 from patchcleanser.data import Dataset
-from patchcleanser.data.boxes import boxed_images
+from patchcleanser.data.boxes import Boxed, boxed_images
 from patchcleanser.data.pictures import as_bytes
 from patchcleanser.errors import DataError
 from patchcleanser.experiments.images import DATA
@@ -23,7 +23,7 @@ THREAT = Threat.share(0.02)
 
 
 def small_objects(root: Path | None) -> Drawing:
-    """The images whose one object is smallest, bare and with a 2% patch over it."""
+    """Images whose only object just fits under a 2% patch, bare and with the patch over it."""
     problems = []
     for name in SOURCES:
         try:
@@ -32,10 +32,17 @@ def small_objects(root: Path | None) -> Drawing:
         except DataError as error:
             problems.append(str(error))
             continue
-        single = {index: found.windows[0] for index, found in boxes.items() if len(found.windows) == 1}
-        smallest = sorted(single, key=lambda index: (single[index].area, index))[:SHOWN]
-        return _drawn(dataset, {index: single[index] for index in smallest})
+        hidden = {index: found.windows[0] for index, found in boxes.items() if _fits(found)}
+        # The largest of them: the smallest boxes are often slips of who drew them.
+        best = sorted(hidden, key=lambda index: (-hidden[index].area, index))[:SHOWN]
+        return _drawn(dataset, {index: hidden[index] for index in best})
     raise DataError(" And: ".join(problems))
+
+
+def _fits(found: Boxed) -> bool:
+    """Whether a picture's only object is no larger than the patch."""
+    side = THREAT.shapes(found.size)[0][0]
+    return len(found.windows) == 1 and max(found.windows[0].height, found.windows[0].width) <= side
 
 
 def _drawn(dataset: Dataset, shown: dict[int, Window]) -> Drawing:
@@ -50,7 +57,7 @@ def _drawn(dataset: Dataset, shown: dict[int, Window]) -> Drawing:
                 axes.imshow(as_bytes(pixels))
                 axes.set_axis_off()
         words = "Above as they are, below with a grey patch of 2% of the pixels over the object."
-        caption = f"Images of {dataset.name} with the smallest objects. {words}"
+        caption = f"Images of {dataset.name} whose object is no larger than the patch. {words}"
         return settled([Drawing("figure21", "Small objects under a patch", caption, caption, figure)])[0]
 
 

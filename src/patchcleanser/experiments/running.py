@@ -14,7 +14,7 @@ from patchcleanser.classifiers.load import pick_device
 from patchcleanser.classifiers.precision import Precision
 from patchcleanser.core.records import Run
 from patchcleanser.data import Dataset, chosen
-from patchcleanser.errors import ClassifierError, DataError, MissingDependencyError
+from patchcleanser.errors import ClassifierError, DataError, InputError, MissingDependencyError
 from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attacked import AttackJob
 from patchcleanser.evaluation.matching import match_labels
@@ -83,8 +83,8 @@ class Laboratory:
             return Missing(str(error))
         try:
             return self._carried_out(plan, model, classifier, images)
-        except (DataError, ClassifierError) as error:
-            return Missing(f"{plan.slug} failed: {error}")
+        except (DataError, ClassifierError, InputError) as error:
+            return Missing(f"{plan.slug} cannot be run: {error}")
 
     def _carried_out(self, plan: Plan, model: Model, classifier: Classifier, images: Dataset) -> Run | Times:
         asked = self._asked(plan)
