@@ -73,7 +73,7 @@ def crop_square(picture: Image.Image, window: Window) -> Image.Image:
     """The square around a box, 32×32 pixels: neighbours come into sight, but no digit is distorted."""
     square = square_around(window, (picture.height, picture.width))
     corners = (square.left, square.top, square.right, square.bottom)
-    return picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC, box=corners)
+    return picture.crop(corners).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
 
 def square_around(window: Window, size: Size) -> Window:

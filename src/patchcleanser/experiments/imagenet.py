@@ -34,12 +34,12 @@ def resnet50(classes: int = 1000) -> TorchClassifier:
     load_weights(module, path)
     if classes != 1000:
         module.fc = nn.Linear(module.fc.in_features, classes)
-    classifier = TorchClassifier(module.eval().to(pick_device("auto")), _preprocessing(path), classes=classes)
+    classifier = TorchClassifier(module.eval().to(pick_device("auto")), file_preprocessing(path), classes=classes)
     classifier.names = imagenet_classes()[1] if classes == 1000 else None
     return classifier
 
 
-def _preprocessing(path: Path) -> Preprocessing:
+def file_preprocessing(path: Path) -> Preprocessing:
     """The mean and standard deviation that the file itself names."""
     with safe_open(path, "pt") as file:
         mean, std = (tuple(json.loads(file.metadata()[key])) for key in ("mean", "std"))

@@ -120,7 +120,7 @@ def zoo(name: str, family: str, size: str) -> Model:
 
 RESNET50 = "python:patchcleanser.experiments.imagenet:resnet50"
 RESNET50_FILE = (
-    "make resnet50_v1_imagenet.safetensors as docs/results.md says and put it into {models}, or name that folder with "
+    "make resnet50_v1_imagenet.safetensors as docs/reproduce.md says and put it into {models}, or name that folder with "
     + FOLDER
 )
 MOBILENET = "torchvision:mobilenet_v2?weights={models}/mobilenet_v2-b0353104.pth"
