@@ -151,6 +151,15 @@ def test_list_and_commands_say_what_there_is() -> None:
     assert all(name in done.stdout for name in EXPERIMENTS)
     rows = json.loads(run("--list", "--json").stdout)
     assert [row["name"] for row in rows] == list(EXPERIMENTS)
-    commands = run("--commands", "--root", "elsewhere").stdout.splitlines()
-    assert any(line.endswith("cifar100-vit --root elsewhere") for line in commands)
-    assert all("--root" not in line for line in commands if "--data cifar10 " in line)
+
+
+def test_the_commands_that_make_models_read_the_images_where_they_are(tmp_path: Path) -> None:
+    (tmp_path / "cifar100-train-00000-of-00001.parquet").touch()
+    (tmp_path / "svhn" / "images" / "train").mkdir(parents=True)
+    (tmp_path / "tiny-imagenet" / "tiny-imagenet-200" / "train").mkdir(parents=True)
+    commands = run("--commands", "--root", str(tmp_path)).stdout.splitlines()
+    assert any(line.endswith(f"cifar100-vit --root {tmp_path}") for line in commands)
+    assert any(line.endswith(f"svhn-mlp --root {tmp_path / 'svhn'}") for line in commands)
+    assert all("--root" not in line for line in commands if "--data cifar10 " in line)  # which is in the cache
+    photos = f"--images folder:{tmp_path}/tiny-imagenet/tiny-imagenet-200/train "
+    assert sum(photos in line for line in commands) == 2

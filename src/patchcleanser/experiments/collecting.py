@@ -17,6 +17,7 @@ from patchcleanser.experiments.base import Experiment, Finding, Line, Plan, Valu
 from patchcleanser.experiments.images import DATA
 from patchcleanser.experiments.reading import timed
 from patchcleanser.experiments.running import Missing
+from patchcleanser.reports.wording import brief
 
 Outcomes = Mapping[Plan, Run | Times | Missing]
 Found = dict[str, Finding]
@@ -73,6 +74,8 @@ def origin(left: Run | Times) -> dict[str, Any]:
     told: dict[str, Any] = {
         key: about[key] for key in ("command", "created", "seed", "versions", "load") if key in about
     }
+    if "command" in told:
+        told["command"] = brief(told["command"])
     if isinstance(left, Run):
         told |= {"device": left.job["device"], "precision": left.job["precision"], "run": left.key[:12]}
     return told

