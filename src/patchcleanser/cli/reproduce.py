@@ -14,8 +14,10 @@ from patchcleanser.cli.options import AsJson, Device, Limit, Precision, Seed
 from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
-    from patchcleanser.experiments import Experiment, Finding
-    from patchcleanser.experiments.running import Hands, Laboratory
+    from patchcleanser.core.records import Run
+    from patchcleanser.evaluation.timing import Times
+    from patchcleanser.experiments import Experiment, Finding, Plan
+    from patchcleanser.experiments.running import Hands, Laboratory, Missing
 
     Told = tuple[Experiment, dict[str, Finding], dict[str, str]]
     """An experiment, what is known of its lines, and why others are missing."""
@@ -121,35 +123,37 @@ def _hands(*, quiet: bool) -> Hands:
 
 
 def _run_all(chosen: list[Experiment], laboratory: Laboratory, out: Path) -> list[Told]:
-    """Every plan once, model by model; findings go beside those of other machines."""
+    """One experiment after the other, each plan once; findings are kept as soon as an experiment is through."""
     from patchcleanser.experiments import EXPERIMENTS
     from patchcleanser.experiments.collecting import collect, keep
+    from patchcleanser.experiments.pages import section, write_section
 
-    plans = dict.fromkeys(plan for experiment in chosen for plan in experiment.plans)
-    outcomes = {plan: laboratory.run(plan) for plan in sorted(plans, key=lambda plan: (plan.model, plan.data))}
+    outcomes: dict[Plan, Run | Times | Missing] = {}
     told: list[Told] = []
     for experiment in chosen:
+        for plan in experiment.plans:
+            if plan not in outcomes:
+                outcomes[plan] = laboratory.run(plan)
         found, missing = collect(experiment, outcomes, laboratory.root)
         lines = dict.fromkeys([*EXPERIMENTS[experiment.name].lines, *experiment.lines])
         declared = replace(experiment, lines=tuple(lines))
-        told.append((declared, keep(declared, found, out), missing | _draw_pictures(experiment, laboratory)))
-    _write(told, out)
+        kept = keep(declared, found, out)
+        if kept:
+            write_section(section(declared, kept), out)
+        told.append((declared, kept, missing | _draw_pictures(experiment, laboratory)))
+    _write_page(told, out)
     return told
 
 
-def _write(told: list[Told], out: Path) -> None:
-    """The tables and figures of these experiments, and a page with all that the folder holds."""
+def _write_page(told: list[Told], out: Path) -> None:
+    """A page with all that the folder holds: of these experiments, and of those run before."""
     from patchcleanser.experiments import EXPERIMENTS
     from patchcleanser.experiments.collecting import read_found
-    from patchcleanser.experiments.pages import section, write_page, write_section
+    from patchcleanser.experiments.pages import section, write_page
 
-    made = {experiment.name: section(experiment, found) for experiment, found, _ in told if found}
-    for part in made.values():
-        write_section(part, out)
-    others = {e.name: kept for e in EXPERIMENTS.values() if e.name not in made and (kept := read_found(out, e.name))}
-    sections = [
-        made.get(name) or section(e, others[name]) for name, e in EXPERIMENTS.items() if name in {*made, *others}
-    ]
+    known = {name: (experiment, read_found(out, name)) for name, experiment in EXPERIMENTS.items()}
+    known |= {experiment.name: (experiment, found) for experiment, found, _ in told}
+    sections = [section(experiment, found) for experiment, found in known.values() if found]
     if sections:
         write_page(sections, out)
 
