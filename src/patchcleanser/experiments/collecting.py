@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,18 @@ def collect(experiment: Experiment, outcomes: Outcomes, root: Path | None) -> tu
         except (DataError, RecordError) as error:
             missing[line.key] = str(error)
             continue
-        beside = outcomes.get(line.timed) if line.timed else None
-        if isinstance(beside, Times):
-            values = {**values, "milliseconds": timed(beside, _timed_variant(line, beside))["milliseconds"]}
-        found[line.key] = Finding(values, _images(left, values), origin(left))
+        found[line.key] = _with_times(Finding(values, _images(left, values), origin(left)), line, outcomes)
     return found, missing
+
+
+def _with_times(finding: Finding, line: Line, outcomes: Outcomes) -> Finding:
+    """With the milliseconds that another plan measured under the same masks, and how busy the machine was then."""
+    beside = outcomes.get(line.timed) if line.timed else None
+    if not isinstance(beside, Times):
+        return finding
+    values = {**finding.values, "milliseconds": timed(beside, _timed_variant(line, beside))["milliseconds"]}
+    busy = {key: value for key, value in origin(beside).items() if key == "load"}
+    return replace(finding, values=values, origin={**finding.origin, **busy})
 
 
 def _timed_variant(line: Line, times: Times) -> str:

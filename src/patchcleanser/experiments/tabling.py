@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from matplotlib.ticker import MaxNLocator
 
@@ -79,24 +79,30 @@ def why(line: Line, finding: Finding) -> str:
     plan, model = line.plan, model_of(line.plan.model)
     if plan.work == "time":
         hardware = finding.origin.get("versions", {}).get("hardware", "another machine")
-        busy = [f"{finding.origin['load']:g} processes wanted its cores"] if "load" in finding.origin else []
-        return _sentence([f"measured on {hardware}, the paper's on one RTX 2080 Ti at 224×224", *busy, model.why])
-    if not line.printed:
-        return _sentence(["the paper draws this without printing a number", *_sample(line, finding)])
-    parts = [model.why]
-    if plan.data in LOW and plan.grid == "source":
-        parts.append("the patch lies on the 32×32 pixels themselves, the paper's on the enlarged input")
-    return _sentence([*parts, *_sample(line, finding)])
+        parts = [f"measured on {hardware}, the paper's on one RTX 2080 Ti at 224×224", *_busy(finding), model.why]
+    elif not line.printed:
+        parts = ["the paper draws this without printing a number", *_sample(line, finding), *_busy(finding)]
+    else:
+        source = plan.data in LOW and plan.grid == "source"
+        grid = ["the patch lies on the 32×32 pixels themselves, the paper's on the enlarged input"] if source else []
+        parts = [model.why, *grid, *_sample(line, finding), *_busy(finding)]
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _busy(finding: Finding) -> list[str]:
+    """A time on a machine that others use is too long, and says so."""
+    load = finding.origin.get("load", 0)
+    return (
+        [f"timed while {load:g} processes wanted the machine's cores"]
+        if load and "milliseconds" in finding.values
+        else []
+    )
 
 
 def _sample(line: Line, finding: Finding) -> list[str]:
     whole = line.plan.images or DATA[line.plan.data].whole
     return [f"{finding.images:,} images instead of {whole:,}"] if finding.images < whole else []
-
-
-def _sentence(parts: Sequence[str]) -> str:
-    text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
 
 
 def claim_lines(experiment: Experiment, found: Mapping[str, Finding]) -> list[str]:
