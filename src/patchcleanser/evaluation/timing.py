@@ -22,6 +22,7 @@ from patchcleanser.errors import RecordError
 from patchcleanser.evaluation.jobs import Job
 
 FILE = "times.json"
+WALL = "wall clock"
 WARM = 2
 """Images before the clock starts: the first calls choose kernels and fill caches."""
 TIMED = ("double-masking", "challenger-masking")
@@ -36,7 +37,8 @@ class Times:
     """By defense; "undefended" is the classifier alone."""
     classifications: dict[str, float]
     about: dict[str, Any]
-    """Circumstances, with how many processes wanted the processor: times on a busy machine are too long."""
+    """Circumstances, with the clock: processor time of one thread, which other people's work does not lengthen, or the
+    wall's, with how many processes wanted the machine's cores."""
 
 
 def time_images(job: Job, folder: str | Path, *, about: dict[str, Any] | None = None) -> Times:
@@ -46,8 +48,8 @@ def time_images(job: Job, folder: str | Path, *, about: dict[str, Any] | None = 
     if path.is_file():
         return read_times(path, key)
     images = [job.dataset.image(index) for index in range(len(job.dataset))]
-    sync = torch.cuda.synchronize if job.classifier.device.type == "cuda" else lambda: None
-    found: dict[str, float] = {"undefended": _clock(lambda image: _plain(job, image), images, sync)}
+    clock = _clock_for(job.classifier.device)
+    found: dict[str, float] = {"undefended": _timed(lambda image: _plain(job, image), images, clock)}
     spent: dict[str, float] = {"undefended": 1.0}
     for name in TIMED:
         defense = DEFENSES[name](job.classifier, job.threat, masks=job.masks, precision=job.precision)
@@ -57,10 +59,9 @@ def time_images(job: Job, folder: str | Path, *, about: dict[str, Any] | None = 
             (verdict,) = defense.predict([image])
             counts.append(verdict.classifications if isinstance(verdict, Verdict) else 0)
 
-        found[name] = _clock(ask, images, sync)
+        found[name] = _timed(ask, images, clock)
         spent[name] = mean(counts[-len(images) :])
-    busy = {"load": round(os.getloadavg()[0], 1)} if hasattr(os, "getloadavg") else {}
-    times = Times(len(images), found, spent, {**(about or {}), **busy})
+    times = Times(len(images), found, spent, {**(about or {}), **_circumstances(clock)})
     with whole_file(path) as part:
         part.write_text(json.dumps({"key": key, **asdict(times)}, indent=1) + "\n", encoding="utf-8")
     return times
@@ -82,13 +83,36 @@ def _plain(job: Job, image: Tensor) -> None:
         job.classifier.logits(job.classifier.prepare(image[None].to(job.classifier.device)))
 
 
-def _clock(ask: Callable[[Tensor], None], images: Sequence[Tensor], sync: Callable[[], None]) -> float:
+@dataclass(frozen=True)
+class Clock:
+    """What is read, and what must be waited for before."""
+
+    words: str
+    read: Callable[[], float]
+    wait: Callable[[], None]
+
+
+def _clock_for(device: torch.device) -> Clock:
+    """One thread on a CPU is timed by what it used of the processor; everything else by the wall clock."""
+    if device.type == "cuda":
+        return Clock(WALL, time.perf_counter, torch.cuda.synchronize)
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        return Clock("processor time of one thread", time.process_time, lambda: None)
+    return Clock(WALL, time.perf_counter, lambda: None)
+
+
+def _circumstances(clock: Clock) -> dict[str, Any]:
+    busy = {"load": round(os.getloadavg()[0], 1)} if clock.words == WALL and hasattr(os, "getloadavg") else {}
+    return {"clock": clock.words, **busy}
+
+
+def _timed(ask: Callable[[Tensor], None], images: Sequence[Tensor], clock: Clock) -> float:
     """Mean milliseconds of one call, after a few that do not count."""
     for image in images[:WARM]:
         ask(image)
-    sync()
-    started = time.perf_counter()
+    clock.wait()
+    started = clock.read()
     for image in images:
         ask(image)
-    sync()
-    return 1000 * (time.perf_counter() - started) / max(1, len(images))
+    clock.wait()
+    return 1000 * (clock.read() - started) / max(1, len(images))

@@ -23,6 +23,9 @@ from patchcleanser.reports.wording import brief
 Outcomes = Mapping[Plan, Run | Times | Missing]
 Found = dict[str, Finding]
 
+NOTED = ("command", "created", "seed", "versions", "clock", "load")
+"""What a finding keeps of its run's circumstances."""
+
 
 def collect(experiment: Experiment, outcomes: Outcomes, root: Path | None) -> tuple[Found, dict[str, str]]:
     """What each line of an experiment shows, by its key; and for the others why there is nothing."""
@@ -51,7 +54,7 @@ def _with_times(finding: Finding, line: Line, outcomes: Outcomes) -> Finding:
     if not isinstance(beside, Times):
         return finding
     values = {**finding.values, "milliseconds": timed(beside, _timed_variant(line, beside))["milliseconds"]}
-    busy = {key: value for key, value in origin(beside).items() if key == "load"}
+    busy = {key: value for key, value in origin(beside).items() if key in ("clock", "load")}
     return replace(finding, values=values, origin={**finding.origin, **busy})
 
 
@@ -78,10 +81,7 @@ def _images(left: Run | Times, values: Values) -> int:
 
 def origin(left: Run | Times) -> dict[str, Any]:
     """Under which circumstances something was measured."""
-    about = left.about
-    told: dict[str, Any] = {
-        key: about[key] for key in ("command", "created", "seed", "versions", "load") if key in about
-    }
+    told: dict[str, Any] = {"of": left.images, **{key: left.about[key] for key in NOTED if key in left.about}}
     if "command" in told:
         told["command"] = brief(told["command"])
     if isinstance(left, Run):
@@ -112,7 +112,8 @@ def keep(experiment: Experiment, found: Found, out: Path) -> Found:
     for line in experiment.lines:
         known = [finding for finding in (found.get(line.key), before.get(line.key)) if finding is not None]
         if known:
-            best[line.key] = max(known, key=lambda finding: finding.images)  # of equals the first, which is the newer
+            # Of equals the first, which is the newer. A class or a bucket counts by the images of its whole run.
+            best[line.key] = max(known, key=lambda finding: finding.origin.get("of", finding.images))
     if best:
         rows = {key: finding.to_json() for key, finding in best.items()}
         content = {"experiment": experiment.name, "paper": experiment.paper, "findings": rows}

@@ -91,18 +91,17 @@ def why(line: Line, finding: Finding) -> str:
 
 
 def _busy(finding: Finding) -> list[str]:
-    """A time on a machine that others use is too long, and says so."""
-    load = finding.origin.get("load", 0)
-    return (
-        [f"timed while {load:g} processes wanted the machine's cores"]
-        if load and "milliseconds" in finding.values
-        else []
-    )
+    """By which clock times were taken; those of a machine that others use are too long, and say so."""
+    if "milliseconds" not in finding.values:
+        return []
+    load = finding.origin.get("load")
+    busy = f", while {load:g} processes wanted the machine's cores" if load else ""
+    return [f"times are {finding.origin.get('clock', 'of the wall clock')}{busy}"]
 
 
 def _sample(line: Line, finding: Finding) -> list[str]:
-    whole = line.plan.images or DATA[line.plan.data].whole
-    return [f"{finding.images:,} images instead of {whole:,}"] if finding.images < whole else []
+    whole, images = line.plan.images or DATA[line.plan.data].whole, finding.origin.get("of", finding.images)
+    return [f"{images:,} images instead of {whole:,}"] if images < whole else []
 
 
 def claim_lines(experiment: Experiment, found: Mapping[str, Finding]) -> list[str]:
