@@ -18,7 +18,7 @@ from patchcleanser.evaluation.timing import Times
 from patchcleanser.experiments import EXPERIMENTS, Plan
 from patchcleanser.experiments.collecting import collect, read_found
 from patchcleanser.experiments.plans import timed, usual
-from patchcleanser.experiments.running import Hands, Laboratory, Missing
+from patchcleanser.experiments.running import Archive, Hands, Laboratory, Missing
 from patchcleanser.running import evaluate
 
 
@@ -111,6 +111,27 @@ def test_reproduce_writes_findings_tables_and_a_page_and_goes_on_where_it_was(ro
     assert {"milliseconds", "classifications", "clean"} <= set(double.values)
     told = json.loads(run(*words, "--device", "cpu", "--json").stdout)
     assert set(told["figure10"]["findings"]) == set(findings)
+
+
+def test_tables_follow_from_stored_runs_without_models_and_images(root: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for limit in (1, 2):
+        laboratory(root, runs, limit=limit).run(usual("tiny", masks=2))
+    begun = laboratory(root, runs, limit=3).run(usual("tiny", masks=2))
+    assert isinstance(begun, Run)
+    begun.shard(0).unlink()  # one that is not finished does not count
+    laboratory(root, runs, limit=2).run(timed(usual("tiny", masks=2)))
+    archive = Archive(runs)
+    found = archive.run(usual("tiny", masks=2))
+    assert isinstance(found, Run)
+    assert found.images == 2
+    assert isinstance(archive.run(timed(usual("tiny", masks=2))), Times)
+    missing = archive.run(usual("tiny", masks=3))
+    assert isinstance(missing, Missing)
+    assert "holds no finished run of tiny-cifar10-5-source-3x3; run it without --stored" in missing.why
+    done = run("figure4", "--stored", "--runs", str(runs), "--out", str(tmp_path / "out"), "--models", "tiny")
+    assert done.exit_code == 0, done.output
+    assert "| tiny | CIFAR-10 |" in done.output
 
 
 def test_a_classifier_of_one_s_own_takes_the_place_of_the_paper_s(root: Path, tmp_path: Path) -> None:

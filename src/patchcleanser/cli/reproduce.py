@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from patchcleanser.core.records import Run
     from patchcleanser.evaluation.timing import Times
     from patchcleanser.experiments import Experiment, Finding, Plan
-    from patchcleanser.experiments.running import Hands, Laboratory, Missing
+    from patchcleanser.experiments.running import Archive, Hands, Laboratory, Missing
 
     Told = tuple[Experiment, dict[str, Finding], dict[str, str]]
     """An experiment, what is known of its lines, and why others are missing."""
@@ -45,6 +45,9 @@ def reproduce(
     precision: Precision = "exact",
     out: Annotated[Path, typer.Option(help="Findings, tables, figures and the page.")] = Path("runs/reproduce"),
     runs: Annotated[Path | None, typer.Option(help="Run folders; by default runs/ in --out.")] = None,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Only read runs that are finished: no model and no images are needed.")
+    ] = False,
     page: Annotated[
         Path | None, typer.Option(help="Only write what --out holds as a Markdown page into this file.")
     ] = None,
@@ -53,7 +56,7 @@ def reproduce(
     """Run what a table or figure of the paper needs, go on where it stopped, and lay ours beside the paper's."""
     from patchcleanser.experiments import EXPERIMENTS
     from patchcleanser.experiments.models import training_commands
-    from patchcleanser.experiments.running import Laboratory
+    from patchcleanser.experiments.running import Archive, Laboratory
 
     if listed:
         _tell_list(as_json)
@@ -65,6 +68,9 @@ def reproduce(
         _write_markdown(out, page)
         return
     chosen = [_narrowed(EXPERIMENTS[name], models, data) for name in _named(names or [])]
+    if stored:
+        _tell(_run_all(chosen, Archive(runs or out / "runs", root), out), out, as_json=as_json)
+        return
     laboratory = Laboratory(
         runs or out / "runs",
         _hands(quiet=as_json),
@@ -122,7 +128,7 @@ def _hands(*, quiet: bool) -> Hands:
     )
 
 
-def _run_all(chosen: list[Experiment], laboratory: Laboratory, out: Path) -> list[Told]:
+def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path) -> list[Told]:
     """One experiment after the other, each plan once; findings are kept as soon as an experiment is through."""
     from patchcleanser.experiments import EXPERIMENTS
     from patchcleanser.experiments.collecting import collect, keep
@@ -158,7 +164,7 @@ def _write_page(told: list[Told], out: Path) -> None:
         write_page(sections, out)
 
 
-def _draw_pictures(experiment: Experiment, laboratory: Laboratory) -> dict[str, str]:
+def _draw_pictures(experiment: Experiment, laboratory: Laboratory | Archive) -> dict[str, str]:
     """Pictures of the data lie beside the runs: other people's photos are not for the findings."""
     from patchcleanser.reports.drawing import save
 

@@ -67,11 +67,11 @@ def time_images(job: Job, folder: str | Path, *, about: dict[str, Any] | None = 
     return times
 
 
-def read_times(path: Path, key: str) -> Times:
-    """The times in a file, if they are this job's."""
+def read_times(path: Path, key: str | None = None) -> Times:
+    """The times in a file; of this job only, if its key is given."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found.pop("key") != key:
+        if found.pop("key") != key and key is not None:
             raise RecordError(f"{path} holds the times of another job; use another --out")
         return Times(**found)
     except (OSError, ValueError, KeyError, TypeError) as error:

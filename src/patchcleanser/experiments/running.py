@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +19,8 @@ from patchcleanser.errors import ClassifierError, DataError, InputError, Missing
 from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attacked import AttackJob
 from patchcleanser.evaluation.matching import match_labels
-from patchcleanser.evaluation.timing import Times, time_images
+from patchcleanser.evaluation.timing import FILE as TIMES
+from patchcleanser.evaluation.timing import Times, read_times, time_images
 from patchcleanser.experiments.base import Plan
 from patchcleanser.experiments.images import DATA
 from patchcleanser.experiments.models import Model, model_of
@@ -127,3 +129,22 @@ class Laboratory:
         if isinstance(found, DataError):
             raise found
         return found
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Runs that were made before, here or elsewhere: no model and no images are needed."""
+
+    runs: Path
+    root: Path | None = None
+
+    def run(self, plan: Plan) -> Run | Times | Missing:
+        """The finished run of a plan with the most images."""
+        name = re.compile(re.escape(plan.slug) + r"-(\d+)-[a-z]+-(exact|fast)")
+        folders = {path: name.fullmatch(path.name) for path in self.runs.glob(f"{plan.slug}-*")}
+        sizes = {path: int(match[1]) for path, match in folders.items() if match}
+        for folder in sorted(sizes, key=lambda path: -sizes[path]):
+            found = read_times(folder / TIMES) if plan.work == "time" else Run.open(folder)
+            if isinstance(found, Times) or found.finished:
+                return found
+        return Missing(f"{self.runs} holds no finished run of {plan.slug}; run it without --stored")
