@@ -64,7 +64,8 @@ def circumstances(found: Iterable[Finding]) -> str:
     machines = dict.fromkeys(_machine(origin) for origin in origins)
     commands = dict.fromkeys(str(origin["command"]) for origin in origins if "command" in origin)
     told = [f"Measured on {'; '.join(machines)}."] if machines else []
-    return " ".join([*told, *(f"`{command}`" for command in commands)])
+    made = [f"Rows made by {', '.join(f'`{command}`' for command in commands)}."] if commands else []
+    return " ".join([*told, *made])
 
 
 def _machine(origin: Mapping[str, object]) -> str:
