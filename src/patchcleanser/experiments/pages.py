@@ -118,7 +118,8 @@ HEAD = """# The paper's tables and figures, ours beside them
 Every table and figure of the paper's evaluation is declared in `src/patchcleanser/experiments/`, and
 `patchcleanser reproduce NAME` measures what the models and images at hand allow ([how](reproduce.md)). Shares are in
 percent with 95% intervals; where a row was measured on a part of the images, it says so. The paper certifies CIFAR on
-an enlarged input; [grids.md](grids.md) says why that is not the same patch.
+an enlarged input; [grids.md](grids.md) says why that is not the same patch. Seconds are of the wall clock, on CPUs that
+others used at the same time; milliseconds to answer are processor time there.
 """
 
 
