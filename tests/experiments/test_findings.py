@@ -9,9 +9,10 @@ import pytest
 from patchcleanser.core.metrics import Share
 from patchcleanser.errors import RecordError
 from patchcleanser.experiments import EXPERIMENTS, Finding
-from patchcleanser.experiments.collecting import keep, read_found
+from patchcleanser.experiments.collecting import collect, keep, read_found
 from patchcleanser.experiments.pages import results_page, section, write_page, write_section
 from patchcleanser.experiments.plans import usual
+from patchcleanser.experiments.running import Archive
 from patchcleanser.experiments.tabling import why
 
 REPOSITORY = Path(__file__).parents[2]
@@ -81,3 +82,15 @@ def test_the_documentation_s_page_is_the_one_that_the_results_give() -> None:
     assert written == results_page(REPOSITORY / "results" / "reproduce"), (
         "write it anew: patchcleanser reproduce --page docs/results.md --out results/reproduce"
     )
+
+
+@pytest.mark.parametrize("name", ["figure4", "figure5", "figure9", "figure10", "figure22", "table7"])
+def test_the_findings_of_the_mask_counts_follow_from_the_rows_beside_them(name: str) -> None:
+    results = REPOSITORY / "results" / "reproduce"
+    experiment, archive = EXPERIMENTS[name], Archive(results / "rows")
+    again, _ = collect(experiment, {plan: archive.run(plan) for plan in experiment.plans}, None)
+    kept = read_found(results, name)
+    assert again
+    for key, found in again.items():
+        if kept[key].origin == found.origin:  # else another machine has measured it since
+            assert kept[key].to_json()["values"] == found.to_json()["values"]
