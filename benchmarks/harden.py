@@ -1,6 +1,6 @@
 """Measure an ImageNet classifier, untouched or hardened, on labelled photos in Parquet files.
 
-    export PYTHONPATH=benchmarks IMAGENET_WEIGHTS=FOLDER
+    export PYTHONPATH=benchmarks PATCHCLEANSER_MODELS=FOLDER
     patchcleanser harden --model python:harden:resnet50 --images parquet:PHOTOS --patch 2% --out runs/resnet50
     python benchmarks/harden.py trained:runs/resnet50 --name resnet50 --data 'PATH/imagenet-val2000-*.parquet'
 
@@ -11,28 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import torchvision
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import nn
 from zoo import keep, measured
 
-from patchcleanser import Preprocessing, Threat, TorchClassifier, load_classifier
+from patchcleanser import Threat, TorchClassifier, load_classifier
 from patchcleanser.classifiers.load import pick_device
 from patchcleanser.classifiers.trained import read_card
+from patchcleanser.classifiers.weights import load_weights
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
+from patchcleanser.experiments.imagenet import file_preprocessing, resnet50
+from patchcleanser.experiments.models import models_folder
 
-
-def resnet50() -> TorchClassifier:
-    """ResNet-50 with the strides of the paper that introduced it, which these weights were trained with."""
-    module = torchvision.models.resnet50(weights=None)
-    for layer in (module.layer2, module.layer3, module.layer4):
-        layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
-    return _classifier(module, "resnet50_v1_imagenet")
+__all__ = ["mobilenet_v2", "resnet50"]  # as python:harden:NAME
 
 
 def mobilenet_v2() -> TorchClassifier:
@@ -41,13 +35,10 @@ def mobilenet_v2() -> TorchClassifier:
 
 
 def _classifier(module: nn.Module, name: str) -> TorchClassifier:
-    """The module with the weights and normalisation in $IMAGENET_WEIGHTS/NAME.safetensors."""
-    path = Path(os.environ["IMAGENET_WEIGHTS"]) / f"{name}.safetensors"
-    module.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in load_file(path).items()})
-    with safe_open(path, "pt") as file:
-        mean, std = (tuple(json.loads(file.metadata()[key])) for key in ("mean", "std"))
-    preprocessing = Preprocessing(256, (224, 224), "bicubic", mean, std)
-    return TorchClassifier(module.eval().to(pick_device("auto")), preprocessing, classes=1000)
+    """The module with the weights and normalisation in $PATCHCLEANSER_MODELS/NAME.safetensors."""
+    path = models_folder() / f"{name}.safetensors"
+    load_weights(module, path)
+    return TorchClassifier(module.eval().to(pick_device("auto")), file_preprocessing(path), classes=1000)
 
 
 def main() -> None:

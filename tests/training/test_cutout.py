@@ -8,6 +8,8 @@ from torch import Tensor
 
 from patchcleanser.errors import InputError
 from patchcleanser.training import Cutout, GreedyCutout
+from patchcleanser.training.augment import augment
+from patchcleanser.training.recipes import RECIPES
 
 INPUTS = torch.ones(64, 3, 32, 32)
 
@@ -87,3 +89,11 @@ def test_a_share_of_the_steps_is_greedy() -> None:
 def test_bad_settings_say_what_is_wrong(make, words: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InputError, match=words):
         make()
+
+
+def test_digits_are_not_mirrored_where_the_recipe_says_so() -> None:
+    images = torch.rand(32, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    for flip in (True, False):
+        turned = augment(images, torch.Generator().manual_seed(1), shift=0, strength=0.0, flip=flip)
+        assert (turned == images).all() != flip
+    assert RECIPES["scratch-cifar"].changed({"flip": "false"}).flip is False

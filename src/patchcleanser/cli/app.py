@@ -12,7 +12,20 @@ import typer
 from rich.console import Console
 
 import patchcleanser
-from patchcleanser.cli import attack, audit, certify, data, demo, harden, masks, models, predict, report, train
+from patchcleanser.cli import (
+    attack,
+    audit,
+    certify,
+    data,
+    demo,
+    harden,
+    masks,
+    models,
+    predict,
+    report,
+    reproduce,
+    train,
+)
 from patchcleanser.errors import PatchCleanserError
 
 app = typer.Typer(
@@ -51,6 +64,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "models": models.models,
     "train": train.train,
     "harden": harden.harden,
+    "reproduce": reproduce.reproduce,
 }
 for name, command in COMMANDS.items():
     app.command(name)(_stoppable(command))

@@ -1,4 +1,4 @@
-"""ImageNet and Imagenette: folders named by WordNet numbers."""
+"""ImageNet, Imagenette and Tiny-ImageNet: folders named by WordNet numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from patchcleanser.data.base import Dataset, EncodedDataset
-from patchcleanser.data.files import load_folder
+from patchcleanser.data.boxes import TINY, tiny_lines
+from patchcleanser.data.files import Files, load_folder
 from patchcleanser.data.matlab import read_mat
 from patchcleanser.errors import DataError
 
@@ -37,7 +38,7 @@ def read_imagenet(place: Path, split: str) -> Dataset:
     (Imagenette, say) can be given to an ImageNet classifier.
     """
     pictures = load_folder(place)
-    numbers, names = _classes()
+    numbers, names = imagenet_classes()
     if pictures.labels is None:
         return _flat_val(pictures, place, numbers, names)
     return _renamed(pictures, f"imagenet-{split}", numbers, names)
@@ -48,6 +49,28 @@ def read_imagenette(place: Path, split: str) -> Dataset:
     return _renamed(load_folder(place), f"imagenette-{split}", tuple(IMAGENETTE), tuple(IMAGENETTE.values()))
 
 
+def read_tiny_imagenet(place: Path, split: str) -> Dataset:
+    """200 classes of ImageNet at 64×64: train in class folders, val in one folder beside its list.
+
+    Classes are numbered in the order of their WordNet numbers and named as ImageNet's, so that a
+    classifier of 1,000 classes that knows its names finds them.
+    """
+    name = f"tiny-imagenet-{split}"
+    numbers, names = imagenet_classes()
+    if split == "train":
+        pictures = load_folder(place)
+        mine = sorted(set(pictures.classes) & set(numbers))
+        return _renamed(pictures, name, mine, [names[numbers.index(n)] for n in mine])
+    lines = tiny_lines(place / TINY)
+    mine = sorted({number for _, number, _ in lines})
+    unknown = [number for number in mine if number not in numbers]
+    if unknown:
+        raise DataError(f"{place / TINY} names the class {unknown[0]}, which ImageNet has not")
+    labels = np.array([mine.index(number) for _, number, _ in lines], dtype=np.int64)
+    files = Files([place / "images" / file for file, _, _ in lines])
+    return EncodedDataset(name, [file for file, _, _ in lines], files, labels, [names[numbers.index(n)] for n in mine])
+
+
 def fetch_imagenette(folder: Path, split: str) -> None:
     """Into `folder`, by torchvision: both splits, the shorter side 320 pixels."""
     from torchvision.datasets import Imagenette
@@ -55,7 +78,7 @@ def fetch_imagenette(folder: Path, split: str) -> None:
     Imagenette(folder, split=split, size="320px", download=True)
 
 
-def _classes() -> tuple[tuple[str, ...], tuple[str, ...]]:
+def imagenet_classes() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """WordNet numbers and names of the 1,000 classes, in ImageNet's order."""
     from timm.data import ImageNetInfo
     from torchvision.models import ResNet50_Weights

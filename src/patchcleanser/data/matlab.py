@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchcleanser.data.base import ArrayDataset, Dataset, EncodedDataset
+from patchcleanser.data.digits import DIGITS, read_digits
 from patchcleanser.data.files import Files
 from patchcleanser.errors import DataError, MissingDependencyError
 
@@ -38,7 +39,9 @@ def read_mat(path: Path, *names: str) -> list[NDArray[Any]]:
 
 
 def read_svhn(place: Path, split: str) -> Dataset:
-    """From {split}_32x32.mat: X is [32, 32, 3, N], and y says 10 for the digit 0."""
+    """From {split}_32x32.mat: X is [32, 32, 3, N], and y says 10 for the digit 0; or cut from full house numbers."""
+    if place.is_dir():
+        return read_digits(place, split)
     pixels, digits = read_mat(place, "X", "y")
     if pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3) or pixels.dtype != np.uint8:
         raise DataError(f"{place} holds {pixels.dtype} {pixels.shape} in X; SVHN is uint8 (32, 32, 3, images)")
@@ -46,7 +49,7 @@ def read_svhn(place: Path, split: str) -> Dataset:
     labels = digits.astype(np.int64)
     if len(labels) and not 1 <= int(labels.min()) <= int(labels.max()) <= 10:
         raise DataError(f"{place} holds labels from {labels.min()} to {labels.max()}; SVHN has 1 to 10")
-    return ArrayDataset(f"svhn-{split}", images, labels % 10, [str(digit) for digit in range(10)])
+    return ArrayDataset(f"svhn-{split}", images, labels % 10, DIGITS)
 
 
 def read_flowers102(place: Path, split: str) -> Dataset:

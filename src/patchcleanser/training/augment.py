@@ -7,15 +7,15 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def augment(images: Tensor, generator: torch.Generator, *, shift: int, strength: float) -> Tensor:
-    """Random flips and shifts by up to `shift` px; with `strength` above 0 also shape and colour.
+def augment(images: Tensor, generator: torch.Generator, *, shift: int, strength: float, flip: bool = True) -> Tensor:
+    """Random flips (if `flip`) and shifts by up to `shift` px; with `strength` above 0 also shape and colour.
 
     Images are [N, 3, H, W] in [0, 1]. At strength 1 half of the images are turned by up to
     30°, sheared and scaled, and brightness, contrast and saturation move by up to half.
     """
     number, device = len(images), images.device
-    flip = torch.rand(number, generator=generator, device=device) < 0.5
-    images = torch.where(flip[:, None, None, None], images.flip(3), images)
+    turned = torch.rand(number, generator=generator, device=device) < (0.5 if flip else 0.0)
+    images = torch.where(turned[:, None, None, None], images.flip(3), images)
     if shift:
         images = _shifted(images, generator, shift)
     if strength > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import sys
@@ -38,9 +39,22 @@ def origin() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """What the numbers depend on besides the settings: package versions and hardware."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     found = {name: version(name) for name in ("torch", "timm", "numpy")}
-    return {"patchcleanser": patchcleanser.__version__, **found, "python": platform.python_version(), "hardware": gpu}
+    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else _processor()
+    return {
+        "patchcleanser": patchcleanser.__version__,
+        **found,
+        "python": platform.python_version(),
+        "hardware": hardware,
+    }
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it, and its cores."""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{(named or [platform.processor() or platform.machine()])[0]}, {os.cpu_count()} cores"
 
 
 def _half(tensor: torch.Tensor) -> torch.Tensor:

@@ -205,7 +205,7 @@ class _Step:
 
     def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         run, recipe = self.run, self.run.recipe
-        images = augment(images, run.generator, shift=recipe.shift, strength=recipe.strength)
+        images = augment(images, run.generator, shift=recipe.shift, strength=recipe.strength, flip=recipe.flip)
         inputs = self.preprocessing(images)
         if run.device.type == "cuda":
             inputs = inputs.contiguous(memory_format=torch.channels_last)

@@ -36,7 +36,9 @@ class Recipe:
     """Decay of the averaged weights, which are then the ones kept; 0 averages nothing."""
     shift: int = 0
     strength: float = 0.0
-    """Augmentation: random flips always, shifts in px, and the strength of shape and colour."""
+    """Augmentation: shifts in px, and the strength of shape and colour."""
+    flip: bool = True
+    """Whether images are mirrored at random; digits must not be."""
     cutout: Cutout = field(default_factory=lambda: Cutout(0))
     greedy_from: float = 0.0
     """A GreedyCutout is plain until this share of the epochs is over."""

@@ -1,0 +1,235 @@
+"""patchcleanser reproduce: the paper's tables and figures, ours beside theirs, as far as models and data are here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from patchcleanser.cli.options import AsJson, Device, Limit, Precision, Seed
+from patchcleanser.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    from patchcleanser.core.records import Run
+    from patchcleanser.evaluation.timing import Times
+    from patchcleanser.experiments import Experiment, Finding, Plan
+    from patchcleanser.experiments.running import Archive, Hands, Laboratory, Missing
+
+    Told = tuple[Experiment, dict[str, Finding], dict[str, str]]
+    """An experiment, what is known of its lines, and why others are missing."""
+
+Names = Annotated[list[str] | None, typer.Argument(help="Tables and figures: table2 figure4 …, or all.")]
+
+
+def reproduce(
+    names: Names = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Say which there are, and which models each asks for.")
+    ] = False,
+    commands: Annotated[bool, typer.Option("--commands", help="Print the commands that make our models.")] = False,
+    limit: Limit = None,
+    models: Annotated[
+        str | None,
+        typer.Option(help="Only these models: a comma list of names, or of classifiers as certify takes them."),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Only these datasets: a comma list.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where datasets lie, each in a folder of its name or all together.")
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    precision: Precision = "exact",
+    out: Annotated[Path, typer.Option(help="Findings, tables, figures and the page.")] = Path("runs/reproduce"),
+    runs: Annotated[Path | None, typer.Option(help="Run folders; by default runs/ in --out.")] = None,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Only read runs that are finished: no model and no images are needed.")
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Only write what --out holds as a Markdown page into this file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run what a table or figure of the paper needs, go on where it stopped, and lay ours beside the paper's."""
+    from patchcleanser.experiments import EXPERIMENTS
+    from patchcleanser.experiments.models import training_commands
+    from patchcleanser.experiments.running import Archive, Laboratory
+
+    if listed:
+        _tell_list(as_json)
+        return
+    if commands:
+        print("\n".join(training_commands(root)))
+        return
+    if page is not None:
+        _write_markdown(out, page)
+        return
+    chosen = [_narrowed(EXPERIMENTS[name], models, data) for name in _named(names or [])]
+    if stored:
+        _tell(_run_all(chosen, Archive(runs or out / "runs", root), out), out, as_json=as_json)
+        return
+    laboratory = Laboratory(
+        runs or out / "runs",
+        _hands(quiet=as_json),
+        root=root,
+        limit=limit,
+        seed=seed,
+        device=device,
+        precision=precision,  # type: ignore[arg-type]  # checked by the defense
+    )
+    _tell(_run_all(chosen, laboratory, out), out, as_json=as_json)
+
+
+def _named(names: list[str]) -> list[str]:
+    from patchcleanser.experiments import EXPERIMENTS
+
+    if not names:
+        raise InputError(f"say which: {', '.join(EXPERIMENTS)}, or all; --list says what they are")
+    for name in names:
+        if name != "all" and name not in EXPERIMENTS:
+            raise InputError(f"no experiment {name!r}; there are {', '.join(EXPERIMENTS)}, or all")
+    return list(EXPERIMENTS) if "all" in names else list(dict.fromkeys(names))
+
+
+def _narrowed(experiment: Experiment, models: str | None, data: str | None) -> Experiment:
+    """Only the lines of these models and datasets; a classifier of one's own takes the place of every model."""
+    from patchcleanser.experiments.images import DATA
+    from patchcleanser.experiments.models import model_of
+
+    lines = experiment.lines
+    if data is not None:
+        for name in data.split(","):
+            if name not in DATA:
+                raise InputError(f"no dataset {name!r} in the experiments; there are {', '.join(DATA)}")
+        lines = tuple(line for line in lines if line.plan.data in data.split(","))
+    if models is not None:
+        asked = [model_of(name).name for name in models.split(",")]
+        known = [line for line in lines if line.plan.model in asked]
+        own = [name for name in asked if ":" in name]
+        if own and data is None:
+            raise InputError(f"{own[0]} is no model of the experiments; say with --data which images it is for")
+        lines = tuple(dict.fromkeys([*known, *(line.of(name) for name in own for line in lines)]))
+    return replace(experiment, lines=lines)
+
+
+def _hands(*, quiet: bool) -> Hands:
+    """The same as certify and attack do, with the same progress."""
+    from patchcleanser.cli.attack import run_attack
+    from patchcleanser.cli.certify import about_run, run_job
+    from patchcleanser.experiments.running import Hands
+
+    return Hands(
+        certify=lambda job, folder, about: run_job(job, folder, about, batch=None, skip=False, quiet=quiet),
+        attack=lambda job, folder, about: run_attack(job, folder, about, batch=None, skip=False, quiet=quiet),
+        about=about_run,
+    )
+
+
+def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path) -> list[Told]:
+    """One experiment after the other, each plan once; findings are kept as soon as an experiment is through."""
+    from patchcleanser.experiments import EXPERIMENTS
+    from patchcleanser.experiments.collecting import collect, keep
+    from patchcleanser.experiments.pages import section, write_section
+
+    outcomes: dict[Plan, Run | Times | Missing] = {}
+    told: list[Told] = []
+    for experiment in chosen:
+        for plan in experiment.plans:
+            if plan not in outcomes:
+                outcomes[plan] = laboratory.run(plan)
+        found, missing = collect(experiment, outcomes, laboratory.root)
+        lines = dict.fromkeys([*EXPERIMENTS[experiment.name].lines, *experiment.lines])
+        declared = replace(experiment, lines=tuple(lines))
+        kept = keep(declared, found, out)
+        if kept:
+            write_section(section(declared, kept), out)
+        told.append((declared, kept, missing | _draw_pictures(experiment, laboratory)))
+    _write_page(told, out)
+    return told
+
+
+def _write_page(told: list[Told], out: Path) -> None:
+    """A page with all that the folder holds: of these experiments, and of those run before."""
+    from patchcleanser.experiments import EXPERIMENTS
+    from patchcleanser.experiments.collecting import read_found
+    from patchcleanser.experiments.pages import section, write_page
+
+    known = {name: (experiment, read_found(out, name)) for name, experiment in EXPERIMENTS.items()}
+    known |= {experiment.name: (experiment, found) for experiment, found, _ in told}
+    sections = [section(experiment, found) for experiment, found in known.values() if found]
+    if sections:
+        write_page(sections, out)
+
+
+def _draw_pictures(experiment: Experiment, laboratory: Laboratory | Archive) -> dict[str, str]:
+    """Pictures of the data lie beside the runs: other people's photos are not for the findings."""
+    from patchcleanser.reports.drawing import save
+
+    if experiment.pictures is None:
+        return {}
+    try:
+        save(experiment.pictures(laboratory.root), laboratory.runs)
+    except DataError as error:
+        return {experiment.name: str(error)}
+    print(f"wrote {laboratory.runs / experiment.name}.png", file=sys.stderr)
+    return {}
+
+
+def _write_markdown(out: Path, page: Path) -> None:
+    from patchcleanser.core.files import whole_file
+    from patchcleanser.experiments.pages import results_page
+
+    with whole_file(page) as part:
+        part.write_text(results_page(out), encoding="utf-8")
+    print(f"wrote {page}")
+
+
+def _tell_list(as_json: bool) -> None:
+    from patchcleanser.experiments import EXPERIMENTS
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": e.name,
+            "paper": e.paper,
+            "title": e.title,
+            "lines": len(e.lines),
+            "models": list(dict.fromkeys(line.plan.model for line in e.lines)),
+            "data": list(dict.fromkeys(line.plan.data for line in e.lines)),
+        }
+        for e in EXPERIMENTS.values()
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        print(f"{row['name']:9} {row['paper']:24} {row['title']} ({row['lines']} lines)")
+        print(f"{'':9} images: {', '.join(row['data'])}; models: {', '.join(row['models'])}")
+
+
+def _tell(told: list[Told], out: Path, *, as_json: bool) -> None:
+    """What was found, and what is not here, each reason once."""
+    from patchcleanser.experiments.tabling import claim_lines, experiment_table
+    from patchcleanser.reports.tables import to_markdown
+
+    if as_json:
+        rows = {
+            experiment.name: {"findings": {key: f.to_json() for key, f in found.items()}, "missing": missing}
+            for experiment, found, missing in told
+        }
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    for experiment, found, _ in told:
+        if found:
+            print(f"\n{to_markdown(experiment_table(experiment, found).shown())}")
+        for line in claim_lines(experiment, found):
+            print(f"- {line}")
+    reasons = dict.fromkeys(why for _, _, missing in told for why in missing.values())
+    for why in reasons:
+        print(f"left out: {why}", file=sys.stderr)
+    if any(found for _, found, _ in told):
+        print(f"\nfindings, tables, figures and results.html are in {out}")
+    elif reasons:
+        raise InputError("nothing could be measured; what is missing stands above")

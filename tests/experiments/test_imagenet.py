@@ -1,0 +1,44 @@
+"""The ImageNet ResNet-50 that experiments start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+from patchcleanser import load_classifier
+from patchcleanser.errors import ClassifierError
+
+SPEC = "python:patchcleanser.experiments.imagenet:resnet50"
+
+
+def test_without_its_file_it_says_where_to_put_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        ClassifierError, match=r"no resnet50_v1_imagenet\.safetensors in .*models; put it there, or name"
+    ):
+        load_classifier(SPEC, device="cpu")
+
+
+def test_it_has_the_file_s_weights_normalisation_and_strides_and_a_head_for_other_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATCHCLEANSER_MODELS", str(tmp_path))
+    state = {
+        name: t.half() if t.is_floating_point() else t for name, t in torchvision.models.resnet50().state_dict().items()
+    }
+    mean, std = [0.5, 0.4, 0.3], [0.004] * 3
+    save_file(state, tmp_path / "resnet50_v1_imagenet.safetensors", {"mean": json.dumps(mean), "std": json.dumps(std)})
+    whole = load_classifier(SPEC, device="cpu")
+    assert (whole.classes, whole.names and whole.names[1]) == (1000, "goldfish")
+    assert whole.preprocessing.mean == tuple(mean)
+    assert whole.module.layer2[0].conv1.stride == (2, 2)  # type: ignore[attr-defined]
+    assert whole.module.layer2[0].conv2.stride == (1, 1)  # type: ignore[attr-defined]
+    part = load_classifier(f"{SPEC}?classes=7", device="cpu")
+    assert part.logits(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
+    assert part.names is None
+    same = part.module.conv1.weight == state["conv1.weight"].float()  # type: ignore[attr-defined]
+    assert same.all()
