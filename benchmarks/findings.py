@@ -1,9 +1,10 @@
-"""Lay what was measured before there were experiments (results/zoo.json, results/attacks.json) beside their findings.
+"""Lay what other benchmarks measured (results/zoo.json, harden.json, attacks.json) beside the experiments' findings.
 
     python benchmarks/findings.py --out results/reproduce
 
-These are the very jobs that Tables 2, 3, 5 and 8 declare: the zoo on all 10,000 CIFAR-10 test images, and an
-attack on 200 of them. Rows of other weights than those in the repository are left out.
+These are the very jobs that Tables 2, 3, 5 and 8 declare: the zoo on all 10,000 CIFAR-10 test images, the untouched
+networks on 2,000 of ImageNet, and attacks on 1,000 of CIFAR-10. Rows of other weights than those in the repository,
+or hardened otherwise than declared, are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from patchcleanser.experiments.collecting import keep
 from patchcleanser.experiments.pages import section, write_section
 from patchcleanser.experiments.plans import plan_of
 
-NAMES = {"tiny": "tiny", "cifar10-resnet": "resnet", "cifar10-vit": "vit", "cifar10-mlp": "mlp"}
+NAMES = {
+    "tiny": "tiny",
+    "cifar10-resnet": "resnet",
+    "cifar10-vit": "vit",
+    "cifar10-mlp": "mlp",
+    "resnet50": "imagenet-resnet50",
+    "mobilenet_v2": "imagenet-mobilenet",
+}
+
+NEEDED = ("zoo", "harden", "attacks")
 
 Found = dict[str, Finding]
 
@@ -30,17 +40,29 @@ def share(percent: float, images: int) -> Share:
     return Share(round(percent * images / 100), images)
 
 
+def certified(row: dict[str, Any], side: int) -> Found:
+    """One row of a certification, by the name of its plan."""
+    shares = {key: share(row[key], row["images"]) for key in ("undefended", "clean", "certified", "row_certified")}
+    origin = {"command": row["command"], "versions": row["versions"], "device": "cuda", "precision": "fast"}
+    spent = {"classifications": row["classifications"] / row["images"]}
+    return {plan_of(NAMES[row["model"]], side).slug: Finding({**shares, **spent}, row["images"], origin)}
+
+
 def zoo(rows: list[dict[str, Any]]) -> Found:
-    """By the name of the plan."""
+    """Of the weights in the repository."""
     found: Found = {}
     for row in rows:
-        if row["weights"] != read_card(zoo_folder(row["model"]))["weights_sha256"]:
-            continue
-        shares = {key: share(row[key], row["images"]) for key in ("undefended", "clean", "certified", "row_certified")}
-        origin = {"command": row["command"], "versions": row["versions"], "device": "cuda", "precision": "fast"}
-        plan = plan_of(NAMES[row["model"]], int(row["patch"].split("x")[0]))
-        spent = {"classifications": row["classifications"] / row["images"]}
-        found[plan.slug] = Finding({**shares, **spent}, row["images"], origin)
+        if row["weights"] == read_card(zoo_folder(row["model"]))["weights_sha256"]:
+            found |= certified(row, int(row["patch"].split("x")[0]))
+    return found
+
+
+def untouched(rows: list[dict[str, Any]]) -> Found:
+    """Networks that were not hardened; 2% of 224×224 are 32×32 pixels."""
+    found: Found = {}
+    for row in rows:
+        if not row["photos"] and row["patch"] == "2%":
+            found |= certified(row, 32)
     return found
 
 
@@ -48,6 +70,8 @@ def attacks(rows: list[dict[str, Any]]) -> Found:
     """The undefended row and the defended one of each attack, as one finding."""
     found: Found = {}
     for row in rows:
+        if row["attack"] != "apgd":
+            continue
         plan = plan_of(NAMES[row["model"]], int(row["patch"].split("x")[0]))
         key = f"{plan.slug}-attacked-{row['iterations']}-{row['locations']}"
         name = "undefended_under_attack" if row["defense"] == "none" else "robust"
@@ -55,7 +79,8 @@ def attacks(rows: list[dict[str, Any]]) -> Found:
         if row["certified_accuracy"] is not None:
             values["certified"] = share(row["certified_accuracy"], row["images"])
         before = found[key].values if key in found else {}
-        origin = {k: row[k] for k in ("command", "versions", "seed")} | {"device": "cpu", "precision": "exact"}
+        origin = {k: row[k] for k in ("command", "versions", "seed")} | {"precision": "exact"}
+        origin["device"] = "cuda" if "NVIDIA" in row["versions"]["hardware"] else "cpu"
         found[key] = Finding({**before, **values}, row["images"], origin)
     return found
 
@@ -65,10 +90,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--out", type=Path, default=Path("results/reproduce"))
     given = parser.parse_args()
-    rows = {
-        name: json.loads((given.results / f"{name}.json").read_text(encoding="utf-8")) for name in ("zoo", "attacks")
-    }
-    found = zoo(rows["zoo"]) | attacks(rows["attacks"])
+    rows = {name: json.loads((given.results / f"{name}.json").read_text(encoding="utf-8")) for name in NEEDED}
+    found = zoo(rows["zoo"]) | untouched(rows["harden"]) | attacks(rows["attacks"])
     for name in ("table2", "table3", "table5", "table8"):
         experiment = EXPERIMENTS[name]
         mine = {line.key: found[line.plan.slug] for line in experiment.lines if line.plan.slug in found}
