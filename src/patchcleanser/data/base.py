@@ -46,6 +46,9 @@ class Dataset(ABC):
         except DataError:
             return UNREADABLE
 
+    def remember(self, index: int, digest: bytes) -> None:  # noqa: B027  # what is in memory needs no reminder
+        """What somebody else found as the digest, so that the content need not be read for it here."""
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of names, bytes and labels."""
@@ -142,6 +145,10 @@ class EncodedDataset(Dataset):
             super().digest(index)
         return self._seen[index]
 
+    def remember(self, index: int, digest: bytes) -> None:
+        """From now on, content with another digest is refused."""
+        self._require_same(index, digest)
+
     def _require_same(self, index: int, digest: bytes) -> None:
         if self._seen.setdefault(index, digest) != digest:
             raise DataError(f"{self.ids[index]} of {self.name} changed while it was in use; begin a new run")
@@ -203,6 +210,11 @@ class View(Dataset):
         """Their hash there."""
         part, at = self._place(index)
         return part.digest(at)
+
+    def remember(self, index: int, digest: bytes) -> None:
+        """It is remembered there."""
+        part, at = self._place(index)
+        part.remember(at, digest)
 
 
 class Subset(View):
