@@ -9,6 +9,7 @@
     │   └── LabelError                      labels: number, type, range
     ├── DataError                           a dataset that is missing, damaged or cannot be fetched
     ├── RecordError                         a run folder that is damaged, in use, or another job's
+    ├── ClusterError                        a cluster out of reach, too small, or one that keeps losing workers
     ├── ContradictionError                  a certificate that was broken, or does not follow from the model
     ├── TrainingError                       a run that cannot go on, or does not fit its folder
     ├── ClassifierError                     the wrapped model breaks its side of the contract
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 __all__ = [
     "ClassifierError",
+    "ClusterError",
     "ContradictionError",
     "CoverError",
     "DataError",
@@ -78,6 +80,10 @@ class DataError(PatchCleanserError):
 
 class RecordError(PatchCleanserError):
     """A run folder that is damaged, in use, or belongs to another job."""
+
+
+class ClusterError(PatchCleanserError):
+    """A cluster that cannot be reached, is too small, or keeps losing workers."""
 
 
 class ContradictionError(PatchCleanserError):

@@ -10,18 +10,23 @@ import typer
 
 from patchcleanser.cli.options import (
     PATCH,
+    Address,
     AsJson,
     Batch,
+    Cpus,
     Data,
     Device,
+    Gpus,
     Grid,
     Images,
     Labels,
     Limit,
     Masks,
     Model,
+    On,
     Patch,
     Patches,
+    Place,
     Precision,
     Root,
     RunFolder,
@@ -31,6 +36,7 @@ from patchcleanser.cli.options import (
     Subset,
     Threshold,
     Unreadable,
+    Workers,
     checked_run,
     default_folder,
     defense_options,
@@ -42,6 +48,7 @@ from patchcleanser.errors import ContradictionError
 if TYPE_CHECKING:
     from patchcleanser.core.records import Run
     from patchcleanser.evaluation.attacked import AttackJob
+    from patchcleanser.evaluation.work import Runner
 
 DRAWN = 6
 """Attacked images on the sheet."""
@@ -79,6 +86,11 @@ def attack(
     unreadable: Unreadable = "stop",
     batch: Batch = None,
     out: RunFolder = None,
+    on: On = "here",
+    address: Address = None,
+    workers: Workers = None,
+    gpus: Gpus = 0,
+    cpus: Cpus = 1,
     as_json: AsJson = False,
 ) -> None:
     """Attack images, ask the undefended and the defended classifier, and keep a row for each."""
@@ -86,7 +98,7 @@ def attack(
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.certify import about_run
     from patchcleanser.evaluation import Job
-    from patchcleanser.evaluation.attacked import AttackJob
+    from patchcleanser.evaluation.attacked import Assault, AttackJob
 
     skip, options = checked_run(batch, unreadable), defense_options(defense, threshold)
     settings = Settings(
@@ -98,7 +110,8 @@ def attack(
         target=target,
         seed=seed,
     )
-    classifier = load_classifier(model, device=device)
+    place = Place(on, address, workers, gpus, cpus)
+    classifier = load_classifier(model, device=place.device(device))
     base = Job(
         classifier,
         Images(data, split, root, labels, limit, subset, seed).load(classifier, quiet=as_json),
@@ -111,12 +124,23 @@ def attack(
     )
     job = AttackJob(base, attack, settings)
     words = f"{model}-{data}-{base.threat.shape}-{defense}-{attack}"
-    folder = out or default_folder(words, job.identity)
-    run = _run(job, folder, about_run(model, data, split, base), batch=batch, skip=skip, quiet=as_json)
+    about = about_run(model, data, split, base)
+    with place.runner(model) as runner:
+        folder = out or default_folder(words, runner.begin(Assault(job, skip)))
+        run = _run(job, folder, about, batch=batch, skip=skip, quiet=as_json, runner=runner)
     _tell(run, model, sheet=_sheet(run, base), as_json=as_json)
 
 
-def _run(job: AttackJob, folder: Path, about: dict[str, Any], *, batch: int | None, skip: bool, quiet: bool) -> Run:
+def _run(
+    job: AttackJob,
+    folder: Path,
+    about: dict[str, Any],
+    *,
+    batch: int | None,
+    skip: bool,
+    quiet: bool,
+    runner: Runner,
+) -> Run:
     from patchcleanser.cli.certify import say_continued
     from patchcleanser.cli.progress import progress
     from patchcleanser.evaluation.attacked import attack_all
@@ -130,6 +154,7 @@ def _run(job: AttackJob, folder: Path, about: dict[str, Any], *, batch: int | No
             batch=batch,
             skip=skip,
             about=about,
+            runner=runner,
             watch=lambda done, total, shares: report(
                 done, total, "  ".join(f"{name} {share.percent:.1f}%" for name, share in shares.items())
             ),

@@ -17,7 +17,6 @@ from torch import Tensor
 from patchcleanser.attacks import ATTACKS, AdaptiveAttack, Challenged, Settings
 from patchcleanser.attacks.adaptive import is_fooled, placed_defense, proved
 from patchcleanser.attacks.base import place_image, require_gradients
-from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.files import whole_file
 from patchcleanser.core.metrics import Share
 from patchcleanser.core.records import Row, Run
@@ -27,7 +26,7 @@ from patchcleanser.data.pictures import as_picture
 from patchcleanser.defenses.base import Examined
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.gallery import gallery_path
-from patchcleanser.evaluation.jobs import Job
+from patchcleanser.evaluation.jobs import Job, fields_of
 from patchcleanser.evaluation.rows import Loaded, facts
 from patchcleanser.evaluation.work import Batch, Here, InBatches, Runner, to_do
 
@@ -56,6 +55,9 @@ class AttackJob:
             require_gradients(self.job.classifier)
         if self.attack == ADAPTIVE and self.settings.places == "searched":
             raise InputError("the adaptive attack chooses its places itself, where the proof is weakest")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return fields_of(self)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -88,10 +90,6 @@ class Assault(InBatches[Attacked]):
     def identity(self) -> dict[str, Any]:
         """The attack's."""
         return self.attack.identity
-
-    def on(self, classifier: Classifier) -> Assault:
-        """The same attack on this classifier."""
-        return replace(self, attack=replace(self.attack, job=replace(self.job, classifier=classifier)))
 
     def done(self, task: Batch, read: Loaded) -> Attacked:
         """Their rows and pictures."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset, Subset
 from patchcleanser.defenses.minority_reports import ROUNDING
 from patchcleanser.errors import DataError, InputError, RecordError
-from patchcleanser.evaluation.jobs import Job
+from patchcleanser.evaluation.jobs import Job, fields_of
 from patchcleanser.evaluation.matching import match_labels
 from patchcleanser.evaluation.twin import (
     Bools,
@@ -150,9 +150,8 @@ class Suspicion(Work[Part, Audit]):
         """The job's."""
         return self.job.identity
 
-    def on(self, classifier: Classifier) -> Suspicion:
-        """The same with this classifier."""
-        return replace(self, job=replace(self.job, classifier=classifier))
+    def __getstate__(self) -> Facts:
+        return fields_of(self)
 
     def check(self) -> None:
         """A finished run worked once."""

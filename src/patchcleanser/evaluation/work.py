@@ -6,17 +6,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.records import Row, Run
 from patchcleanser.evaluation.jobs import Job
 from patchcleanser.evaluation.rows import Loaded, load_batch, rows_of
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-Mine = TypeVar("Mine", bound="Work[Any, Any]")
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,6 @@ class Work(ABC, Generic[Task, Result]):
     @abstractmethod
     def identity(self) -> dict[str, Any]:
         """Everything that decides the results, as plain values."""
-
-    @abstractmethod
-    def on(self: Mine, classifier: Classifier) -> Mine:
-        """The same work with a classifier that is here."""
 
     @abstractmethod
     def check(self) -> None:
@@ -111,10 +105,6 @@ class Certification(InBatches[list[Row]]):
     def identity(self) -> dict[str, Any]:
         """The job's."""
         return self.job.identity
-
-    def on(self, classifier: Classifier) -> Certification:
-        """The same job with this classifier."""
-        return replace(self, job=replace(self.job, classifier=classifier))
 
     def done(self, task: Batch, read: Loaded) -> list[Row]:
         """Their rows."""
