@@ -74,26 +74,32 @@ class RayRunner:
 
     def close(self) -> None:
         """Let the workers go, and stop Ray if it was started here."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        self._let_go()
         if self._started:
             ray.shutdown()
             self._started = False
 
+    def _let_go(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
     def begin(self, work: Work[Any, Any]) -> dict[str, Any]:
         """As a worker says; the driver may have another kind of device, or none that is fit."""
         self._connect()
-        _hash_everywhere(work.job.dataset)
+        if len(work.job.dataset) > HASHED and "fingerprint" not in vars(work.job.dataset):
+            self._let_go()  # or nobody would have a core to read with
+            _hash_everywhere(work.job.dataset)
         work.job.dataset.fingerprint  # noqa: B018  # known before it is sent, so that no worker reads all images
+        classifier, device = work.job.classifier, "cuda" if self.gpus_per_worker else "cpu"
+        if classifier.device.type not in (device, "cpu"):
+            raise InputError(
+                f"the classifier is on {classifier.device} but workers have no GPU; give gpus_per_worker=1"
+            )
         if self._pool is None:
-            device = "cuda" if self.gpus_per_worker else "cpu"
-            if work.job.classifier.device.type not in (device, "cpu"):
-                raise InputError(
-                    f"the classifier is on {work.job.classifier.device} but workers have no GPU; give gpus_per_worker=1"
-                )
-            held = _sendable(work.job.classifier, self.make)
-            self._pool = Pool(self._options(), self._number(), [held, device, self.cpus_per_worker])
+            self._pool = Pool(self._options(), self._number(), (device, self.cpus_per_worker))
+        if self._pool.model != classifier.fingerprint:
+            self._pool.send(classifier.fingerprint, _sendable(classifier, self.make))
         return self._pool.begin(work)
 
     def results(self, work: Work[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
@@ -104,8 +110,7 @@ class RayRunner:
         try:
             yield from pool.results(work, tasks, spread=self.spread)
         except BaseException:  # Ctrl-C too: nobody would come for what the workers still do
-            pool.close()
-            self._pool = None
+            self._let_go()
             raise
 
     def _connect(self) -> None:
@@ -142,8 +147,6 @@ class RayRunner:
 
 def _hash_everywhere(dataset: Dataset) -> None:
     """The digest of every image, read through Ray Data on all nodes instead of by the driver alone."""
-    if len(dataset) <= HASHED or "fingerprint" in vars(dataset):
-        return
     ray.data.DataContext.get_current().enable_progress_bars = False
     held = ray.put(ray.cloudpickle.dumps(dataset))
     blocks = -(-len(dataset) // HASHED)

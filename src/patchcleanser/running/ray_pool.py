@@ -68,8 +68,10 @@ class _Tasks:
 class Pool:
     """Workers, replaced as they die, and the tasks they have."""
 
-    def __init__(self, options: dict[str, Any], wanted: int, settings: list[Any]) -> None:
+    def __init__(self, options: dict[str, Any], wanted: int, settings: tuple[str, int]) -> None:
         self.wanted, self.settings = wanted, settings
+        self.model = ""
+        self.classifier: list[Any] = []
         self.remote: Any = ray.remote(**options)(Worker)
         self.members: list[_Member] = []
         self.deaths = 0
@@ -84,6 +86,13 @@ class Pool:
             kill(member.actor)
         self.members = []
 
+    def send(self, fingerprint: str, held: list[Any]) -> None:
+        """From now on all workers have this classifier."""
+        self.model, self.classifier = fingerprint, held
+        for member in self.members:
+            member.agreed = -1
+            member.ask(0, member.actor.ready.remote(held))
+
     def begin(self, work: Work[Any, Any]) -> dict[str, Any]:
         """Send the work, and ask the first worker that is ready what decides its results."""
         self.number += 1
@@ -97,6 +106,10 @@ class Pool:
             except RayError as error:
                 check = False  # perhaps the first image killed it: that is found out when it is its turn
                 self._bury(member, error)
+        if self.identity["classifier"] != self.model:
+            raise ClusterError(
+                "the model that workers load is not the driver's; give all of them the same files and software"
+            )
         return self.identity
 
     def results(self, work: Work[Any, Any], tasks: Sequence[Any], *, spread: bool) -> Iterator[tuple[Any, Any]]:
@@ -139,7 +152,7 @@ class Pool:
         """Start workers for those that died; they wait, if need be, until there is room. All must agree to the work."""
         while len(self.members) < self.wanted:
             member = _Member(self.remote.remote(*self.settings))
-            member.ask(0, member.actor.ready.remote())
+            member.ask(0, member.actor.ready.remote(self.classifier))
             self.members.append(member)
         for member in self.members:
             if self.identity and member.promise is None and member.agreed != self.number:

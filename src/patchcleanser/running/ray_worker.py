@@ -31,8 +31,8 @@ SPOT_CHECKS = 3
 class Worker:
     """One process of the pool, with the classifier on the device that Ray gave it."""
 
-    def __init__(self, held: list[Any], device: str, threads: int) -> None:
-        self.held, self.device, self.threads = held, device, threads
+    def __init__(self, device: str, threads: int) -> None:
+        self.device, self.threads = device, threads
         self.working, self.unpacking = threading.Lock(), threading.Lock()
         self.known: tuple[int, Work[Any, Any]] | None = None
         tags = ("node",)
@@ -43,12 +43,13 @@ class Worker:
             "patchcleanser_task_seconds", "Time of a task", boundaries=[0.1, 1, 10, 60, 600], tag_keys=tags
         )
 
-    def ready(self) -> str:
-        """Load the classifier; the node's name."""
+    def ready(self, held: list[Any]) -> None:
+        """Load the classifier."""
         torch.set_num_threads(self.threads)
-        loaded = pickle.loads(ray.get(self.held[0]))
-        self.classifier = _moved(loaded if isinstance(loaded, Classifier) else loaded(), self.device)
-        return socket.gethostname()
+        loaded = pickle.loads(ray.get(held[0]))
+        with self.unpacking:
+            self.known = None
+            self.classifier = _moved(loaded if isinstance(loaded, Classifier) else loaded(), self.device)
 
     def identity(self, number: int, held: list[Any], check: bool) -> dict[str, Any]:
         """What decides the results here."""
