@@ -25,6 +25,7 @@ from patchcleanser.service.settings import Settings
 PAGE = {
     "index.html": "text/html",
     "page.css": "text/css",
+    "api.js": "text/javascript",
     "page.js": "text/javascript",
     "view.js": "text/javascript",
     "patch.png": "image/png",
