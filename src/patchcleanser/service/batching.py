@@ -150,12 +150,18 @@ class Worker:
             for ticket in self._playing:
                 ticket.restart()
         except Exception as error:
-            if len(asked) == 1:
-                log.warning("an image could not be classified", exc_info=error)
-                self._playing.remove(asked[0][0])
-                asked[0][0].end(error=error)
-                return
-            for one in asked:  # each alone, so that only the one at fault fails
-                self._fill_in([one], strict)
+            self._isolate(asked, strict, error)
             return
         self.on_batch(len(asked), labels, time.monotonic() - began)
+
+    def _isolate(self, asked: list[tuple[_Ticket, Indices]], strict: bool, error: Exception) -> None:
+        """A batch failed: each image alone, so that only the one at fault fails."""
+        for ticket, unions in asked:
+            table = ticket.work.subject.table
+            silent = table.spent > 0 and not table.answered  # labels of logits that were no numbers
+            if len(asked) > 1 and not silent:
+                self._fill_in([(ticket, unions)], strict)
+                continue
+            log.warning("an image could not be classified", exc_info=error)
+            self._playing.remove(ticket)
+            ticket.end(error=error)

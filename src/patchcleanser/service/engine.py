@@ -25,7 +25,7 @@ from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture, decode
 from patchcleanser.defenses import DEFENSES, Defense
 from patchcleanser.defenses.base import Game
-from patchcleanser.errors import DataError, InputError
+from patchcleanser.errors import ClassifierError, DataError, InputError
 from patchcleanser.evaluation.matching import match_labels
 from patchcleanser.service.settings import Settings
 
@@ -57,7 +57,9 @@ class Engine:
         model, named = settings.model, isinstance(settings.model, str)
         self.classifier: Classifier = load_classifier(model, device=settings.device) if named else as_classifier(model)
         self.name = _shown(model) if named else type(model).__name__
-        self.fingerprint = self.classifier.fingerprint
+        self.fingerprint: str | None = None
+        with suppress(ClassifierError):  # a plain function has none, and nothing is stored here
+            self.fingerprint = self.classifier.fingerprint
         self.defense = self._build(settings.masks, settings.stride)
         self.samples = _samples(settings.samples, self.classifier) if settings.samples else ()
         self._variants: dict[int, Defense[Any, Any]] = {}

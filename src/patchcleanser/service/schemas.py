@@ -232,7 +232,7 @@ class ModelAnswer(Model):
 
     version: str
     model: str
-    fingerprint: str = Field(description="A hash of weights, structure and preprocessing.")
+    fingerprint: str | None = Field(description="A hash of weights, structure and preprocessing.")
     classes: int | None
     names: list[str] | None
     defense: str
