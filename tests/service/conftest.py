@@ -50,7 +50,9 @@ def toy(**changed: object) -> Settings:
     return Settings(**{**given, **changed})  # type: ignore[arg-type]
 
 
-def png(pixels: np.ndarray | None = None, *, seed: int = 0, size: tuple[int, int] = (16, 16), kind: str = "PNG") -> bytes:
+def png(
+    pixels: np.ndarray | None = None, *, seed: int = 0, size: tuple[int, int] = (16, 16), kind: str = "PNG"
+) -> bytes:
     if pixels is None:
         pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
     file = io.BytesIO()
@@ -105,6 +107,14 @@ class Server:
     def lines(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=60)
@@ -134,6 +144,6 @@ def start_server(log: Path, *options: str, **environment: str) -> Server:
 @pytest.fixture(scope="session")
 def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The default: zoo:tiny and its samples."""
-    server = start_server(tmp_path_factory.mktemp("server") / "log")
-    yield server
-    server.stop()
+    with start_server(tmp_path_factory.mktemp("server") / "log") as server:
+        yield server
+        assert server.stop() == 0

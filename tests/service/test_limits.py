@@ -158,7 +158,10 @@ def test_a_deadline_is_kept_and_the_work_dropped(kit: Any, by: str) -> None:
     with client:
         gate.clear()
         data = {} if by == "service" else {"deadline_ms": "300"}
-        refused(client.post("/v1/predict", files=kit.upload(kit.png()), data=data), "deadline")
+        refused(
+            client.post("/v1/predict", files=kit.upload(kit.png()), data=data),
+            "deadline" if by == "service" else "too-late",
+        )
         gate.set()
         while "patchcleanser_queue_images 0.0" not in client.get("/metrics").text:
             time.sleep(0.01)
@@ -167,7 +170,12 @@ def test_a_deadline_is_kept_and_the_work_dropped(kit: Any, by: str) -> None:
 
 def test_with_a_key_only_its_owner_gets_answers(kit: Any) -> None:
     with TestClient(create_app(kit.toy(api_key=KEY))) as client:
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}, {"authorization": f"Basic {KEY}"}):
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"x-api-key": "wrong"},
+            {"authorization": f"Basic {KEY}"},
+        ):
             answer = client.get("/v1/model", headers=headers)
             refused(answer, "unauthorized")
             assert answer.headers["www-authenticate"] == "Bearer"
@@ -201,7 +209,9 @@ def test_browsers_are_bound_to_our_own_files(client: TestClient) -> None:
 def test_request_ids_are_taken_over_if_they_are_harmless(client: TestClient) -> None:
     assert client.get("/healthz", headers={"x-request-id": "camera-7.a"}).headers["x-request-id"] == "camera-7.a"
     for bad in ("a b", "x" * 65, 'a"}', ""):
-        assert re.fullmatch("[0-9a-f]{32}", client.get("/healthz", headers={"x-request-id": bad}).headers["x-request-id"])
+        assert re.fullmatch(
+            "[0-9a-f]{32}", client.get("/healthz", headers={"x-request-id": bad}).headers["x-request-id"]
+        )
 
 
 def test_a_fault_of_ours_is_a_500_without_a_trace_and_a_log_with_one(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,19 +82,25 @@ def serve(
     )
     if host not in ("127.0.0.1", "localhost", "::1") and settings.api_key is None:
         print(f"note: {host} can be reached by others, and there is no {API_KEY}", file=sys.stderr)
+    listening = _listen(host, port)
     app = create_app(settings)
     configure(sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
         # The server catches these, finishes what it accepted, and raises them again; then all is done.
         signal.signal(number, lambda *_: None)
-    config = uvicorn.Config(
-        app, host=host, port=port, root_path=root_path, log_config=None, access_log=False, server_header=False
-    )
-    print(f"http://{host}:{port}{root_path}/ (Ctrl-C stops it)", file=sys.stderr)
-    server = uvicorn.Server(config)
-    server.run()
-    if not server.started:
-        raise InputError(f"cannot listen at {host}:{port}; is the port taken?")
+    at = f"{host}:{listening.getsockname()[1]}"
+    print(f"http://{at}{root_path}/ (Ctrl-C stops it)", file=sys.stderr)
+    config = uvicorn.Config(app, root_path=root_path, log_config=None, access_log=False, server_header=False)
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The port is taken before the model is loaded, so that a wrong one is said at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise InputError(f"cannot listen at {host}:{port}: {error.strerror}; use another --port") from error
 
 
 def _limits(queue: int, deadline: float, pixels: int, files: int) -> Limits:

@@ -19,6 +19,7 @@ PROBLEMS: dict[str, Kind] = {
     "not-found": Kind(404, "There is nothing at this address."),
     "method-not-allowed": Kind(405, "This address does not take this method."),
     "body-too-slow": Kind(408, "The request did not arrive whole before its deadline."),
+    "too-late": Kind(408, "There was no answer before the deadline that the request named; the work was dropped."),
     "too-large": Kind(413, "The body, a file, the number of files or of pixels is over a limit."),
     "unsupported-media": Kind(415, "The content type is not taken, or a file is no picture of an allowed format."),
     "invalid": Kind(422, "A field is missing, unknown or out of range."),
@@ -28,7 +29,7 @@ PROBLEMS: dict[str, Kind] = {
     "classifier-failed": Kind(500, "The classifier gave no usable answer for an image."),
     "overloaded": Kind(503, "Too much is waiting already. Try again after the time in Retry-After."),
     "not-ready": Kind(503, "The service is starting or shutting down."),
-    "deadline": Kind(504, "There was no answer before the deadline; the work was dropped."),
+    "deadline": Kind(504, "There was no answer before the service's own deadline; the work was dropped."),
 }
 """By code. A code keeps its meaning within /v1; messages may change."""
 

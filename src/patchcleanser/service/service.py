@@ -112,17 +112,17 @@ class Service:
         due = time.monotonic() + self.settings.limits.deadline
         async with self._body_room(request):
             asked = await self._read(request, kind)
-            if asked.options.deadline_ms is not None:
-                due = min(due, time.monotonic() + asked.options.deadline_ms / 1000)
+            own = asked.options.deadline_ms
+            wanted = math.inf if own is None else time.monotonic() + own / 1000
             self._check_masks(asked.options.masks)
             plan = starts(asked)
             sizes = await self._in_thread(lambda: checked_sizes(asked.images, self.settings.limits))
             request.state.facts = {"images": len(sizes), "bytes": sum(map(len, asked.images))}
             work = self._play(asked.images, sizes, plan, asked.options.masks, strict)
             try:
-                return await _while_there(request, work, due), asked.options
+                return await _while_there(request, work, min(due, wanted)), asked.options
             except TimeoutError:
-                raise _late() from None
+                raise _late("too-late" if wanted < due else "deadline") from None
 
     @asynccontextmanager
     async def _body_room(self, request: Request) -> AsyncIterator[None]:
@@ -239,5 +239,5 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _late() -> RefusedError:
-    return RefusedError("deadline", "there was no answer before the deadline; the work was dropped")
+def _late(code: str = "deadline") -> RefusedError:
+    return RefusedError(code, "there was no answer before the deadline; the work was dropped")
