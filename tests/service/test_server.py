@@ -85,7 +85,8 @@ def test_troubles_reach_the_client_with_their_code(tiny_server: Any) -> None:
         with pytest.raises(ServiceError, match="none of BMP") as caught:
             client.predict([b"junk"])
         assert (caught.value.code, caught.value.status) == ("unsupported-media", 415)
-        assert any(line.get("request_id") == caught.value.request_id for line in tiny_server.lines())
+        told = caught.value.request_id
+        wait_for(lambda: any(line.get("request_id") == told for line in tiny_server.lines()), "the log names it")
     with Client("http://127.0.0.1:1", retries=0) as nobody:
         assert not nobody.ready()
         with pytest.raises(ServiceError, match="no answer from") as caught:

@@ -42,11 +42,18 @@ class _Ticket:
     def __init__(self, work: Work) -> None:
         self.work, self.future = work, Future[Any]()
         self.game = work.start(work.subject.table)
+        self.wants: Indices | None = None
+        """Labels that its game waits for."""
+
+    @property
+    def missing(self) -> int:
+        """How many of those are not known yet."""
+        return 0 if self.wants is None else len(self.work.subject.table.missing(self.wants))
 
     def restart(self) -> None:
         subject = self.work.subject
         subject.table = LabelTable(subject.table.mask_set)
-        self.game = self.work.start(subject.table)
+        self.game, self.wants = self.work.start(subject.table), None
 
     def end(self, result: Any = None, error: Exception | None = None) -> None:
         self.work.place.leave()
@@ -62,9 +69,11 @@ class _Ticket:
 class Worker:
     """A thread that owns the model.
 
-    At each move every game says which labels it wants next, and all of them are computed in one
-    batch: first rounds of new images beside second rounds of others. Whatever arrives meanwhile
-    joins the next move, so batches grow with the load and nobody waits for one to fill.
+    At each move every game says which labels it wants next, and those of the oldest games are
+    computed in one batch: second rounds of some images beside first rounds of others. A batch is as
+    large as the device classifies at once; a larger one would only make everybody wait for the
+    slowest. Whatever arrives meanwhile joins the next move, so batches grow with the load and
+    nobody waits for one to fill.
     """
 
     def __init__(
@@ -121,27 +130,43 @@ class Worker:
             return bool(self._playing)
 
     def _move(self) -> None:
-        asked: list[tuple[_Ticket, Indices]] = []
-        for ticket in self._playing:
-            if ticket.future.cancelled():
-                ticket.end()
-                continue
-            try:
-                asked.append((ticket, next(ticket.game)))
-            except StopIteration as end:
-                ticket.end(end.value)
-            except Exception as error:  # one image's trouble is not the others'
-                ticket.end(error=error)
-        self._playing = [ticket for ticket, _ in asked]
+        self._playing = [ticket for ticket in self._playing if self._goes_on(ticket)]
+        batch = self._batch()
         for strict in (False, True):
-            mine = [(ticket, unions) for ticket, unions in asked if ticket.work.strict is strict]
+            mine = [ticket for ticket in batch if ticket.work.strict is strict]
             if mine:
                 self._fill_in(mine, strict)
 
-    def _fill_in(self, asked: list[tuple[_Ticket, Indices]], strict: bool) -> None:
-        began = time.monotonic()
-        requests = [Request(ticket.work.subject, unions) for ticket, unions in asked]
-        labels = sum(len(r.subject.table.missing(r.unions)) for r in requests)
+    def _goes_on(self, ticket: _Ticket) -> bool:
+        """Let a game that has its labels say what it wants next; False if it is over."""
+        if ticket.future.cancelled():
+            ticket.end()
+            return False
+        try:
+            if ticket.wants is None:
+                ticket.wants = next(ticket.game)
+        except StopIteration as end:
+            ticket.end(end.value)
+            return False
+        except Exception as error:  # one image's trouble is not the others'
+            ticket.end(error=error)
+            return False
+        return True
+
+    def _batch(self) -> list[_Ticket]:
+        """The oldest games that together fill the device."""
+        labels = 0
+        chosen: list[_Ticket] = []
+        for ticket in self._playing:
+            labels += ticket.missing
+            if chosen and labels > (self.masked.chunk or labels):
+                break
+            chosen.append(ticket)
+        return chosen
+
+    def _fill_in(self, batch: list[_Ticket], strict: bool) -> None:
+        began, labels = time.monotonic(), sum(ticket.missing for ticket in batch)
+        requests = [Request(t.work.subject, t.wants) for t in batch if t.wants is not None]
         try:
             self.masked.fill_in(requests, strict=strict)
         except WrongFastLabelError:
@@ -150,17 +175,19 @@ class Worker:
             for ticket in self._playing:
                 ticket.restart()
         except Exception as error:
-            self._isolate(asked, strict, error)
+            self._isolate(batch, strict, error)
             return
-        self.on_batch(len(asked), labels, time.monotonic() - began)
+        for ticket in batch:
+            ticket.wants = None
+        self.on_batch(len(batch), labels, time.monotonic() - began)
 
-    def _isolate(self, asked: list[tuple[_Ticket, Indices]], strict: bool, error: Exception) -> None:
+    def _isolate(self, batch: list[_Ticket], strict: bool, error: Exception) -> None:
         """A batch failed: each image alone, so that only the one at fault fails."""
-        for ticket, unions in asked:
+        for ticket in batch:
             table = ticket.work.subject.table
             silent = table.spent > 0 and not table.answered  # labels of logits that were no numbers
-            if len(asked) > 1 and not silent:
-                self._fill_in([(ticket, unions)], strict)
+            if len(batch) > 1 and not silent:
+                self._fill_in([ticket], strict)
                 continue
             log.warning("an image could not be classified", exc_info=error)
             self._playing.remove(ticket)
