@@ -17,6 +17,7 @@
     │   ├── NotAFunctionError               the same image got two different answers
     │   ├── OutputError                     wrong shape, NaN, too few classes
     │   └── OutOfMemoryError                not even one image fits on the device
+    ├── ServiceError                        a running service refused a request, or cannot be reached
     └── MissingDependencyError (also an ImportError)   an optional extra is not installed
 
 Messages say what was wrong, what was got, what the limit is and, where there is one, the fix.
@@ -40,6 +41,7 @@ __all__ = [
     "OutputError",
     "PatchCleanserError",
     "RecordError",
+    "ServiceError",
     "ThreatError",
     "TrainModeError",
     "TrainingError",
@@ -112,6 +114,14 @@ class OutputError(ClassifierError):
 
 class OutOfMemoryError(ClassifierError):
     """Not even one image at a time fits into the device's memory."""
+
+
+class ServiceError(PatchCleanserError):
+    """A running service refused a request, or cannot be reached; `code` is the service's own word for it."""
+
+    def __init__(self, message: str, *, code: str, status: int | None = None, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.status, self.request_id = code, status, request_id
 
 
 class MissingDependencyError(PatchCleanserError, ImportError):

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 import patchcleanser
-from patchcleanser.cli import attack, audit, certify, data, demo, harden, masks, models, predict, report, train
+from patchcleanser.cli import attack, audit, certify, data, demo, harden, masks, models, predict, report, serve, train
 from patchcleanser.errors import PatchCleanserError
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "audit": audit.audit,
     "attack": attack.attack,
     "predict": predict.predict,
+    "serve": serve.serve,
     "masks": masks.masks,
     "data": data.data,
     "models": models.models,
