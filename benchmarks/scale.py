@@ -27,7 +27,7 @@ import torch
 from patchcleanser import CallableClassifier, Job, Run, Threat, evaluate, load_classifier, load_dataset
 from patchcleanser.core.records import TIMES
 from patchcleanser.data import ArrayDataset, chosen
-from patchcleanser.running.ray import RayRunner
+from patchcleanser.running.ray import RayRunner, connect
 from patchcleanser.training.cards import versions
 
 IMAGES = 48
@@ -101,7 +101,7 @@ def overhead(repeats: int) -> dict[str, Any]:
     starts, here, there = [], [], []
     for _ in range(repeats):
         with RayRunner("local", workers=1) as runner:
-            runner._connect()
+            connect("local")
             started = time.monotonic()
             evaluate(light(batch), tempfile.mkdtemp(), batch=batch, runner=runner)
             starts.append(round(time.monotonic() - started, 2))

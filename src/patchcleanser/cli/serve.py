@@ -6,17 +6,23 @@ import os
 import signal
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from patchcleanser.cli.options import (
     PATCH,
+    Address,
+    Cpus,
     Device,
+    Gpus,
     Grid,
     Masks,
     Model,
+    On,
     Patches,
+    Place,
     Precision,
     Stride,
     Threshold,
@@ -56,6 +62,15 @@ def serve(
     deadline: Annotated[float, typer.Option(help="Seconds after which a request is given up.")] = 30.0,
     max_pixels: Annotated[int, typer.Option(help="Pixels of one image.")] = 16_777_216,
     max_files: Annotated[int, typer.Option(help="Images in one request.")] = 16,
+    on: On = "here",
+    address: Address = None,
+    replicas: Annotated[str, typer.Option(help="With --on ray: how many; 1-8 follows the load.")] = "1",
+    gpus: Gpus = 0,
+    cpus: Cpus = 1,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="With --on ray: leave it on the cluster; again with another model updates it."),
+    ] = False,
 ) -> None:
     """Answer over HTTP until stopped. With PATCHCLEANSER_API_KEY set, requests must carry that key."""
     try:
@@ -67,6 +82,10 @@ def serve(
     except ModuleNotFoundError as error:
         raise MissingDependencyError.of(error.name or "fastapi", "serve") from error
 
+    place = Place(on, address, None, gpus, cpus)
+    if on == "here" and (replicas != "1" or keep):
+        raise InputError(f"{'--keep' if keep else '--replicas'} belongs to --on ray")
+    place.device(device)
     settings = Settings(
         model=model,
         threat=threat_of(threat, patches, grid),
@@ -82,6 +101,15 @@ def serve(
     )
     if host not in ("127.0.0.1", "localhost", "::1") and settings.api_key is None:
         print(f"note: {host} can be reached by others, and there is no {API_KEY}", file=sys.stderr)
+    if on == "ray":
+        from patchcleanser.service.ray import Replicas, deploy
+
+        many = Replicas.parse(replicas, cpus=cpus, gpus=gpus)
+        deploy(settings, many, address=address, host=host, port=port, root_path=root_path)
+        print(f"http://{host}:{port}{root_path}/" + ("" if keep else " (Ctrl-C stops it)"), file=sys.stderr)
+        if not keep:
+            _until_stopped()
+        return
     listening = _listen(host, port)
     app = create_app(settings)
     configure(sys.stderr)
@@ -92,6 +120,17 @@ def serve(
     print(f"http://{at}{root_path}/ (Ctrl-C stops it)", file=sys.stderr)
     config = uvicorn.Config(app, root_path=root_path, log_config=None, access_log=False, server_header=False)
     uvicorn.Server(config).run(sockets=[listening])
+
+
+def _until_stopped() -> None:
+    """Ray Serve works elsewhere; this process waits for Ctrl-C."""
+    from patchcleanser.service.ray import undeploy
+
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    stopped.wait()
+    undeploy()
 
 
 def _listen(host: str, port: int) -> socket.socket:

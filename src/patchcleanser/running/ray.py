@@ -86,7 +86,7 @@ class RayRunner:
 
     def begin(self, work: Work[Any, Any]) -> dict[str, Any]:
         """As a worker says; the driver may have another kind of device, or none that is fit."""
-        self._connect()
+        self._started = connect(self.address) or self._started
         if len(work.job.dataset) > HASHED and "fingerprint" not in vars(work.job.dataset):
             self._let_go()  # or nobody would have a core to read with
             _hash_everywhere(work.job.dataset)
@@ -97,7 +97,8 @@ class RayRunner:
                 f"the classifier is on {classifier.device} but workers have no GPU; give gpus_per_worker=1"
             )
         if self._pool is None:
-            self._pool = Pool(self._options(), self._number(), (device, self.cpus_per_worker))
+            number = room_for(self.workers, cpus=self.cpus_per_worker, gpus=self.gpus_per_worker)
+            self._pool = Pool(self._options(), number, (device, self.cpus_per_worker))
         if self._pool.model != classifier.fingerprint:
             self._pool.send(classifier.fingerprint, _sendable(classifier, self.make))
         return self._pool.begin(work)
@@ -113,16 +114,6 @@ class RayRunner:
             self._let_go()
             raise
 
-    def _connect(self) -> None:
-        if ray.is_initialized():
-            return
-        _require_reachable(self.address)
-        try:
-            ray.init(address=self.address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise ClusterError(f"cannot use a Ray cluster at {self.address or 'this machine'}: {error}") from error
-        self._started = True
-
     def _options(self) -> dict[str, Any]:
         return {
             "num_cpus": self.cpus_per_worker,
@@ -131,18 +122,31 @@ class RayRunner:
             "scheduling_strategy": "SPREAD",
         }
 
-    def _number(self) -> int:
-        """How many workers, at most as many as there is room for."""
-        wanted = {"CPU": self.cpus_per_worker, "GPU": self.gpus_per_worker}
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        room = sum(min(int(node.get(kind, 0) // need) for kind, need in wanted.items() if need) for node in nodes)
+
+def connect(address: str | None) -> bool:
+    """Use the cluster there, or start one on this machine; whether that was done now."""
+    if ray.is_initialized():
+        return False
+    _require_reachable(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise ClusterError(f"cannot use a Ray cluster at {address or 'this machine'}: {error}") from error
+    return True
+
+
+def room_for(workers: int | None, *, cpus: int, gpus: float) -> int:
+    """So many workers, or as many as the cluster has room for; ClusterError if that is too many."""
+    wanted = {"CPU": cpus, "GPU": gpus}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(min(int(node.get(kind, 0) // need) for kind, need in wanted.items() if need) for node in nodes)
+    if room < (workers or 1):
         has = ", ".join(f"{sum(node.get(kind, 0) for node in nodes):g} {kind}s" for kind in wanted)
-        if room < (self.workers or 1):
-            raise ClusterError(
-                f"the cluster has room for {room} workers of {self.cpus_per_worker} CPUs and {self.gpus_per_worker:g} "
-                f"GPUs ({len(nodes)} nodes, {has}), asked for {self.workers or 1}; ask for fewer, or add nodes"
-            )
-        return self.workers or room
+        raise ClusterError(
+            f"the cluster has room for {room} workers of {cpus} CPUs and {gpus:g} GPUs ({len(nodes)} nodes, {has}), "
+            f"asked for {workers or 1}; ask for fewer, or add nodes"
+        )
+    return workers or room
 
 
 def _hash_everywhere(dataset: Dataset) -> None:
