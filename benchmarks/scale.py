@@ -30,8 +30,8 @@ from patchcleanser.data import ArrayDataset, chosen
 from patchcleanser.running.ray import RayRunner, connect
 from patchcleanser.training.cards import versions
 
-IMAGES = 48
-BATCH = 4
+IMAGES = 24
+BATCH = 2
 
 
 def heavy() -> Job:

@@ -28,8 +28,9 @@ LONGEST_WAIT = 30
 class Client:
     """Asks a service started by `patchcleanser serve`; give it back with close() or a with statement.
 
-    Where the service is overloaded it tries again after the time that the service names, `retries`
-    times. Every other trouble is a ServiceError with the service's code and the request's id.
+    Where the service is overloaded, or a process behind it died with the request, it tries again after
+    the time that the service names, `retries` times: asking twice does no harm. Every other trouble is
+    a ServiceError with the service's code and the request's id.
     """
 
     def __init__(
@@ -106,12 +107,19 @@ class Client:
                 response = self._http.request(method, route, **body)
             except httpx.HTTPError as error:
                 raise ServiceError(f"no answer from {self._http.base_url}: {error}", code="unreachable") from error
-            if response.status_code != 503 or not left:
+            if not left or not _may_pass(response):
                 break
             time.sleep(min(LONGEST_WAIT, int(response.headers.get("retry-after", "1"))))
         if response.is_success:
             return response.content
         raise _trouble(response)
+
+
+def _may_pass(response: httpx.Response) -> bool:
+    """Whether it may be otherwise next time: overloaded, or an error of a proxy, not one that the service names."""
+    if response.status_code == 503:
+        return True
+    return response.status_code in (500, 502, 504) and "json" not in response.headers.get("content-type", "")
 
 
 def _trouble(response: httpx.Response) -> ServiceError:
