@@ -81,8 +81,7 @@ def deploy(
     try:
         serve.run(_application(settings, replicas), name=NAME, route_prefix=root_path or "/")
     except RuntimeError as error:
-        found = serve.status().applications.get(NAME)
-        raise ClusterError(f"the replicas do not start: {_reason(found.message if found else str(error))}") from error
+        raise ClusterError(f"the replicas do not start: {_reason(str(error))}") from error
 
 
 def undeploy() -> None:
@@ -118,8 +117,9 @@ def _application(settings: Settings, replicas: Replicas) -> Any:
     return deployed.bind()
 
 
-def _reason(message: str) -> str:
-    """The last line of a replica's complaint that says something."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = [line for line in lines if "Error" in line]
-    return (told or lines or ["no reason was given"])[-1][:500]
+def _reason(otherwise: str) -> str:
+    """The last line of the replicas' complaints that names an error."""
+    found = serve.status().applications.get(NAME)
+    said = [one.message for one in found.deployments.values()] if found else []
+    lines = [line.strip() for line in "\n".join(said).splitlines() if "Error" in line]
+    return (lines or [otherwise])[-1][:500]
