@@ -23,6 +23,8 @@ class Dataset(ABC):
     name: str
     classes: tuple[str, ...]
     labels: NDArray[np.int64] | None
+    remembers = False
+    """Whether reading costs so much that digests found by somebody else are kept."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -101,6 +103,8 @@ class ArrayDataset(Dataset):
 
 class EncodedDataset(Dataset):
     """Images as files in memory or on disk, decoded when asked for."""
+
+    remembers = True
 
     def __init__(
         self,
@@ -210,6 +214,11 @@ class View(Dataset):
         """Their hash there."""
         part, at = self._place(index)
         return part.digest(at)
+
+    @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        """As those do."""
+        return self._place(0)[0].remembers
 
     def remember(self, index: int, digest: bytes) -> None:
         """It is remembered there."""

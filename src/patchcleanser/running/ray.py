@@ -14,6 +14,7 @@ Here a task that was lost goes back to the queue, and one that was lost twice is
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import socket
@@ -32,7 +33,7 @@ except ImportError as error:
     raise MissingDependencyError.of("ray", "ray") from error
 
 from patchcleanser.running.ray_pool import EACH, Pool
-from patchcleanser.running.ray_worker import unpacked
+from patchcleanser.running.ray_worker import put, unpacked
 
 HASHED = 512
 """Images hashed by one task; fewer images in all are hashed by the driver itself."""
@@ -87,10 +88,11 @@ class RayRunner:
     def begin(self, work: Work[Any, Any]) -> dict[str, Any]:
         """As a worker says; the driver may have another kind of device, or none that is fit."""
         self._started = connect(self.address) or self._started
-        if len(work.job.dataset) > HASHED and "fingerprint" not in vars(work.job.dataset):
+        dataset = work.job.dataset
+        if dataset.remembers and len(dataset) > HASHED and "fingerprint" not in vars(dataset):
             self._let_go()  # or nobody would have a core to read with
-            _hash_everywhere(work.job.dataset)
-        work.job.dataset.fingerprint  # noqa: B018  # known before it is sent, so that no worker reads all images
+            _hash_everywhere(dataset)
+        dataset.fingerprint  # noqa: B018  # known before it is sent, so that no worker reads all images
         classifier, device = work.job.classifier, "cuda" if self.gpus_per_worker else "cpu"
         if classifier.device.type not in (device, "cpu"):
             raise InputError(
@@ -151,8 +153,9 @@ def room_for(workers: int | None, *, cpus: int, gpus: float) -> int:
 
 def _hash_everywhere(dataset: Dataset) -> None:
     """The digest of every image, read through Ray Data on all nodes instead of by the driver alone."""
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it would tell its plans
     ray.data.DataContext.get_current().enable_progress_bars = False
-    held = ray.put(ray.cloudpickle.dumps(dataset))
+    held = put(ray.cloudpickle.dumps(dataset))
     blocks = -(-len(dataset) // HASHED)
     numbers = ray.data.range(len(dataset), override_num_blocks=blocks)
     for row in numbers.map_batches(_digests, batch_size=HASHED, fn_kwargs={"held": [held]}).iter_rows():
@@ -167,14 +170,14 @@ def _digests(numbers: dict[str, Any], held: list[Any]) -> dict[str, Any]:
 def _sendable(classifier: Classifier, make: Callable[[], Classifier] | None) -> list[Any]:
     """The classifier, or what makes it, in the object store."""
     try:
-        return [ray.put(ray.cloudpickle.dumps(classifier))]
+        return [put(ray.cloudpickle.dumps(classifier))]
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         if make is None:
             raise InputError(
                 f"this {type(classifier).__name__} cannot be sent to workers ({error}); give RayRunner a make= that "
                 "loads it there"
             ) from error
-        return [ray.put(ray.cloudpickle.dumps(make))]
+        return [put(ray.cloudpickle.dumps(make))]
 
 
 def _require_reachable(address: str | None) -> None:

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from patchcleanser.errors import ClusterError, DataError
 from patchcleanser.evaluation.work import Batch, Work
-from patchcleanser.running.ray_worker import Worker, brief, deadly, got, kill, packed
+from patchcleanser.running.ray_worker import Worker, brief, deadly, got, kill, packed, put
 
 EACH = 2
 """Tasks at a worker: one that it works on, one that it reads."""
@@ -96,7 +96,7 @@ class Pool:
     def begin(self, work: Work[Any, Any]) -> dict[str, Any]:
         """Send the work, and ask the first worker that is ready what decides its results."""
         self.number += 1
-        self.held = [ray.put(packed(work))]
+        self.held = [put(packed(work))]
         self.work, self.identity = work, {}
         check = True
         while not self.identity:
@@ -115,6 +115,8 @@ class Pool:
     def results(self, work: Work[Any, Any], tasks: Sequence[Any], *, spread: bool) -> Iterator[tuple[Any, Any]]:
         """Every task's result, once."""
         state = _Tasks(deque(enumerate(tasks)))
+        for member in self.members:
+            member.tasks = 0  # a late task that was done twice may still be at one; nobody waits for it
         while len(state.done) < len(tasks):
             self._keep_up()
             self._hand_out(state, spread)

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 from ray.util.metrics import Counter, Histogram
 
 from patchcleanser.classifiers.base import Classifier
@@ -174,6 +174,17 @@ def packed(work: Work[Any, Any]) -> bytes:
 def unpacked(ref: Any) -> Any:
     """What a process that has no classifier was sent."""
     return _Unpacker(ray.get(ref), None).load()
+
+
+def put(content: bytes) -> Any:
+    """Into the object store, for all workers to fetch."""
+    try:
+        return ray.put(content)
+    except (ObjectStoreFullError, OutOfDiskError) as error:
+        raise ClusterError(
+            f"Ray's object store has no room for {len(content):,} bytes, in memory or on disk; free some, or give "
+            "`ray start` a larger --object-store-memory"
+        ) from error
 
 
 def got(ref: Any) -> Any:
