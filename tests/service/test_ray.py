@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ def address() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ray.shutdown()
+    os.environ["RAY_TQDM_PATCH_PRINT"] = "0"  # as `connect` does
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     deploy(SETTINGS, Replicas(2, 2), port=port)
     yield f"http://127.0.0.1:{port}"

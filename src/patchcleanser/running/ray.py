@@ -130,6 +130,7 @@ def connect(address: str | None) -> bool:
     if ray.is_initialized():
         return False
     _require_reachable(address)
+    os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")  # or Ray puts its own print in place of Python's
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
