@@ -11,18 +11,22 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import math
 import os
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
+import pyarrow as pa
 import torch
+from pyarrow import parquet
 
 from patchcleanser import CallableClassifier, Job, Run, Threat, evaluate, load_classifier, load_dataset
 from patchcleanser.core.records import TIMES
@@ -50,16 +54,34 @@ def light(number: int) -> Job:
     return Job(classifier, images, Threat.square(2), masks=2)
 
 
-def timed(job: Job, batch: int, runner: RayRunner | None, threads: int = 1) -> tuple[float, Run]:
+class Took(NamedTuple):
+    """Seconds of one run: of the clock, of this process' CPU time, and of the workers'."""
+
+    clock: float
+    here: float
+    workers: float
+    run: Run
+
+
+def timed(job: Job, batch: int, runner: RayRunner | None, threads: int = 1) -> Took:
     torch.set_num_threads(threads)
     job.identity  # noqa: B018  # hashed before the clock runs
     if runner is not None:
-        folder = tempfile.mkdtemp()
         small = Job(job.classifier, chosen(job.dataset, 2 * batch), job.threat, masks=job.masks, table=job.table)
-        evaluate(small, folder, batch=batch, runner=runner)
-    started = time.monotonic()
+        evaluate(small, tempfile.mkdtemp(), batch=batch, runner=runner)
+    before, own, started = of_workers(), time.process_time(), time.monotonic()
     run = evaluate(job, tempfile.mkdtemp(), batch=batch, runner=runner)
-    return time.monotonic() - started, run
+    return Took(time.monotonic() - started, time.process_time() - own, of_workers() - before, run)
+
+
+def of_workers() -> float:
+    """CPU seconds that our workers have had."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "ray::Worker" in " ".join(process.cmdline()):
+                total += sum(process.cpu_times()[:2])
+    return total
 
 
 def plain(run: Run) -> Any:
@@ -69,34 +91,37 @@ def plain(run: Run) -> Any:
 def speed(repeats: int) -> dict[str, Any]:
     """Seconds of each way to do the same work, and what follows."""
     job = heavy()
-    ways: dict[str, Callable[[], tuple[float, Run]]] = {}
+    found: dict[str, list[Took]] = {}
     with RayRunner("local", workers=2) as two:
         timed(job, BATCH, two)  # warm
-        ways["one process, 1 thread"] = lambda: timed(job, BATCH, None)
-        ways["one process, 2 threads"] = lambda: timed(job, BATCH, None, 2)
-        ways["ray, 2 workers"] = lambda: timed(job, BATCH, two)
-        found: dict[str, list[float]] = {name: [] for name in ways}
-        runs: dict[str, Run] = {}
+        ways: dict[str, tuple[RayRunner | None, int]] = {
+            "one process, 1 thread": (None, 1),
+            "one process, 2 threads": (None, 2),
+            "ray, 2 workers": (two, 1),
+        }
         for _ in range(repeats):  # in turn, so that a busy minute harms all of them
-            for name, way in ways.items():
-                seconds, runs[name] = way()
-                found[name].append(round(seconds, 3))
+            for name, (runner, threads) in ways.items():
+                found.setdefault(name, []).append(timed(job, BATCH, runner, threads))
     with RayRunner("local", workers=1) as one:
         timed(job, BATCH, one)
-        found["ray, 1 worker"] = [round(timed(job, BATCH, one)[0], 3) for _ in range(repeats)]
-    middle = {name: statistics.median(times) for name, times in found.items()}
+        found["ray, 1 worker"] = [timed(job, BATCH, one) for _ in range(repeats)]
+    clock = {name: statistics.median(t.clock for t in took) for name, took in found.items()}
+    cpu = {name: statistics.median(t.here + t.workers for t in took) for name, took in found.items()}
+    one_thread, two_workers = found["one process, 1 thread"][0].run, found["ray, 2 workers"][0].run
     return {
         "what": f"{IMAGES} images, zoo:tiny, 6×6 masks, every label, batches of {BATCH}",
-        "seconds": found,
-        "rows_equal": plain(runs["one process, 1 thread"]).equals(plain(runs["ray, 2 workers"])),
-        "efficiency_1_to_2_workers": round(middle["ray, 1 worker"] / (2 * middle["ray, 2 workers"]), 3),
-        "efficiency_against_one_thread": round(middle["one process, 1 thread"] / (2 * middle["ray, 2 workers"]), 3),
-        "speedup_over_two_threads": round(middle["one process, 2 threads"] / middle["ray, 2 workers"], 3),
+        "seconds": {name: [round(t.clock, 2) for t in took] for name, took in found.items()},
+        "cpu_seconds": {name: [round(t.here + t.workers, 2) for t in took] for name, took in found.items()},
+        "rows_equal": plain(one_thread).equals(plain(two_workers)),
+        "efficiency_1_to_2_workers": round(clock["ray, 1 worker"] / (2 * clock["ray, 2 workers"]), 3),
+        "efficiency_against_one_thread": round(clock["one process, 1 thread"] / (2 * clock["ray, 2 workers"]), 3),
+        "speedup_over_two_threads": round(clock["one process, 2 threads"] / clock["ray, 2 workers"], 3),
+        "cpu_time_against_one_thread": round(cpu["ray, 2 workers"] / cpu["one process, 1 thread"], 3),
     }
 
 
 def overhead(repeats: int) -> dict[str, Any]:
-    """What one batch, and one image, costs beyond its arithmetic; and how long a worker takes to come up."""
+    """CPU time of the driver for a batch and an image, which no worker can take over; and a worker's start."""
     number, batch = 3200, 32
     starts, here, there = [], [], []
     for _ in range(repeats):
@@ -105,15 +130,19 @@ def overhead(repeats: int) -> dict[str, Any]:
             started = time.monotonic()
             evaluate(light(batch), tempfile.mkdtemp(), batch=batch, runner=runner)
             starts.append(round(time.monotonic() - started, 2))
-            there.append(timed(light(number), batch, runner)[0])
-        here.append(timed(light(number), batch, None)[0])
-    extra = statistics.median(there) - statistics.median(here)
+            there.append(timed(light(number), batch, runner))
+        here.append(timed(light(number), batch, None))
+    driver = statistics.median(took.here for took in there)
+    both = statistics.median(took.here + took.workers for took in there)
+    alone = statistics.median(took.here for took in here)
     return {
-        "what": f"{number} images of 8×8 px, a linear classifier, batches of {batch}",
-        "seconds_here": [round(s, 3) for s in here],
-        "seconds_ray_1_worker": [round(s, 3) for s in there],
-        "ms_a_batch": round(1000 * extra / (number / batch), 2),
-        "ms_an_image": round(1000 * extra / number, 3),
+        "what": f"{number} images of 8×8 px, a linear classifier, batches of {batch}, 1 worker",
+        "cpu_seconds_one_process": [round(took.here, 3) for took in here],
+        "cpu_seconds_driver": [round(took.here, 3) for took in there],
+        "cpu_seconds_worker": [round(took.workers, 3) for took in there],
+        "driver_ms_a_batch": round(1000 * driver / (number / batch), 2),
+        "driver_ms_an_image": round(1000 * driver / number, 3),
+        "extra_ms_an_image": round(1000 * (both - alone) / number, 3),
         "worker_start_seconds": starts,
     }
 
@@ -153,10 +182,11 @@ def simulate(
             now = max(now, begun[batch] + 1 + 4 * usual)
         driver = max(driver, now) + handing
         took = draw.choice(seconds) * (slow or {}).get(worker, 1.0)
-        if draw.random() < 1 - 2.718281828 ** (-deaths * took):  # dies somewhere in the middle
+        if draw.random() < 1 - math.exp(-deaths * took):  # dies somewhere in the middle
             half = took * draw.random()
             lost, busy = lost + 1, busy + half
-            queue.append(batch) if batch not in ends else None
+            if batch not in ends:
+                queue.append(batch)
             heapq.heappush(free, (driver + half + start, worker))
             continue
         busy += took
@@ -192,10 +222,29 @@ def scenarios(batch_seconds: list[float], handing: float, start: float) -> list[
         {"case": name, "batches": number, **simulate(number, times, **common, **more)}
         for name, number, times, more in cases
     ]
-    # A driver that is killed costs what was in flight, half done on average and two to a worker, and a new start.
-    again = start + mean * (0.5 + 0.0)
-    rows.append({"case": "driver killed once and started again at once", "extra_seconds": round(again, 1)})
+    # A driver that is killed costs what was under way, half done on average, and a new start of all workers.
+    rows.append({"case": "driver killed once, started again at once", "extra_seconds": round(start + mean / 2, 1)})
     return rows
+
+
+def storage(run: Run) -> dict[str, float]:
+    """Bytes an image of a shard, with and without the table of two-mask labels."""
+    rows, sizes = run.read(), {}
+    for name, table in (
+        ("with_table", rows),
+        (
+            "without_table",
+            rows.set_column(
+                rows.column_names.index("table"),
+                rows.schema.field("table"),
+                pa.nulls(len(rows), rows.schema.field("table").type),
+            ),
+        ),
+    ):
+        path = Path(tempfile.mkdtemp()) / "rows.parquet"
+        parquet.write_table(table, path, compression="zstd")
+        sizes[name] = round(path.stat().st_size / len(rows), 1)
+    return {"images_in_the_shard": len(rows), **sizes}
 
 
 def main() -> None:
@@ -205,10 +254,10 @@ def main() -> None:
     given = parser.parse_args()
     before = os.getloadavg()
     measured, costs = speed(given.repeats), overhead(given.repeats)
-    _, run = timed(heavy(), BATCH, None)
+    run = timed(heavy(), BATCH, None).run
     each = run.read(["seconds"])["seconds"].to_pylist()
     batches = [sum(each[at : at + BATCH]) for at in range(0, len(each), BATCH)]
-    handing, start = max(0.0, costs["ms_a_batch"]) / 1000, statistics.median(costs["worker_start_seconds"])
+    handing, start = costs["driver_ms_a_batch"] / 1000, statistics.median(costs["worker_start_seconds"])
     told = {
         "command": " ".join(["python", "benchmarks/scale.py", *sys.argv[1:]]),
         "versions": {**versions(), "ray": __import__("ray").__version__},
@@ -217,6 +266,7 @@ def main() -> None:
         "load_after": [round(x, 2) for x in os.getloadavg()],
         "speed": measured,
         "overhead": costs,
+        "bytes_an_image": storage(run),
         "batch_seconds_one_core": [round(s, 3) for s in batches],
         "simulated_64_workers": scenarios(batches, handing, start),
     }
