@@ -12,11 +12,12 @@ from PIL import Image
 
 from patchcleanser import CallableClassifier, Job, Run, Threat, TorchClassifier, evaluate
 from patchcleanser.attacks import Settings
+from patchcleanser.core.metrics import certified_fooled
 from patchcleanser.core.records import ATTACKED, find_runs
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.errors import InputError, RecordError
 from patchcleanser.evaluation import attacked as module
-from patchcleanser.evaluation.attacked import NAMES, AttackJob, attack_all, attack_shares, certified_fooled
+from patchcleanser.evaluation.attacked import NAMES, AttackJob, attack_all, attack_shares
 
 QUICK = Settings(iterations=8, locations=2)
 
@@ -36,7 +37,7 @@ def test_rows_say_what_both_classifiers_answer_and_no_certified_image_is_fooled(
     rows = run.read()
     assert run.finished
     assert rows.schema.names == ATTACKED.names
-    assert certified_fooled(rows) == []
+    assert len(certified_fooled(rows)) == 0
     shares = attack_shares(rows)
     assert {share.total for share in shares.values()} == {10}
     promise, held = (

@@ -1,5 +1,7 @@
 """Our resize, crop and normalise are those the model was trained with, and masks have the colour they should."""
 
+import io
+
 import numpy as np
 import pytest
 import timm
@@ -12,7 +14,8 @@ from torchvision import models
 from patchcleanser import Preprocessing, load_classifier
 from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.timm import model_preprocessing
-from patchcleanser.errors import ClassifierError, InputError
+from patchcleanser.data import decode
+from patchcleanser.errors import ClassifierError, ImageError, InputError
 
 STEP = 1 / 255
 # Ours resizes floats; timm and torchvision resize 8-bit images, rounding after each of two passes (and clipping
@@ -225,3 +228,64 @@ def test_pil_images_of_every_mode_become_floats(mode: str, channels: int | None)
     assert tensor.max() <= 1
     if mode == "RGB":
         assert torch.equal((tensor * 255).round(), torch.arange(24.0).reshape(2, 4, 3).permute(2, 0, 1))
+
+
+DEEP = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
+
+
+def turned() -> Image.Image:
+    """A camera held sideways: what is left in the file belongs on top."""
+    image = Image.new("RGB", (4, 2))
+    image.paste((255, 0, 0), (0, 0, 2, 2))
+    image.getexif()[0x0112] = 6
+    return image
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_deep_gray_is_not_clipped(channels: int) -> None:
+    tensor = checked_image(Image.fromarray(DEEP), channels)
+    assert tensor.shape == (channels, 1, 4)
+    assert torch.allclose(tensor[0, 0] * 255, torch.tensor([0.0, 1.0, 128.0, 255.0]))
+
+
+def test_transparent_pixels_are_seen_over_white() -> None:
+    image = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
+    image.putpixel((1, 0), (255, 0, 0, 255))
+    assert checked_image(image, 3)[:, 0].T.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert checked_image(image, 1)[0, 0, 0] == 1
+
+
+def test_a_picture_is_turned_as_its_exif_says_and_stays_as_it_was() -> None:
+    image = turned()
+    tensor = checked_image(image, 3)
+    assert tensor.shape == (3, 4, 2)
+    assert tensor[0, 0, 0] == 1
+    assert tensor[0, 3, 0] == 0
+    assert image.size == (4, 2)
+    assert image.getexif()[0x0112] == 6
+
+
+@pytest.mark.parametrize("image", [turned(), Image.fromarray(DEEP), Image.new("LA", (2, 2), (9, 51))])
+def test_a_picture_from_memory_and_its_file_are_the_same_pixels(image: Image.Image) -> None:
+    file = io.BytesIO()
+    image.save(file, "PNG", exif=image.getexif())
+    assert torch.equal(checked_image(image, 3), decode(file.getvalue(), "file"))
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.array([[0, 70000]], dtype=np.int32), "image 4 cannot be read: gray values of 32 bits"),
+        (np.array([[0, 255]], dtype=np.float32), "image 4 cannot be read: its values go from 0 to 255"),
+    ],
+)
+def test_gray_without_an_agreed_white_is_refused(array: np.ndarray, words: str) -> None:
+    with pytest.raises(ImageError, match=words):
+        checked_image(Image.fromarray(array), 3, 4)
+
+
+def test_a_picture_whose_file_is_cut_is_refused_with_its_number() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "JPEG")
+    with pytest.raises(ImageError, match=r"image 2 cannot be read: .*truncated"):
+        checked_image(Image.open(io.BytesIO(file.getvalue()[:-40])), 3, 2)

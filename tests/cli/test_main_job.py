@@ -276,6 +276,9 @@ def test_the_demo_certifies_attacks_and_reports_offline(run: Command) -> None:
     assert "the report: demo/report/report.html" in done.out
     with Image.open("demo/attack.png") as picture:
         assert picture.width > 3 * 256
+    page = Path("demo/report/report.html").read_text(encoding="utf-8")
+    assert "<h3>Recovered</h3>" in page  # an attacked image is shown recovered, with its labels before and after
+    assert len(Run.open("demo/attack").read()) == 8
     again = json.loads(run("demo", "--limit", "12", "--device", "cpu", "--json").out)
     assert again["attack"]["defended"] == again["attack"]["true"] != again["attack"]["undefended"]
     assert Path(again["report"]).is_file()

@@ -28,6 +28,78 @@ def make_run(tmp_path: Path) -> MakeRun:
     return make
 
 
+@pytest.fixture
+def make_attack(tmp_path: Path) -> MakeRun:
+    """Write a run of an attack under `tmp_path` and return it."""
+
+    def make(name: str = "attack", **settings: Any) -> Run:
+        return attack_written(tmp_path / name, **settings)
+
+    return make
+
+
+KINDS = (
+    {"attacked_undefended": 1},  # recovered
+    {"attacked_undefended": 1, "attacked_answer": 1, "attacked_case": "majority", "fooled": True},
+    {"undefended_fooled": False},  # the attack failed
+    {"answer": 2, "attacked_answer": 2, "attacked_undefended": 1, "fooled": True},  # wrong without an attack
+)
+"""What may become of an image of class 0; half of those that are not fooled are certified."""
+DETECTED: dict[str, Any] = {
+    "alert": False,
+    "attacked_alert": True,
+    "certified": None,
+    "row_certified": None,
+    "attacked_case": None,
+}
+
+
+def attack_written(
+    folder: Path,
+    *,
+    images: int = 16,
+    batch: int = 8,
+    detects: bool = False,
+    job: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
+    about: dict[str, Any] | None = None,
+    change: Callable[[Row], Any] = dict,
+    pictures: bool = True,
+) -> Run:
+    """A run of an attack on images of class 0, by turns of each kind."""
+    budget = {"iterations": 100, "locations": 1, "restarts": 1, "places": "random", "loss": "margin"}
+    known = {
+        **{"labels": 1, "classifier": "c" * 64, "device": "cpu", "precision": "exact", "data": "d" * 64},
+        **{"threat": Threat.square(2).to_json(), "masks": [2, 2], "stride": None, "options": {}, "table": False},
+        **{"defense": "minority-reports" if detects else "double-masking", "kind": "attack", "attack": "apgd"},
+        "settings": {**budget, "target": None, "seed": 0, "chunk": None, **(settings or {})},
+        **(job or {}),
+    }
+    told = {"model": "zoo:tiny", "data": "cifar10", "classes": ["cat", "dog", "frog"]}
+    told["command"] = "patchcleanser attack …"
+    run = Run.begin(folder, known, images=images, batch=batch, about=told | (about or {}))
+    for number in range(run.batches):
+        rows = [_attacked_row(index, detects) for index in run.indices(number)]
+        for row in rows:
+            change(row)
+        run.write(number, rows)
+    if pictures:
+        _pictures(run, ends=("", "-attacked"))
+    return run
+
+
+def _attacked_row(index: int, detects: bool) -> Row:
+    row: Row = {
+        **{"index": index, "id": f"image {index}", "label": 0, "skipped": None, "height": 8, "width": 8},
+        **{"undefended": 0, "answer": 0, "undefended_fooled": True, "fooled": False, "attacked_undefended": 0},
+        **{"attacked_answer": 0, "attacked_case": "disagreer", "patches": [1, 2, 2, 2], "margin": -0.5},
+        **{"queries": 102, "seconds": 0.5, **KINDS[index % len(KINDS)]},
+    }
+    sure = not row["fooled"] and index % 8 < 4
+    row |= {"certified": sure, "row_certified": sure}
+    return row | DETECTED | {"detection_certified": sure, "fooled": False} if detects else row
+
+
 def written(
     folder: Path,
     *,
@@ -120,9 +192,10 @@ def _facts(
     }
 
 
-def _pictures(run: Run) -> None:
+def _pictures(run: Run, ends: tuple[str, ...] = ("",)) -> None:
     (run.folder / "gallery").mkdir()
     for row in run.read(["index", "skipped", "height", "width"]).to_pylist():
         if row["skipped"] is None:
             picture = Image.new("RGB", (row["width"], row["height"]), (10 * row["index"] % 255, 90, 120))
-            picture.save(run.folder / "gallery" / f"{row['index']}.png")
+            for end in ends:
+                picture.save(run.folder / "gallery" / f"{row['index']}{end}.png")

@@ -17,6 +17,8 @@ from patchcleanser import CallableClassifier, ChallengerMasking, DoubleMasking, 
 from patchcleanser.classifiers.precision import CALIBRATION, Recheck, gaps, half_type, plain_float32, ties, total
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
 
+HALF = torch.finfo(torch.float16).eps
+
 
 def scores(*columns: Tensor) -> Tensor:
     return torch.stack([c.float() for c in columns], 1)
@@ -175,7 +177,7 @@ def noisy(noise: float, classes: int = 5, number: int = 4000) -> tuple[Tensor, T
 def test_labels_that_flip_are_doubtful() -> None:
     exact, fast = noisy(0.05)
     recheck = Recheck()
-    recheck.calibrate(fast[:CALIBRATION], exact[:CALIBRATION], torch.float16)
+    recheck.calibrate(fast[:CALIBRATION], exact[:CALIBRATION], HALF)
     flips = exact.argmax(1) != fast.argmax(1)
     assert flips.sum() > 50
     assert not (flips & ~recheck.doubt(fast)).any()
@@ -187,7 +189,7 @@ def test_what_is_doubtful_is_learnt_even_where_no_label_is() -> None:
     ahead = torch.zeros(1000)
     ahead[0] = 50
     recheck = Recheck()
-    recheck.calibrate(fast + ahead, exact + ahead, torch.float16)
+    recheck.calibrate(fast + ahead, exact + ahead, HALF)
     near = exact.clone()
     near[:, 0] = near[:, 1:].amax(1) + 0.01
     fast = near + 0.05 * torch.randn(600, 1000, generator=torch.Generator().manual_seed(1))
@@ -199,7 +201,7 @@ def test_what_is_doubtful_is_learnt_even_where_no_label_is() -> None:
 def test_half_precision_is_never_trusted_beyond_its_digits() -> None:
     recheck = Recheck()
     blank = torch.zeros(600, 2)
-    recheck.calibrate(blank, blank, torch.float16)  # images that half precision represents exactly teach nothing
+    recheck.calibrate(blank, blank, HALF)  # images that half precision represents exactly teach nothing
     recheck.hopeless = False
     assert recheck.doubt(torch.tensor([[100.0, 99.9]])).all()
     assert not recheck.doubt(torch.tensor([[100.0, 99.0]])).any()
@@ -208,9 +210,9 @@ def test_half_precision_is_never_trusted_beyond_its_digits() -> None:
 def test_infinite_logits_are_doubtful_only_where_they_move() -> None:
     recheck = Recheck()
     fixed = torch.tensor([[1.0, 0.0, -torch.inf]])
-    recheck.calibrate(fixed, fixed + torch.tensor([[0.1, 0.0, 0.0]]), torch.float16)
+    recheck.calibrate(fixed, fixed + torch.tensor([[0.1, 0.0, 0.0]]), HALF)
     assert not recheck.doubt(fixed).any()  # 1.0 ahead, and nothing moved by more than 0.1
-    recheck.calibrate(torch.tensor([[1.0, -torch.inf]]), torch.tensor([[1.0, 0.0]]), torch.float16)
+    recheck.calibrate(torch.tensor([[1.0, -torch.inf]]), torch.tensor([[1.0, 0.0]]), HALF)
     assert recheck.doubt(torch.tensor([[9.0, -9.0]])).all()  # nothing can be trusted any more
 
 
@@ -219,7 +221,7 @@ def test_where_most_labels_are_doubtful_exact_ones_are_used() -> None:
     assert not recheck.ready
     for noise, ready in ((0.01, True), (3.0, False)):
         exact, fast = noisy(noise)
-        recheck.calibrate(fast, exact, torch.float16)
+        recheck.calibrate(fast, exact, HALF)
         assert recheck.ready == ready
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,11 +13,19 @@ from patchcleanser import Threat, TorchClassifier
 from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.data import in_memory, load_dataset, together
+from patchcleanser.data.base import Subset
 from patchcleanser.errors import InputError
 from patchcleanser.training import Recipe, fit
 from patchcleanser.training.harden import Check, HardenSettings, _Work, harden
 
 THREAT = Threat.square(5)
+
+
+class SmallPhotos(Subset):
+    """Photos with too few pixels for the network's input."""
+
+    def image(self, index: int) -> Tensor:
+        return super().image(index)[:, :8, :8]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +83,16 @@ def test_the_original_is_asked_about_the_very_pictures_that_are_then_masked(clas
     assert torch.equal(learnt[-1][5:], asked[0][5:].masked_fill(hidden[:, None], 0.0))
 
 
+def test_sharp_photos_are_seen_more_often_than_blurred_ones(classifier: TorchClassifier) -> None:
+    sharp, blurred = load_dataset("sample"), SmallPhotos(load_dataset("sample"), np.arange(100))
+    settings = HardenSettings(epochs=1, batch=8, tries=1, holdout=0.1, sharp=3)
+    work = _Work(classifier, together([sharp, blurred]), THREAT, settings, 0)
+    times = torch.bincount(torch.as_tensor(work.pool)).tolist()
+    wide = (work.sides.amin(1) >= 16).tolist()
+    assert [3 if large else 1 for large in wide] == times
+    assert 0 < sum(wide) < len(wide)
+
+
 def test_half_of_the_photos_are_blended_with_another(classifier: TorchClassifier) -> None:
     photos = together([load_dataset("sample")], limit=100)
     pure, mixed = (
@@ -89,7 +108,7 @@ def test_half_of_the_photos_are_blended_with_another(classifier: TorchClassifier
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"every": 0}, "every, patience and masks are at least 1"),
+        ({"every": 0}, "every, patience, masks and sharp are at least 1"),
         ({"unmasked": 1.0}, r"unmasked lies in \[0, 1\), got .* and 1.0"),
         ({"mix": 1.5}, "mix lies in .* got 1.5"),
         ({"average": 1.0}, "average in"),

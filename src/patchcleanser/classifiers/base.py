@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import OutputError
+
+if TYPE_CHECKING:
+    from patchcleanser.classifiers.fast import Way
 
 
 class Classifier(ABC):
@@ -25,9 +29,6 @@ class Classifier(ABC):
 
     code = ""
     """A hash of the user's own file that made it, if one did: weights alone do not say what forward() does."""
-
-    may_halve = False
-    """Whether half precision can be had by autocast; only torch modules can."""
 
     mask_aware = False
     """Whether it is told which pixels are hidden, as one more channel of the input (1 where hidden).
@@ -54,6 +55,10 @@ class Classifier(ABC):
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
         """Prepared inputs [N, C, h, w] on `device` → logits [N, classes]."""
+
+    def ways(self) -> list[Way]:
+        """Faster ways to nearly the same logits, the fastest first; only torch modules have any."""
+        return []
 
     @property
     @abstractmethod
@@ -88,4 +93,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     text = str(error).lower()
-    return "out of memory" in text or "can't allocate memory" in text or "alloc_cpu" in text
+    return (
+        "out of memory" in text
+        or "failed to allocate memory" in text
+        or "can't allocate memory" in text
+        or "alloc_cpu" in text
+    )

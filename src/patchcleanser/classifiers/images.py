@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from patchcleanser.core.pictures import pixels_of
 from patchcleanser.errors import ImageError
 
 
@@ -38,8 +39,7 @@ def checked_image(image: Any, channels: int | None, number: int = 0) -> Tensor:
     """One image as float32 [C, H, W]; what is wrong with it is said with its number."""
     where = f"image {number}"
     if isinstance(image, Image.Image):
-        array = np.array(image.convert("L" if channels == 1 else "RGB"), dtype=np.float32) / 255
-        return torch.from_numpy(np.ascontiguousarray(np.atleast_3d(array).transpose(2, 0, 1)))
+        return _from_picture(image, channels, where)
     if not isinstance(image, (Tensor, np.ndarray)):
         raise ImageError(f"{where} is a {type(image).__name__}; pass a tensor, an array or a PIL image")
     tensor = image if isinstance(image, Tensor) else _from_array(image, where)
@@ -59,6 +59,14 @@ def checked_image(image: Any, channels: int | None, number: int = 0) -> Tensor:
         got = "NaN" if low != low or high != high else f"values from {low:g} to {high:g}"
         raise ImageError(f"{where} has {got}; pixels lie in [0, 1]")
     return tensor
+
+
+def _from_picture(picture: Image.Image, channels: int | None, where: str) -> Tensor:
+    """A PIL image by the rules for files: upright, over white, and deep gray as deep as it is."""
+    try:
+        return torch.from_numpy(pixels_of(picture, 1 if channels == 1 else 3))
+    except Exception as error:  # a picture opened but not yet read fails in whatever way its damage leads to
+        raise ImageError(f"{where} cannot be read: {str(error) or type(error).__name__}") from error
 
 
 def _from_array(array: NDArray[Any], where: str) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
+from patchcleanser.classifiers.fast import UnusableError, Way
 from patchcleanser.classifiers.precision import (
     CALIBRATION,
     Precision,
     Recheck,
     WrongFastLabelError,
     gaps,
-    half_type,
     plain_float32,
     ties,
     total,
@@ -101,9 +101,10 @@ class MaskedClassifier:
         if precision not in ("exact", "fast"):
             raise InputError(f"precision is 'exact' or 'fast', got {precision!r}")
         self.classifier, self.grid, self.chunk = classifier, grid, chunk
-        # Where half precision does not pay, fast labels are simply the exact ones.
-        self.half = half_type(classifier.device) if classifier.may_halve else None
-        self.fast = precision == "fast" and self.half is not None
+        # Where no way is faster, fast labels are simply the exact ones.
+        self.ways = classifier.ways() if precision == "fast" else []
+        self.way: Way | None = None
+        """The one whose labels were found to be worth checking, last."""
         self.recheck = Recheck()
         # A GPU is given the next piece before the answers to the last one are looked at, so it never waits.
         self.ahead = 1 if classifier.device.type == "cuda" else 0
@@ -112,6 +113,11 @@ class MaskedClassifier:
         self._stored = 0
         self._apart = 0.0
         """How far, relative to their size, exact logits were seen to move with the batch they are in."""
+
+    @property
+    def fast(self) -> bool:
+        """Whether there is a faster way to labels, worth checking them for."""
+        return bool(self.ways)
 
     def place(self, image: Tensor) -> Tensor:
         """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
@@ -139,11 +145,8 @@ class MaskedClassifier:
         )
         with torch.inference_mode():
             launched: deque[_Launched] = deque()
-            start = 0
-            while start < len(piece):
-                stop = min(start + self._size(piece, start), len(piece))
-                launched.append(self._launch(piece.part(start, stop)))
-                start = stop
+            for part in self._parts(piece):
+                launched.append(self._launch(part))
                 while len(launched) > self.ahead:
                     self._store(launched.popleft(), strict)
             while launched:
@@ -216,19 +219,36 @@ class MaskedClassifier:
         picks = [draw.permutation(len(s.table.mask_set.unions))[: max(2, each)] for s in ordered]
         piece = _Piece(ordered, np.repeat(np.arange(len(ordered)), [len(p) for p in picks]), np.concatenate(picks))
         self.recheck.begin()
-        fast, exact = [], []
         with torch.inference_mode():
-            start = 0
-            while start < len(piece):
-                part = piece.part(start, min(start + self._size(piece, start), len(piece)))
-                fast.append(self._logits(part, fast=True))
-                exact.append(self._logits(part, fast=False))
-                self._store(_Launched(part, exact[-1], False), True)
-                start += len(part)
-            self.checks += len(piece)
-            whole = ~_broken(torch.cat(fast))
-            if whole.any() and self.half is not None:
-                self.recheck.calibrate(total(torch.cat(fast)[whole]), total(torch.cat(exact)[whole]), self.half)
+            parts = list(self._parts(piece))
+            exact = [self._logits(part, fast=False) for part in parts]
+            for part, logits in zip(parts, exact, strict=True):
+                self._store(_Launched(part, logits, False), True)
+            for way in self.ways:
+                self.way = way
+                self._learn(way, parts, total(torch.cat(exact)))
+                if self.recheck.ready:
+                    break
+
+    def _parts(self, piece: _Piece) -> Iterator[_Piece]:
+        """A piece cut into chunks."""
+        start = 0
+        while start < len(piece):
+            yield (part := piece.part(start, min(start + self._size(piece, start), len(piece))))
+            start += len(part)
+
+    def _learn(self, way: Way, parts: Sequence[_Piece], exact: Tensor) -> None:
+        """Compare a fast way with the exact labels; if it is unusable, nothing is learnt."""
+        self.recheck.begin()
+        way.renew()
+        try:
+            fast = torch.cat([self._logits(part, fast=True) for part in parts])
+        except UnusableError:
+            return
+        self.checks += len(fast)
+        whole = ~_broken(fast)
+        if whole.any():
+            self.recheck.calibrate(total(fast[whole]), exact[whole], way.resolution)
 
     def _rechecked(self, piece: _Piece, fast: Tensor) -> Tensor:
         """Fast logits, with the doubtful, the overflown and the audited ones replaced by exact ones."""
@@ -289,9 +309,8 @@ class MaskedClassifier:
         return torch.cat(runs) if len(runs) > 1 else runs[0]
 
     def _classify(self, inputs: Tensor, fast: bool) -> Tensor:
-        if fast:
-            with torch.autocast(self.classifier.device.type, dtype=self.half):
-                return self.classifier.checked_logits(inputs)
+        if fast and self.way is not None:
+            return self.way.logits(inputs)
         with plain_float32(self.classifier.device):
             return self.classifier.checked_logits(inputs)
 

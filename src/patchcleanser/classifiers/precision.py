@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Precision = Literal["exact", "fast"]
-"""Float32 throughout, or half precision with every doubtful label computed again in float32."""
+"""Float32 throughout, or a faster way (half precision, ONNX Runtime) with every doubtful label computed again."""
 
 CALIBRATION = 512
 """About so many labels of a group of clean images are computed both ways before any fast one is trusted."""
@@ -52,7 +52,7 @@ class Recheck:
     audited: int = 0
     """Labels that were not doubtful and were computed both ways all the same; a wrong one stops the fast labels."""
     hopeless: bool = False
-    """Half precision does not pay for this model on these images, or an audit caught a wrong label."""
+    """The fast way does not pay for this model on these images, or an audit caught a wrong label."""
 
     def __post_init__(self) -> None:
         self.begin()
@@ -68,21 +68,21 @@ class Recheck:
         """Whether fast labels may be used: it was learnt which ones are doubtful, and most are not."""
         return self._moved is not None and not self.hopeless
 
-    def calibrate(self, fast: Tensor, exact: Tensor, half: torch.dtype) -> None:
-        """Learn how far each class moves, from the same labels in both precisions.
+    def calibrate(self, fast: Tensor, exact: Tensor, resolution: float) -> None:
+        """Learn how far each class moves, from the same labels computed both ways.
 
         A label flips if some class gains more on the first than it lay behind. What all classes share
         moves none against another, so a class's movement counts from the median one, and two classes
         move against each other by at most the sum of theirs. A label is doubtful if some class lies no
-        further behind than (twice) the most that it and the first were seen to move, or than half
-        precision can tell apart at all.
+        further behind than (twice) the most that it and the first were seen to move, or than the
+        fast way can tell apart at all.
         """
         self.begin()
         moved = torch.where(torch.isneginf(fast) & torch.isneginf(exact), 0.0, exact - fast)
         moved = moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
         own = (moved - moved.median(dim=1, keepdim=True).values).abs()
         self._moved = SAFETY * own.nan_to_num(nan=torch.inf, posinf=torch.inf).amax(0)
-        self._precision = SAFETY * torch.finfo(half).eps
+        self._precision = SAFETY * resolution
         self.hopeless = bool(self.doubt(fast).float().mean() > HOPELESS)
 
     def doubt(self, fast: Tensor) -> Tensor:

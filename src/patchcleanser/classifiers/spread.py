@@ -23,7 +23,8 @@ class Errand(NamedTuple):
     images: list[NDArray[np.float32]]
     which: NDArray[np.intp]
     unions: Indices
-    fast: bool
+    way: int | None
+    """Which of the classifier's faster ways; None is the exact one."""
 
 
 Helper = Callable[[Errand], Callable[[], Tensor]]
@@ -57,7 +58,8 @@ class SpreadMaskedClassifier(MaskedClassifier):
         used, local = np.unique(piece.which, return_inverse=True)
         images = [piece.subjects[s].pixels.cpu().numpy() for s in used]
         launched = _Launched(piece, torch.empty(0), fast)
-        self._waiting[id(launched)] = helper(Errand(images, local, piece.unions, fast))
+        way = next((at for at, way in enumerate(self.ways) if fast and way is self.way), None)
+        self._waiting[id(launched)] = helper(Errand(images, local, piece.unions, way))
         return launched
 
     def _store(self, done: _Launched, strict: bool) -> None:
@@ -77,5 +79,6 @@ def run_errand(masked: MaskedClassifier, mask_set: Callable[[Size], MaskSet], er
     for pixels in errand.images:
         table = LabelTable(mask_set((pixels.shape[1], pixels.shape[2])))
         subjects.append(Subject(torch.tensor(pixels, device=masked.classifier.device), table))
+    masked.way = None if errand.way is None else masked.ways[errand.way]
     with torch.inference_mode():
-        return masked._logits(_Piece(subjects, errand.which, errand.unions), fast=errand.fast).cpu()
+        return masked._logits(_Piece(subjects, errand.which, errand.unions), fast=errand.way is not None).cpu()

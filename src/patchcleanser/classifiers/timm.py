@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
+import socket
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
+import huggingface_hub
 import timm
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch import nn
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
@@ -44,19 +51,63 @@ class TimmClassifier(TorchClassifier):
 
 
 def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
-    if not timm.is_model(name.split(".")[0]):
-        near = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:5])
-        raise ClassifierError(f"timm has no model {name!r}; {f'near: {near}' if near else 'see timm.list_models()'}")
+    _require_known(name)
+    if weights == "hub":
+        _require_weights(name, options.get("cache_dir"))
+    given = ", ".join(f"{key}={value}" for key, value in options.items()) or "no options"
     try:
         return timm.create_model(name, pretrained=weights == "hub", **options)
-    except (TypeError, AttributeError) as error:
-        raise ClassifierError(f"timm cannot build {name!r} with {options}: {error}") from error
-    except Exception as error:  # the hub client raises a type of its own for each way to fail
-        if weights != "hub":
-            raise ClassifierError(f"timm cannot build {name!r} with {options}: {error}") from error
+    except Exception as error:  # the hub client raises a type of its own for each way to fail, and so do networks
+        wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if wrong is not None:
+            near = difflib.get_close_matches(wrong[1], USUAL, 1)
+            hint = f"did you mean {near[0]}?" if near else f"usual ones are {', '.join(USUAL)}"
+            raise ClassifierError(f"timm:{name} takes no option {wrong[1]!r}; {hint}") from error
+        if weights != "hub" or isinstance(error, TypeError | AttributeError):
+            raise ClassifierError(f"timm cannot build {name!r} with {given}: {error}") from error
+        raise ClassifierError(f"no weights for timm:{name} from the hub ({type(error).__name__}); {INSTEAD}") from error
+
+
+USUAL = ("img_size", "patch_size", "num_classes", "in_chans", "global_pool", "weights", "size")
+"""Options that people give; each network has more of its own."""
+INSTEAD = "give a file with weights=PATH, or weights=none for random ones"
+FILES = ("model.safetensors", "pytorch_model.bin")
+"""What weights are called on the hub, where a model does not say it."""
+PATIENCE = 5
+"""Seconds to wait for the hub to answer at all."""
+
+
+def _require_known(name: str) -> None:
+    """The name is in timm's registry, with its tag."""
+    network, _, tag = name.partition(".")
+    if not timm.is_model(network):
+        every = timm.list_models()
+        near = difflib.get_close_matches(network, every, 5) or timm.list_models(f"*{network.split('_')[0]}*")[:5]
+        said = f"near: {', '.join(near)}" if near else "see timm.list_models()"
+        raise ClassifierError(f"timm has no model {name!r}; {said}")
+    tags = [known.partition(".")[2] for known in timm.list_models(f"{network}.*", pretrained=True)]
+    if tag and tag not in tags:
+        said = f"it has {', '.join(tags)}" if tags else "it has no pretrained weights; leave out the tag"
+        raise ClassifierError(f"timm has no weights {tag!r} for {network}; {said}")
+
+
+def _require_weights(name: str, cache: str | None) -> None:
+    """There are weights for this name, here or on a hub that answers; its own client would try for most of a minute."""
+    known = timm.get_pretrained_cfg(name)
+    if known is None or not known.has_weights:
+        raise ClassifierError(f"timm has no pretrained weights for {name}; {INSTEAD}")
+    if not known.hf_hub_id or huggingface_hub.constants.HF_HUB_OFFLINE or getproxies():
+        return  # weights from elsewhere; a client that knows it is offline; a proxy that reaches what we cannot
+    files = (known.hf_hub_filename, *FILES)
+    if any(isinstance(try_to_load_from_cache(known.hf_hub_id, file, cache), str) for file in files if file):
+        return
+    hub = urlsplit(huggingface_hub.constants.ENDPOINT)
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), timeout=PATIENCE).close()
+    except OSError as error:
         raise ClassifierError(
-            f"no weights for timm:{name} from the hub ({type(error).__name__}); give a file with "
-            "weights=PATH, or weights=none for random ones"
+            f"no weights for timm:{name} on this machine, and {hub.hostname} cannot be reached ({error}); {INSTEAD}"
         ) from error
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
+from patchcleanser.classifiers.fast import Way, ways_of
 from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import InputError, OutputError, TrainModeError
@@ -28,8 +29,11 @@ class TorchClassifier(Classifier):
         self.module = module
         self._channels_last = True
         self.dtype = tensor.dtype if tensor is not None and tensor.is_floating_point() else torch.float32
-        self.may_halve = self.dtype == torch.float32
         refuse_train_mode(module)
+
+    def ways(self) -> list[Way]:
+        """Half precision, and on a CPU ONNX Runtime, where they are to be had."""
+        return ways_of(self)
 
     def logits(self, inputs: Tensor) -> Tensor:
         """The module's output; mappings with `logits` (transformers) are unpacked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,11 +128,11 @@ def attack(
     about = about_run(model, data, split, base)
     with place.runner(model) as runner:
         folder = out or default_folder(words, runner.begin(Assault(job, skip)))
-        run = _run(job, folder, about, batch=batch, skip=skip, quiet=as_json, runner=runner)
+        run = run_attack(job, folder, about, batch=batch, skip=skip, quiet=as_json, runner=runner)
     _tell(run, model, sheet=_sheet(run, base), as_json=as_json)
 
 
-def _run(
+def run_attack(
     job: AttackJob,
     folder: Path,
     about: dict[str, Any],
@@ -139,8 +140,9 @@ def _run(
     batch: int | None,
     skip: bool,
     quiet: bool,
-    runner: Runner,
+    runner: Runner | None = None,
 ) -> Run:
+    """One attack with its progress on standard error."""
     from patchcleanser.cli.certify import say_continued
     from patchcleanser.cli.progress import progress
     from patchcleanser.evaluation.attacked import attack_all
@@ -163,7 +165,8 @@ def _run(
 
 def _tell(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
     """What the rows show; a certified image that was fooled is an error, whatever else is told."""
-    from patchcleanser.evaluation.attacked import attack_shares, certified_fooled
+    from patchcleanser.core.metrics import certified_fooled
+    from patchcleanser.evaluation.attacked import attack_shares
 
     rows = run.read()
     shares, broken = attack_shares(rows), certified_fooled(rows)
@@ -181,8 +184,9 @@ def _tell(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
             print(f"  {name:24} {share.told}")
         print(f"  {'certified images fooled':24} {len(broken):6}    (must be 0)")
         print(f"  rows and pictures in {run.folder}" + (f"; {sheet} shows some" if sheet else ""))
+        print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', str(run.folder)])}")
     if broken:
-        names = ", ".join(row["id"] for row in broken[:5])
+        names = ", ".join(broken["id"].to_pylist()[:5])
         raise ContradictionError(
             f"{len(broken)} certified images were fooled ({names}); their attacked pictures are in "
             f"{run.folder / 'gallery'}, their rows in {run.folder}; the same command finds them again"

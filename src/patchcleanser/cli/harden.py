@@ -24,6 +24,7 @@ def harden(
     rate: Annotated[float, typer.Option(help="Learning rate.")] = 5e-5,
     tries: Annotated[int, typer.Option(help="Places tried for each mask to find the worst.")] = 2,
     unmasked: Annotated[float, typer.Option(help="Share of the loss that keeps unmasked answers.")] = 0.3,
+    sharp: Annotated[int, typer.Option(help="How often an epoch shows photos that fill the input.")] = 1,
     patience: Annotated[int, typer.Option(help="Stop after so many checks without improvement.")] = 8,
     limit: Limit = None,
     seed: Seed = 0,
@@ -39,7 +40,9 @@ def harden(
     from patchcleanser.training.harden import Check, HardenSettings
     from patchcleanser.training.harden import harden as run
 
-    settings = HardenSettings(epochs=epochs, batch=batch, rate=rate, tries=tries, unmasked=unmasked, patience=patience)
+    settings = HardenSettings(
+        epochs=epochs, batch=batch, rate=rate, tries=tries, unmasked=unmasked, sharp=sharp, patience=patience
+    )
     threat = Threat.parse(patch)
     classifier = trainable(model, device, out)
     names = [_named(name) for name in images]

@@ -1,4 +1,4 @@
-"""patchcleanser report: one page, tables and figures from runs, without a model."""
+"""patchcleanser report: one page, tables and figures from runs of certify and attack, without a model."""
 
 from __future__ import annotations
 
@@ -33,28 +33,39 @@ def report(
 ) -> None:
     """Write report.html (one file that needs nothing else), tables/ and figures/ from the rows of runs."""
     # Imported late, so that --help answers at once.
-    from patchcleanser.core.metrics import COLUMNS, summary
     from patchcleanser.core.records import find_runs
     from patchcleanser.evaluation.derive import derive as derived
     from patchcleanser.reports import write_report
 
-    found = find_runs(runs)
+    found = find_runs(runs, kind=None)
     folder = out or default_folder([run.folder for run in found])
     page = write_report(
         [(run, derived(run) if derive else None) for run in found], folder, title=title, pictures=gallery
     )
     if as_json:
-        told = {str(run.folder): summary(run.read(COLUMNS)).to_json() for run in found}
+        told = {str(run.folder): numbers(run) for run in found}
         print(json.dumps(told, indent=1, ensure_ascii=False))
     for note in notes(found):
         print(note, file=sys.stderr)
     print(f"wrote {page}", file=sys.stderr if as_json else sys.stdout)
 
 
+def numbers(run: Run) -> dict[str, object]:
+    """What the rows of a run show, as plain numbers."""
+    from patchcleanser.core.metrics import COLUMNS_OF, certified_fooled, summary
+
+    rows = run.read(COLUMNS_OF[run.kind])
+    fooled = {"certified_images_fooled": len(certified_fooled(rows))} if run.kind == "attack" else {}
+    return {**summary(rows).to_json(), **fooled}
+
+
 def notes(runs: Sequence[Run]) -> list[str]:
-    """What the report does not show: runs without an answer, and images that are not done yet."""
-    found: list[str] = []
-    for run in runs:
+    """What the report does not show: runs without an answer or that do not belong, and images not done yet."""
+    from patchcleanser.reports.contents import misfits
+
+    strangers = {run.folder: why for run, why in misfits(runs)}
+    found = [f"left out: {folder}, {why}" for folder, why in strangers.items()]
+    for run in (run for run in runs if run.folder not in strangers):
         rows = run.read(["skipped"])
         again = f"; go on with: {run.about['command']}" if run.about.get("command") else ""
         if rows["skipped"].null_count == 0:

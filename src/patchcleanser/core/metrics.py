@@ -28,6 +28,28 @@ COLUMNS = (
 )
 """What a summary needs of the rows."""
 
+ATTACK_COLUMNS = (
+    "label",
+    "skipped",
+    "undefended",
+    "answer",
+    "alert",
+    "certified",
+    "row_certified",
+    "detection_certified",
+    "undefended_fooled",
+    "fooled",
+    "attacked_answer",
+    "attacked_alert",
+    "attacked_case",
+    "queries",
+    "seconds",
+)
+"""The same for the rows of an attack."""
+
+COLUMNS_OF = {"certify": COLUMNS, "attack": ATTACK_COLUMNS}
+"""By the kind of run."""
+
 
 @dataclass(frozen=True)
 class Share:
@@ -140,15 +162,16 @@ class Derived:
 
 
 def summary(rows: pa.Table) -> Summary:
-    """Accuracies of all rows that have an answer."""
+    """Accuracies of all rows that have an answer; cases and classifications of an attack are those under attack."""
     kept = rows.filter(compute.is_null(rows["skipped"]))
-    cases = [case for case in kept["case"].to_pylist() if case is not None]
+    case, spent = ("attacked_case", "queries") if is_attack(rows) else ("case", "classifications")
+    cases = [case for case in kept[case].to_pylist() if case is not None]
     return Summary(
         images=len(kept),
         skipped=len(rows) - len(kept),
         shares={name: Share(int(hits.sum()), len(hits)) for name, hits in outcomes(kept).items()},
         cases={case: cases.count(case) for case in ("agreed", "disagreer", "majority") if case in cases},
-        classifications=int(sum(kept["classifications"].to_pylist())),
+        classifications=int(sum(kept[spent].to_pylist())),
         seconds=float(sum(kept["seconds"].to_pylist())),
     )
 
@@ -161,18 +184,34 @@ def outcomes(kept: pa.Table) -> dict[str, NDArray[np.bool_]]:
     label = _ints(kept, "label")
     found = {"undefended": _ints(kept, "undefended") == label}
     right = _ints(kept, "answer") == label
+    attacked = is_attack(kept)
+    if attacked:
+        found["undefended_under_attack"] = ~_bools(kept, "undefended_fooled")
     if len(kept) and kept["alert"].null_count == 0:
         alert = _bools(kept, "alert")
-        return found | {
-            "clean": right & ~alert,
-            "alerts": alert,
-            "detection_certified": _bools(kept, "detection_certified"),
-        }
-    return found | {
-        "clean": right,
-        "certified": _bools(kept, "certified"),
-        "row_certified": _bools(kept, "row_certified"),
-    }
+        found |= {"clean": right & ~alert, "alerts": alert}
+        if attacked:
+            found["never_wrong_silently"] = ~_bools(kept, "fooled")
+            found["alerts_under_attack"] = _bools(kept, "attacked_alert")
+        return found | {"detection_certified": _bools(kept, "detection_certified")}
+    found["clean"] = right
+    if attacked:
+        found["robust"] = ~_bools(kept, "fooled")
+    return found | {"certified": _bools(kept, "certified"), "row_certified": _bools(kept, "row_certified")}
+
+
+def is_attack(rows: pa.Table) -> bool:
+    """Whether these are the rows of an attack."""
+    return "fooled" in rows.column_names
+
+
+def certified_fooled(rows: pa.Table) -> pa.Table:
+    """Rows of certified images that were fooled: there must be none."""
+    kept = rows.filter(compute.is_null(rows["skipped"]))
+    promised = compute.or_kleene(
+        compute.fill_null(kept["row_certified"], False), compute.fill_null(kept["detection_certified"], False)
+    )
+    return kept.filter(compute.and_(kept["fooled"], promised))
 
 
 def per_class(rows: pa.Table) -> dict[int, dict[str, Share]]:

@@ -246,15 +246,15 @@ class Run:
             lock.release()
 
 
-def find_runs(folders: Sequence[str | Path], kind: str = "certify") -> list[Run]:
-    """The runs of one kind in these folders, or below them."""
+def find_runs(folders: Sequence[str | Path], kind: str | None = "certify") -> list[Run]:
+    """The runs of one kind, or of every kind, in these folders, or below them."""
     runs: list[Run] = []
     for folder in folders:
         root = Path(folder)
         manifests = [root / MANIFEST] if (root / MANIFEST).is_file() else sorted(root.rglob(MANIFEST))
-        found = [run for run in (Run.open(path.parent) for path in manifests) if run.kind == kind]
+        found = [run for run in (Run.open(path.parent) for path in manifests) if kind in (None, run.kind)]
         if not found:
-            raise RecordError(f"no run in {folder}; make one with: patchcleanser {kind} --out {folder} …")
+            raise RecordError(f"no run in {folder}; make one with: patchcleanser {kind or 'certify'} --out {folder} …")
         runs += found
     return list({run.folder.resolve(): run for run in runs}.values())
 

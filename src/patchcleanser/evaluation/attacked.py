@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import compute
 from torch import Tensor
 
 from patchcleanser.attacks import ATTACKS, AdaptiveAttack, Challenged, Settings
 from patchcleanser.attacks.adaptive import is_fooled, placed_defense, proved
 from patchcleanser.attacks.base import place_image, require_gradients
 from patchcleanser.core.files import whole_file
-from patchcleanser.core.metrics import Share
+from patchcleanser.core.metrics import Share, summary
 from patchcleanser.core.records import Row, Run
 from patchcleanser.core.tables import UNMASKED
 from patchcleanser.core.verdicts import Verdict
@@ -198,32 +197,6 @@ def _attacked(clean: Examined[Any, Any], every: Sequence[Challenged], worst: Cha
 
 
 def attack_shares(rows: pa.Table) -> dict[str, Share]:
-    """What the rows of an attack show. Detection has shares of its own."""
-    kept = rows.filter(compute.is_null(rows["skipped"])).to_pylist()
-
-    def share(holds: Callable[[Row], bool]) -> Share:
-        return Share(sum(map(holds, kept)), len(kept))
-
-    found = {
-        "undefended clean": share(lambda r: r["undefended"] == r["label"]),
-        "undefended under attack": share(lambda r: not r["undefended_fooled"]),
-    }
-    if kept and kept[0]["detection_certified"] is not None:
-        return found | {
-            "clean": share(lambda r: r["answer"] == r["label"] and not r["alert"]),
-            "never wrong silently": share(lambda r: not r["fooled"]),
-            "alerts under attack": share(lambda r: bool(r["attacked_alert"])),
-            "detection certified": share(lambda r: bool(r["detection_certified"])),
-        }
-    return found | {
-        "clean": share(lambda r: r["answer"] == r["label"]),
-        "robust": share(lambda r: not r["fooled"]),
-        "certified": share(lambda r: bool(r["certified"])),
-        "row certified": share(lambda r: bool(r["row_certified"])),
-    }
-
-
-def certified_fooled(rows: pa.Table) -> list[Row]:
-    """Rows of certified images that were fooled: there must be none."""
-    every = rows.filter(compute.is_null(rows["skipped"])).to_pylist()
-    return [row for row in every if row["fooled"] and (row["row_certified"] or row["detection_certified"])]
+    """What the rows of an attack show, in words. Detection has shares of its own."""
+    shares = summary(rows).shares
+    return {"undefended clean": shares.pop("undefended"), **{n.replace("_", " "): s for n, s in shares.items()}}

@@ -194,10 +194,12 @@ def audit(
     work = Suspicion(run, job, settings)
     rows = run.read().to_pylist()
     kept = [row for row in rows if row["skipped"] is None]
-    result = Audit(rows=len(rows), notes=_notes(run, runner.begin(work)))
+    identity = runner.begin(work)
+    result = Audit(rows=len(rows), notes=_notes(run, identity))
     for row in kept:
         result.contradictions += [_told(row, what, stored, "") for what, stored in inner_contradictions(row)]
-    parts = _parts(kept, sample, attack, settings.seed)
+    together = TOGETHER * (16 if identity["device"] == "cuda" else 1)
+    parts = _parts(kept, sample, attack, settings.seed, together)
     found: dict[int, Audit] = {}
     wrong = len(result.contradictions)
     for part, here in runner.results(work, parts):
@@ -212,13 +214,13 @@ def audit(
     return result
 
 
-def _parts(rows: list[Row], sample: int, attack: int, seed: int) -> list[Part]:
+def _parts(rows: list[Row], sample: int, attack: int, seed: int, together: int) -> list[Part]:
     """What to look at: rows one by one, and certified images some together."""
     chance = np.random.default_rng(seed)
     chosen = _choice(rows, sample, chance)
     certified = [row for row in rows if row["row_certified"] or row["detection_certified"]]
     targets = _choice(certified, attack, chance)
-    groups = [[row] for row in chosen] + [targets[at : at + TOGETHER] for at in range(0, len(targets), TOGETHER)]
+    groups = [[row] for row in chosen] + [targets[at : at + together] for at in range(0, len(targets), together)]
     return [Part(number, group, number >= len(chosen)) for number, group in enumerate(groups)]
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as compute
 from PIL import Image
 
-from patchcleanser.core.records import Row
+from patchcleanser.core.records import Row, Run
 from patchcleanser.core.windows import Window
 from patchcleanser.reports.studies import Study
 
@@ -64,6 +64,8 @@ class Picture:
     right: bool
     margin: float | None
     """Of certified images only: a margin says how firm a certificate is, and nothing without one."""
+    outlined: list[Window]
+    """Patches that the picture itself shows."""
 
     @property
     def short_id(self) -> str:
@@ -74,18 +76,18 @@ class Picture:
         return f"…/{end.partition('/')[2] or end}" if "/" in end else f"…{end}"
 
 
+def _nothing(study: Study, row: Row) -> tuple[list[Window], list[Window]]:
+    return [], []
+
+
 @dataclass(frozen=True)
 class Kind:
-    """One kind of image: which rows, what is drawn, and what it shows."""
+    """One kind of image: which rows, what it shows, and what is drawn (patches, masks)."""
 
     title: str
     words: str
     wanted: Callable[[Row], bool]
-    draw: Callable[[Study, Row], tuple[list[Window], list[Window]]]
-
-
-def _nothing(study: Study, row: Row) -> tuple[list[Window], list[Window]]:
-    return [], []
+    draw: Callable[[Study, Row], tuple[list[Window], list[Window]]] = _nothing
 
 
 def _weakest(study: Study, row: Row) -> tuple[list[Window], list[Window]]:
@@ -115,13 +117,11 @@ KINDS = (
         "Certified",
         "No patch of the threat changes the answer, wherever it lies.",
         lambda row: bool(row["certified"]),
-        _nothing,
     ),
     Kind(
         "Certified for detection",
         "No patch of the threat changes the label unnoticed; under attack there may be an alert instead.",
         lambda row: bool(row["detection_certified"]),
-        _nothing,
     ),
     Kind(
         "Right, but not proved",
@@ -134,7 +134,6 @@ KINDS = (
         "Wrong",
         "The defended answer is wrong without any attack.",
         lambda row: row["answer"] != row["label"] and not row["alert"],
-        _nothing,
     ),
     Kind(
         "Case II: a disagreer decided",
@@ -147,7 +146,6 @@ KINDS = (
         "Case III: the majority decided",
         "Masks disagreed and none held its label, so the majority's label was kept.",
         lambda row: row["case"] == "majority",
-        _nothing,
     ),
     Kind(
         "Alert on a clean image",
@@ -158,55 +156,75 @@ KINDS = (
 )
 
 
+Shown = TypeVar("Shown")
+
+
 def gallery(study: Study, each: int) -> list[tuple[Kind, list[Picture]]]:
     """Up to `each` pictures of each kind, of those kept beside the rows."""
-    rows = _kept_rows(study)
+    return shown(study, each, KINDS, COLUMNS, _picture)
+
+
+def shown(
+    study: Study,
+    each: int,
+    kinds: Sequence[Kind],
+    columns: Sequence[str],
+    make: Callable[[Study, Row, Kind], Shown | None],
+) -> list[tuple[Kind, list[Shown]]]:
+    """Up to `each` of each kind, made from rows whose picture was kept and can be read."""
+    rows = _kept_rows(study.run, columns)
     found = []
-    for kind in KINDS:
+    for kind in kinds:
         mine = [row for row in rows if kind.wanted(row)][:each]
-        pictures = [picture for row in mine if (picture := _picture(study, row, kind)) is not None]
-        if pictures:
-            found.append((kind, pictures))
+        made = [it for row in mine if (it := make(study, row, kind)) is not None]
+        if made:
+            found.append((kind, made))
     return found
 
 
-def _kept_rows(study: Study) -> list[Row]:
+def _kept_rows(run: Run, columns: Sequence[str]) -> list[Row]:
     """The rows of images whose picture was kept, read from their batches only."""
-    folder, run = study.run.folder / "gallery", study.run
-    kept = sorted(int(path.stem) for path in folder.glob("*.png") if path.stem.isdecimal())
+    kept = sorted(int(path.stem) for path in (run.folder / "gallery").glob("*.png") if path.stem.isdecimal())
     rows: list[Row] = []
     for batch in sorted({index // run.batch for index in kept}):
         if batch < run.batches and run.shard(batch).is_file():
-            table = run.read_batch(batch, COLUMNS)
+            table = run.read_batch(batch, columns)
             rows += table.filter(compute.is_in(table["index"], pa.array(kept))).to_pylist()
     return [row for row in rows if row["skipped"] is None]
 
 
 def _picture(study: Study, row: Row, kind: Kind) -> Picture | None:
-    encoded = _encoded(study.run.folder / "gallery" / f"{row['index']}.png")
-    if encoded is None:
+    found = encoded(study.run, row["index"])
+    if found is None:
         return None
     patches, masks = kind.draw(study, row)
+    margin = row["margin"] if row["certified"] or row["detection_certified"] else None
+    return replace(clean_picture(study, row, found), patches=patches, masks=masks, margin=margin)
+
+
+def clean_picture(study: Study, row: Row, uri: str) -> Picture:
+    """An image without a patch, and what is answered; nothing drawn on it yet."""
     return Picture(
-        uri=encoded,
+        uri=uri,
         height=row["height"],
         width=row["width"],
         coarse=max(row["height"], row["width"]) <= COARSE,
-        patches=patches,
-        masks=masks,
+        patches=[],
+        masks=[],
         id=row["id"],
         truth=study.class_name(row["label"]),
         undefended=study.answer_name(row["undefended"]),
         answer="an alert" if row["alert"] else study.answer_name(row["answer"]),
         right=row["answer"] == row["label"] or bool(row["alert"]),
-        margin=row["margin"] if row["certified"] or row["detection_certified"] else None,
+        margin=None,
+        outlined=[],
     )
 
 
-def _encoded(path: Path) -> str | None:
-    """A picture as part of the page, shrunk and packed where it is large; None if it cannot be read."""
+def encoded(run: Run, index: int, end: str = "") -> str | None:
+    """A kept picture as part of the page, shrunk and packed where it is large; None if it cannot be read."""
     try:
-        content = path.read_bytes()
+        content = (run.folder / "gallery" / f"{index}{end}.png").read_bytes()
         with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
             picture.load()
             if max(picture.size) <= LARGEST and len(content) <= HEAVY:

@@ -42,24 +42,26 @@ def _breakable(text: str) -> Markup:
 
 
 def _headline(report: Report) -> dict[str, Any]:
-    studies = [*report.recovery, *report.detection]
-    lead = studies[0]
+    studies, lead = list(report.names), report.leading[0]
     return {
         "lead": lead,
-        "single": len(studies) == 1,
+        "single": len(report.leading) == 1,
         "headline": report.title or headline(report),
         "said": headline(report) if report.title else None,
         "unfinished": [study for study in studies if study.missing],
+        "broken": [study for study in studies if study.fooled],
         "skipped": sum(study.summary.skipped for study in studies),
         "enlarged": enlarged(studies),
         "manifest": manifest,
-        "bars": bars(lead),
+        "bars": attack_bars(lead) if lead.attacked else bars(lead),
     }
 
 
 def headline(report: Report) -> str:
     """The result in one sentence."""
     studies = report.recovery or report.detection
+    if not studies:
+        return attack_headline(report.attacks)
     shares = [study.summary.shares[study.promise] for study in studies]
     promise = "certified" if report.recovery else "certified for detection"
     attacks = {wording.attack(study) for study in studies}
@@ -74,6 +76,30 @@ def headline(report: Report) -> str:
     why = f"depending on {' and '.join(differs)}" if 0 < len(differs) < 3 else f"in {len(studies)} runs{others}"
     low, high = min(said, key=float), max(said, key=float)
     return f"{low}% to {high}% {promise}{against}, {why}"
+
+
+def attack_headline(attacks: list[Study]) -> str:
+    """What attacks alone show, in one sentence; a broken certificate is said before anything else."""
+    broken = sum(study.fooled for study in attacks)
+    if broken:
+        return f"{broken:,} certified {'image was' if broken == 1 else 'images were'} fooled"
+    studies = [study for study in attacks if not study.detects] or attacks
+    said = sorted({f"{study.summary.shares[study.held].percent:.1f}" for study in studies}, key=float)
+    held = "never wrong silently under attack" if studies[0].detects else "still right under attack"
+    share = f"{said[0]}%" if len(said) == 1 else f"{said[0]}% to {said[-1]}%"
+    return f"{share} {held}, no certified image fooled"
+
+
+def attack_bars(study: Study) -> list[tuple[str, str, Share]]:
+    """What an attack's headline compares."""
+    shares = study.summary.shares
+    held = "Defended, never wrong silently" if study.detects else "Defended, attacked"
+    return [
+        *bars(study)[:2],
+        ("undefended", "Undefended, attacked", shares["undefended_under_attack"]),
+        ("clean", held, shares[study.held]),
+        bars(study)[2],
+    ]
 
 
 def bars(study: Study) -> list[tuple[str, str, Share]]:

@@ -44,11 +44,9 @@ def detection_table(studies: Sequence[Study]) -> Table:
 def _overview(name: str, caption: str, studies: Sequence[Study], shares: tuple[Column, ...]) -> Table:
     differs = wording.varying(studies)
     facets = [Column(facet.lower(), facet, page=facet in differs) for facet in wording.facets(studies[0])]
-    # Several runs are told apart by what differs; the folder is needed only where that is not enough.
-    named = len({tuple(_facets(study, differs)) for study in studies}) < len(studies)
     columns = (
         *(facets if differs else []),
-        Column("run", "Run", page=named or not differs),
+        Column("run", "Run", page=not (differs and told_apart(studies))),
         *([] if differs else facets),
         *shares,
         Column("images", "Images"),
@@ -59,8 +57,9 @@ def _overview(name: str, caption: str, studies: Sequence[Study], shares: tuple[C
     return Table(name, caption, columns, rows, stacks=True)
 
 
-def _facets(study: Study, differs: Sequence[str]) -> list[str]:
-    return [wording.facets(study)[name] for name in differs]
+def told_apart(studies: Sequence[Study]) -> bool:
+    """Whether what differs tells these runs apart; the folder is needed only where that is not enough."""
+    return len({tuple(wording.facets(study).values()) for study in studies}) == len(studies)
 
 
 def _overview_row(study: Study, folder: str) -> dict[str, Cell]:
@@ -228,6 +227,8 @@ def cases_table(study: Study) -> Table:
     rows: list[dict[str, Cell]] = [
         {"case": CASES[case], "share": share, "right": right} for case, (share, right) in study.cases.items()
     ]
+    if study.attacked:
+        return Table("attacked-cases", "How the answers under attack were reached", columns, rows)
     return Table("cases", "How the answers on clean images were reached", columns, rows)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.metrics import COLUMNS, Derived, Share, Summary, per_class, summary
+from patchcleanser.core.metrics import COLUMNS_OF, Derived, Share, Summary, certified_fooled, per_class, summary
 from patchcleanser.core.records import Run
 from patchcleanser.core.windows import Size
 
@@ -29,15 +29,27 @@ class Study:
     summary: Summary
     classes: dict[int, dict[str, Share]]
     cases: dict[str, tuple[Share, Share]]
-    """Per case: its share of the images, and how many of those were answered right."""
+    """Per case (of an attack: under attack): its share of the images, and how many of those were answered right."""
     margins: NDArray[np.float64]
-    """The smallest logit margins of the certified (or detection-certified) images."""
+    """The smallest logit margins of the certified (or detection-certified) images; an attack has none."""
     skipped: list[tuple[str, str]]
     """Id and reason of each image without an answer."""
     sizes: dict[Size, int]
     """Images of each size on the threat's grid, the commonest first."""
     missing: int
     """Batches that are not done."""
+    fooled: int = 0
+    """Certified images that an attack fooled: there must be none."""
+
+    @property
+    def attacked(self) -> bool:
+        """Whether the run attacks its images, and does not only certify them."""
+        return self.run.kind == "attack"
+
+    @property
+    def held(self) -> str:
+        """The name of the share that stood the attack: answered right, or of a detection, not wrong unnoticed."""
+        return "never_wrong_silently" if self.detects else "robust"
 
     @property
     def detects(self) -> bool:
@@ -80,7 +92,8 @@ class Study:
 
 def read_study(run: Run, derived: Derived | None) -> Study | None:
     """Everything a report says of a run; None if not one image has an answer yet."""
-    rows = run.read([*COLUMNS, "id", "height", "width"])
+    attacked = run.kind == "attack"
+    rows = run.read([*COLUMNS_OF[run.kind], "id", "height", "width"])
     answered = rows.filter(compute.is_null(rows["skipped"]))
     left_out = rows.filter(compute.is_valid(rows["skipped"]))
     if not len(answered):
@@ -90,11 +103,12 @@ def read_study(run: Run, derived: Derived | None) -> Study | None:
         derived=derived,
         summary=summary(rows),
         classes=per_class(rows),
-        cases=_cases(answered),
-        margins=_margins(answered),
+        cases=_cases(answered, "attacked_" if attacked else ""),
+        margins=np.zeros(0) if attacked else _margins(answered),
         skipped=list(zip(left_out["id"].to_pylist(), left_out["skipped"].to_pylist(), strict=True)),
         sizes=_sizes(answered),
         missing=len(run.missing()),
+        fooled=len(certified_fooled(rows)) if attacked else 0,
     )
 
 
@@ -103,9 +117,9 @@ def _named(names: Any, label: int) -> str:
     return str(names[label]) if known else f"class {label}"
 
 
-def _cases(rows: pa.Table) -> dict[str, tuple[Share, Share]]:
-    found = np.array(rows["case"].to_pylist(), dtype=object)
-    right = rows["answer"].to_numpy() == rows["label"].to_numpy()
+def _cases(rows: pa.Table, which: str) -> dict[str, tuple[Share, Share]]:
+    found = np.array(rows[f"{which}case"].to_pylist(), dtype=object)
+    right = rows[f"{which}answer"].to_numpy() == rows["label"].to_numpy()
     counts = {case: int((found == case).sum()) for case in CASES}
     return {case: (Share(n, len(found)), Share(int(right[found == case].sum()), n)) for case, n in counts.items() if n}
 

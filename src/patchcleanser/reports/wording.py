@@ -17,6 +17,7 @@ DEFENSES = {
     "challenger-masking": "challenger masking",
     "minority-reports": "Minority Reports",
 }
+ATTACKS = {"pgd": "PGD", "apgd": "Auto-PGD", "square": "random search", "adaptive": "adaptive"}
 PATHS = re.compile(r"(?<![\w.~<>/])~?/(?:[^\s\"',:;/<>]+/)+([^\s\"',:;/<>]+)/?")
 HOW = {
     "double-masking": "Every image is classified under each mask; where the labels disagree, the masks that "
@@ -120,6 +121,25 @@ def defense(study: Study) -> str:
     return DEFENSES.get(name, name) + (f" ({', '.join(options)})" if options else "")
 
 
+def attack_name(study: Study) -> str:
+    """What the attack is called."""
+    name = str(study.run.job["attack"])
+    return ATTACKS.get(name, name)
+
+
+def attacker(study: Study) -> str:
+    """The attack with its budget: "Auto-PGD (100 iterations, 1 location)"; what is as usual goes without saying."""
+    it = study.run.job["settings"]
+    said = [f"{it['iterations']:,} iterations", f"{it['locations']:,} locations"]
+    said += [f"{it['restarts']} restarts"] if it["restarts"] > 1 else []
+    said += ["searched"] if it["places"] == "searched" else []
+    said += [f"{it['loss']} loss"] if it["loss"] != "margin" else []
+    said += [f"target {study.answer_name(it['target'])}"] if it["target"] is not None else []
+    said += [f"seed {it['seed']}"] if it["seed"] else []
+    budget = re.sub(r"\b1 (iteration|location)s", r"1 \1", ", ".join(said))
+    return f"{attack_name(study)} ({budget})"
+
+
 def model(study: Study) -> str:
     """What the model is called, or the start of its hash."""
     return brief(str(study.about("model") or f"classifier {str(study.run.job.get('classifier'))[:10]}"))
@@ -149,6 +169,7 @@ def facets(study: Study) -> dict[str, str]:
         "Masks": masks(study),
         "Defense": defense(study),
         "Labels": str(study.run.job.get("precision", "exact")),
+        **({"Attack": attacker(study)} if study.attacked else {}),
     }
 
 
@@ -176,7 +197,9 @@ def overview(studies: Sequence[Study]) -> str:
     model, data = (f"{len(set(values[n]))} {w}" if n in differs else values[n][0] for n, w in COUNTED.items())
     images = sorted({study.summary.images for study in studies})
     many = f"{images[0]:,} images each" if len(images) == 1 else f"{images[0]:,} to {images[-1]:,} images each"
-    listed = [f"{PLURAL[n] if n in differs else n}: {', '.join(dict.fromkeys(values[n]))}." for n in PLURAL]
+    listed = [
+        f"{PLURAL[n] if n in differs else n}: {', '.join(dict.fromkeys(values[n]))}." for n in PLURAL if n in values
+    ]
     return " ".join([f"{how_many(studies)} of {model} on {data}, {many}.", *listed])
 
 
@@ -187,7 +210,7 @@ def how_many(studies: Sequence[Study]) -> str:
 
 
 COUNTED = {"Model": "models", "Data": "datasets"}
-PLURAL = {"Patch": "Patches", "Masks": "Masks", "Defense": "Defenses"}
+PLURAL = {"Patch": "Patches", "Masks": "Masks", "Defense": "Defenses", "Attack": "Attacks"}
 
 
 def names(studies: Sequence[Study]) -> list[str]:

@@ -63,12 +63,14 @@ class HardenSettings:
     """Brightness, contrast and saturation move by up to half of this."""
     mix: float = 0.5
     """The most of another photo that is blended into one; half of the photos stay pure."""
+    sharp: int = 1
+    """Among smaller photos, those at least half as wide and high as the input are seen so often an epoch."""
     average: float = 0.998
     """Decay of the averaged weights, which are the ones kept; 0 averages nothing."""
 
     def __post_init__(self) -> None:
-        if min(self.epochs, self.batch, self.tries, self.every, self.patience, self.masks) < 1:
-            raise InputError(f"epochs, batch, tries, every, patience and masks are at least 1, got {self}")
+        if min(self.epochs, self.batch, self.tries, self.every, self.patience, self.masks, self.sharp) < 1:
+            raise InputError(f"epochs, batch, tries, every, patience, masks and sharp are at least 1, got {self}")
         if not self.rate > 0 or not 0 <= self.unmasked < 1:
             raise InputError(f"a rate is above 0 and unmasked lies in [0, 1), got {self.rate} and {self.unmasked}")
         if not (0 <= self.mix <= 1 and 0 <= self.colour <= 2 and 0 <= self.average < 1):
@@ -153,9 +155,11 @@ class _Work:
         self.order = np.random.default_rng(seed)
         split = self.order.permutation(len(photos))
         held = max(4, min(int(settings.holdout * len(photos)), MOST_HELD))
-        self.train, self.aspect = _squared(photos, split[held:], max(self.size) + max(self.size) // 4, self.device)
+        self.train, self.sides = _squared(photos, split[held:], max(self.size) + max(self.size) // 4, self.device)
+        sharp = self.sides.amin(1) >= min(self.size) / 2
+        self.pool = np.repeat(np.arange(len(sharp)), np.where(sharp & ~sharp.all(), settings.sharp, 1))
         self.held = self._prepared(photos, split[:held])
-        self.steps = max(1, len(self.train) // settings.batch)
+        self.steps = max(1, len(self.pool) // settings.batch)
         self.ask, self.learn = (
             compiled(module, self.device, settings.epochs * self.steps) for module in (self.teacher, self.student)
         )
@@ -190,8 +194,8 @@ class _Work:
         return {name: tensor.detach().clone() for name, tensor in self.kept.state_dict().items()}
 
     def epoch(self, number: int) -> float:
-        """Once through the training photos; returns the mean loss."""
-        order = self.order.permutation(len(self.train))
+        """Once through the training photos, sharp ones several times; returns the mean loss."""
+        order = self.order.permutation(self.pool)
         batch = self.settings.batch
         losses = []
         with tuned(self.device):
@@ -251,7 +255,8 @@ class _Work:
             return torch.rand(count, generator=generator, device=self.device) * (high - low) + low
 
         # Photos are stored squeezed into squares; a crop of the right aspect unsqueezes them.
-        aspect = self.aspect[index].to(self.device)
+        sides = self.sides[index].to(self.device)
+        aspect = sides[:, 1] / sides[:, 0]
         scale = draw(self.settings.smallest_crop, 1.0).sqrt()
         high, wide = scale * aspect.clamp_max(1.0), scale * (1 / aspect).clamp_max(1.0)
         flip = torch.where(draw(0, 1) < 0.5, 1.0, -1.0)
@@ -282,23 +287,23 @@ class _Work:
 
 
 def _squared(photos: Dataset, indices: NDArray[np.intp], side: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Photos squeezed to side × side, uint8 [N, 3, side, side], and their width over height.
+    """Photos squeezed to side × side, uint8 [N, 3, side, side], and their height and width [N, 2].
 
-    They lie on a CUDA device with room for many times as much, otherwise in memory.
+    They lie on a CUDA device with room for several times as much, otherwise in memory.
     """
     images = torch.empty(len(indices), 3, side, side, dtype=torch.uint8)
-    aspects = torch.empty(len(indices))
+    sides = torch.empty(len(indices), 2)
 
     def put(row: int) -> None:
         image = photos.image(int(indices[row]))
-        aspects[row] = image.shape[2] / image.shape[1]
+        sides[row] = torch.tensor(image.shape[1:])
         small = functional.interpolate(image[None], size=(side, side), mode="bilinear", antialias=True)
         images[row] = (small[0] * 255).round().to(torch.uint8)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(put, range(len(indices))))
-    roomy = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 8 * images.numel()
-    return (images.to(device), aspects) if roomy else (images, aspects)
+    roomy = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 3 * images.numel()
+    return (images.to(device), sides) if roomy else (images, sides)
 
 
 def _label(output: Tensor) -> Tensor:

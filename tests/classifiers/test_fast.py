@@ -1,0 +1,109 @@
+"""Ways to labels that are faster than float32 in torch, and are checked against it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
+from patchcleanser.classifiers.fast import Exported, Halved, UnusableError
+from patchcleanser.classifiers.precision import HOPELESS, Recheck
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+@pytest.fixture
+def no_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without instructions for half precision."""
+    monkeypatch.setattr("patchcleanser.classifiers.fast.half_type", lambda device: None)
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head, self.scale = nn.Conv2d(3, 8, 3, 2, groups=1), nn.Linear(8, 4), 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x).relu().mean((2, 3))) * self.scale  # type: ignore[no-any-return]
+
+
+class Branching(Small):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.mean() < 0.9 else -super().forward(x)
+
+
+def photos(number: int) -> Tensor:
+    return torch.rand(number, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+
+
+def labels_of(defense: DoubleMasking, images: Tensor) -> np.ndarray:
+    return np.stack([e.table.labels for e in defense.examine(images, [0] * len(images), maps=True)])
+
+
+def test_labels_through_onnx_runtime_equal_exact_ones_and_few_are_computed_twice(no_half: None) -> None:
+    sample = load_dataset("sample")
+    images = torch.stack([sample.image(i) for i in range(0, 300, 25)])
+    tables = {}
+    for precision in ("exact", "fast"):
+        classifier = load_classifier("zoo:tiny", device="cpu")
+        defense = DoubleMasking(classifier, Threat.square(5), masks=4, precision=precision)
+        tables[precision] = labels_of(defense, images)
+    assert isinstance(defense.masked.way, Exported)
+    assert (tables["exact"] == tables["fast"]).all()
+    assert defense.masked.recheck.labels > 0
+    assert defense.masked.recheck.rechecked < defense.masked.recheck.labels / 20
+
+
+def test_a_network_that_looks_at_the_image_to_decide_what_to_do_is_not_exported(no_half: None) -> None:
+    module = Branching().eval()
+    with pytest.raises(UnusableError, match="Branching cannot be exported"):
+        Exported(TorchClassifier(module, classes=4)).logits(photos(2))
+    fast, exact = (
+        labels_of(DoubleMasking(TorchClassifier(module), Threat.square(2), masks=3, precision=p), photos(12))
+        for p in ("fast", "exact")
+    )
+    assert (fast == exact).all()
+
+
+@pytest.mark.parametrize("change", ["weights", "setting"])
+def test_a_network_that_changed_is_exported_again(no_half: None, change: str) -> None:
+    module = Small().eval()
+    classifier = TorchClassifier(module, classes=4)
+    way = Exported(classifier)
+    way.renew()
+    before = way.logits(photos(3))
+    if change == "weights":
+        with torch.no_grad():
+            module.head.bias += 1
+    else:
+        module.scale = 2.0
+        way.renew()
+    after = pickle.loads(pickle.dumps(way)).logits(photos(3))  # also when sent to another process
+    assert (after - before).abs().max() > 0.1
+    with torch.inference_mode():
+        assert (after - classifier.logits(photos(3))).abs().max() < 1e-5
+
+
+def test_where_the_first_way_is_too_coarse_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patchcleanser.classifiers.fast.half_type", lambda device: torch.bfloat16)
+    doubt = Recheck.doubt
+
+    def coarse(self: Recheck, fast: Tensor) -> Tensor:
+        half = self._precision > torch.finfo(torch.float16).eps
+        return torch.ones(len(fast), dtype=torch.bool) if half else doubt(self, fast)
+
+    monkeypatch.setattr(Recheck, "doubt", coarse)
+    assert HOPELESS < 1
+    defense = DoubleMasking(TorchClassifier(Small().eval()), Threat.square(2), masks=3, precision="fast")
+    assert [type(way) for way in defense.masked.ways] == [Halved, Exported]
+    fast = labels_of(defense, photos(20))
+    assert isinstance(defense.masked.way, Exported)
+    assert defense.masked.recheck.ready
+    exact = DoubleMasking(TorchClassifier(Small().eval()), Threat.square(2), masks=3)
+    assert (fast == labels_of(exact, photos(20))).all()
