@@ -116,6 +116,7 @@ let stale = false;
 function changed() {
   draw();
   stale = true;
+  $("cards").setAttribute("aria-busy", "true");
   if (!asking) answer();
 }
 
@@ -138,6 +139,7 @@ async function answer() {
     }
   }
   asking = false;
+  $("cards").setAttribute("aria-busy", "false");
 }
 
 function png(canvas) {

@@ -45,7 +45,6 @@ export function showAnswers(found, truth, model) {
   $("defended-note").textContent = `${count(found.classifications, "look")} through ${count(found.masks, "mask")}`;
   mark($("undefended-card"), truth === null ? null : details.undefended.label === truth);
   mark($("defended-card"), truth === null ? null : alert || found.label === truth);
-  $("cards").setAttribute("aria-busy", "false");
 }
 
 function mark(card, right) {
