@@ -209,7 +209,7 @@ def test_a_picture_can_be_the_patch(open_page: Any, tmp_path: Path) -> None:
     page = open_page()
     page.settle()
     with page.page.expect_file_chooser() as chooser:
-        page.page.click("text=A picture…")
+        page.page.click("input[value=picture]")
     chooser.value.set_files(picture_file(tmp_path))
     page.page.wait_for_selector("#kind-note:has-text('Any picture')")
     page.settle()

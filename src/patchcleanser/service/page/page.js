@@ -411,6 +411,10 @@ function listen() {
     state.art.set("picture", await toCanvas(file, LARGEST_SIDE));
     useKind("picture");
   }));
+  // Who chooses no file stays with the patch that was there.
+  $("patch-file").addEventListener("cancel", () => {
+    document.querySelector(`input[name=kind][value=${state.kind}]`).checked = true;
+  });
   $("upload").addEventListener("click", () => $("upload-file").click());
   $("upload-file").addEventListener("change", () => fromFile($("upload-file"), async (file) => {
     await usePicture(file, undefined, "your picture, made smaller if need be");
