@@ -53,20 +53,11 @@ def main() -> None:
     options = parser.parse_args()
     contents = images(options.seed)
     torch.set_num_threads(options.cores)
-    expected, floor = offline(contents)
-    found: dict[str, Any] = {"offline_images_per_cpu_second": floor}
-    with server(options.cores) as (address, process):
-        load = Load(address, process, contents, expected)
-        asyncio.run(load.run(CLIENTS, options.seconds // 3))  # kernels for batches of every size are made once
-        found["one_client"] = asyncio.run(load.run(1, options.seconds // 2))
-        found["many_clients"] = asyncio.run(load.run(CLIENTS, options.seconds))
-        found["many_clients"]["server"] = batches(address)
-    for measure in ("images_per_second", "images_per_cpu_second"):
-        found[f"ratio_{measure}"] = round(found["many_clients"][measure] / found["one_client"][measure], 2)
-    with server(options.cores, "--queue", "16", "--max-files", "16") as (address, process):
-        load = Load(address, process, contents, expected)
-        found["overload"] = asyncio.run(load.run(CLIENTS, 15))
-        found["after_overload"] = asyncio.run(load.run(1, 5))
+    found: dict[str, Any] = {
+        "36 masks": under_load(contents, 6, options.seconds, options.cores),
+        "4 masks": under_load(contents, 2, options.seconds // 3, options.cores),
+        "short queue": flooded(contents, options.cores),
+    }
     settings = {"clients": CLIENTS, "images": IMAGES, "seconds": options.seconds, "cores": options.cores}
     row = {
         "command": shlex.join(["python", *sys.argv]),
@@ -78,6 +69,30 @@ def main() -> None:
     }
     options.out.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=1))
+
+
+def under_load(contents: list[bytes], masks: int, seconds: int, cores: int) -> dict[str, Any]:
+    """One client, then many; between them, what batching gives the library itself."""
+    expected, floor = offline(contents, masks)
+    found: dict[str, Any] = {"offline_images_per_cpu_second": floor}
+    with server(cores, "--masks", str(masks)) as (address, process):
+        load = Load(address, process, contents, expected)
+        asyncio.run(load.run(1, seconds / 3))  # kernels for batches of every size are made once
+        asyncio.run(load.run(CLIENTS, seconds / 3))
+        found["one_client"] = asyncio.run(load.run(1, seconds / 2))
+        found["many_clients"] = asyncio.run(load.run(CLIENTS, seconds))
+        found["batches"] = batches(address)
+    for measure in ("images_per_second", "images_per_cpu_second"):
+        found[f"ratio_{measure}"] = round(found["many_clients"][measure] / found["one_client"][measure], 2)
+    return found
+
+
+def flooded(contents: list[bytes], cores: int) -> dict[str, Any]:
+    """A short queue, many clients that do not wait as they are told, and one afterwards."""
+    expected, _ = offline(contents, 6)
+    with server(cores, "--queue", "16") as (address, process):
+        load = Load(address, process, contents, expected)
+        return {"overload": asyncio.run(load.run(CLIENTS, 15)), "after": asyncio.run(load.run(1, 5))}
 
 
 def images(seed: int) -> list[bytes]:
@@ -97,11 +112,12 @@ def images(seed: int) -> list[bytes]:
     return found
 
 
-def offline(contents: list[bytes]) -> tuple[list[tuple[Any, ...]], dict[str, float]]:
+def offline(contents: list[bytes], masks: int) -> tuple[list[tuple[Any, ...]], dict[str, float]]:
     """What the library says, and how fast, one image at a time and 64 together, on the same number of threads."""
     pixels = [decode(content, "x") for content in contents]
-    defense = DoubleMasking(load_classifier("zoo:tiny", device="cpu"), Threat.share(0.02))
+    defense = DoubleMasking(load_classifier("zoo:tiny", device="cpu"), Threat.share(0.02), masks=masks)
     defense.predict(pixels[:2])
+    defense.predict(pixels)
     began = time.process_time()
     verdicts = [defense.predict([image])[0] for image in pixels]
     alone = len(pixels) / (time.process_time() - began)
