@@ -27,6 +27,8 @@ PAGE = {
     "page.css": "text/css",
     "api.js": "text/javascript",
     "page.js": "text/javascript",
+    "proofs.js": "text/javascript",
+    "scene.js": "text/javascript",
     "view.js": "text/javascript",
     "patch.png": "image/png",
     "icon.svg": "image/svg+xml",

@@ -183,8 +183,8 @@ class Service:
     async def _subject(self, number: int, content: bytes, masks: int | None) -> Subject:
         try:
             return await self._in_thread(lambda: self.engine.subject(content, masks))
-        except (DataError, ImageError):
-            log.info("an image was refused", exc_info=True)
+        except (DataError, ImageError) as error:
+            log.info("an image was refused", extra={"facts": {"reason": str(error)[:200]}})
             raise RefusedError("bad-image", f"image {number} is damaged or cannot be used", image=number) from None
         except (MaskError, ThreatError) as error:
             raise RefusedError("bad-fit", f"image {number}: {error}", image=number) from None
