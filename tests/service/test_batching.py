@@ -63,6 +63,28 @@ def test_what_arrives_while_the_model_works_is_one_batch() -> None:
     assert bench.batches[1][0] >= 8, "second rounds of the first beside first rounds of the others"
 
 
+def test_a_long_certificate_does_not_keep_predictions_waiting() -> None:
+    bench = Bench()
+    bench.defense.masked.chunk = 16
+    bench.open.clear()
+    long = bench.work(0)
+    proof = Work(long.subject, lambda table: bench.defense.certifying(table, 0, maps=True), True, long.place)
+    (last,) = bench.worker.submit([proof])
+    assert bench.entered.wait(20)
+    ended: list[str] = []
+    last.add_done_callback(lambda _: ended.append("certificate"))
+    for future in bench.worker.submit([bench.work(1)]):
+        future.add_done_callback(lambda _: ended.append("prediction"))
+    bench.open.set()
+    certificate = last.result(20)
+    bench.worker.close()
+    assert ended == ["prediction", "certificate"]
+    assert max(labels for _, labels in bench.batches) <= 16
+    twin = DoubleMasking(CallableClassifier(colours, array="torch"), Threat.square(2), masks=3)
+    (known,) = twin.certify([long.subject.pixels], [0], maps=True)
+    assert (certificate.certified, certificate.classifications) == (known.certified, known.classifications)
+
+
 def test_no_more_images_are_worked_on_together_than_allowed() -> None:
     bench = Bench(together=3)
     futures = bench.worker.submit([bench.work(seed) for seed in range(10)])

@@ -17,8 +17,8 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from patchcleanser import CallableClassifier
-from patchcleanser.errors import InputError
+from patchcleanser import CallableClassifier, Threat
+from patchcleanser.errors import InputError, NotAFunctionError
 from patchcleanser.service import engine
 from patchcleanser.service.app import create_app
 from patchcleanser.service.problems import PROBLEMS
@@ -261,8 +261,28 @@ def test_limits_that_contradict_each_other_are_refused() -> None:
 
 
 def test_several_patches_fix_the_number_of_masks(kit: Any) -> None:
-    from patchcleanser import Threat
-
     with TestClient(create_app(kit.toy(threat=Threat.square(2, count=2), masks=2))) as client:
         assert client.post("/v1/predict", files=kit.upload(kit.png())).status_code == 200
         refused(client.post("/v1/predict", files=kit.upload(kit.png()), data={"masks": 4}), "invalid")
+
+
+def test_what_is_wrong_with_a_model_is_said_before_anything_is_served(kit: Any) -> None:
+    random = CallableClassifier(lambda x: torch.rand(len(x), 3), array="torch")
+    with pytest.raises(NotAFunctionError, match="deterministic"):
+        create_app(kit.toy(model=random))
+    with pytest.raises(InputError, match="no defense 'nothing'"):
+        create_app(kit.toy(defense="nothing"))
+
+
+def test_samples_that_the_patch_does_not_fit_are_not_offered(kit: Any) -> None:
+    with TestClient(create_app(kit.toy(threat=Threat.square(40), samples="sample"))) as client:
+        assert client.get("/v1/samples").json() == {"samples": []}
+        assert client.post("/v1/predict", files=kit.upload(kit.png(size=(64, 64)))).status_code == 200
+
+
+def test_samples_of_classes_the_model_does_not_know_have_no_label(kit: Any) -> None:
+    with TestClient(create_app(kit.toy(samples="sample"))) as client:
+        samples = client.get("/v1/samples").json()["samples"]
+        assert len(samples) == 30
+        assert {sample["label"] for sample in samples} == {None}
+        assert client.get("/v1/samples/29").headers["content-type"] == "image/png"

@@ -27,6 +27,8 @@ PAGE = {
     "page.css": "text/css",
     "api.js": "text/javascript",
     "page.js": "text/javascript",
+    "proofs.js": "text/javascript",
+    "scene.js": "text/javascript",
     "view.js": "text/javascript",
     "patch.png": "image/png",
     "icon.svg": "image/svg+xml",
@@ -37,14 +39,13 @@ PAGE = {
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The service as an ASGI app, on the packaged classifier if nothing is said.
 
-    The model is loaded here, so that what is wrong with the settings is an error here. Any ASGI
+    The model is loaded and tried here, so that what is wrong with the settings is an error here. Any ASGI
     server can run it; shutting down finishes what was accepted.
     """
     service = Service(settings or Settings())
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        await service.start()
         yield
         await service.stop()
 
@@ -168,7 +169,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     async def ready() -> schemas.Health:
         """The model is warm, its worker lives, and requests are taken."""
         if not service.ready:
-            raise RefusedError("not-ready", "the service is starting or shutting down", retry_after=1)
+            raise RefusedError("not-ready", "the service is shutting down", retry_after=1)
         return schemas.Health()
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}, "description": "Prometheus' format."}}

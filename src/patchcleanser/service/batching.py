@@ -11,6 +11,8 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject
 from patchcleanser.classifiers.precision import WrongFastLabelError
 from patchcleanser.core.tables import Indices, LabelTable
@@ -18,6 +20,11 @@ from patchcleanser.defenses.base import Game
 from patchcleanser.service.room import Place
 
 log = logging.getLogger("patchcleanser.service")
+
+
+NOTHING: Indices = np.array([], dtype=np.intp)
+FIRST_BATCH = 512
+"""Labels computed at once until the classifier knows how many suit its device."""
 
 
 class ClosedError(Exception):
@@ -42,18 +49,17 @@ class _Ticket:
     def __init__(self, work: Work) -> None:
         self.work, self.future = work, Future[Any]()
         self.game = work.start(work.subject.table)
-        self.wants: Indices | None = None
+        self.wants = NOTHING
         """Labels that its game waits for."""
 
-    @property
-    def missing(self) -> int:
-        """How many of those are not known yet."""
-        return 0 if self.wants is None else len(self.work.subject.table.missing(self.wants))
+    def missing(self) -> Indices:
+        """Those of them that are not known yet."""
+        return self.work.subject.table.missing(self.wants)
 
     def restart(self) -> None:
         subject = self.work.subject
         subject.table = LabelTable(subject.table.mask_set)
-        self.game, self.wants = self.work.start(subject.table), None
+        self.game, self.wants = self.work.start(subject.table), NOTHING
 
     def end(self, result: Any = None, error: Exception | None = None) -> None:
         self.work.place.leave()
@@ -66,14 +72,18 @@ class _Ticket:
             pass  # cancelled in this very moment
 
 
+Batch = list[tuple[_Ticket, Indices]]
+"""Games, and the labels that each gets of what it wants."""
+
+
 class Worker:
     """A thread that owns the model.
 
-    At each move every game says which labels it wants next, and those of the oldest games are
-    computed in one batch: second rounds of some images beside first rounds of others. A batch is as
-    large as the device classifies at once; a larger one would only make everybody wait for the
-    slowest. Whatever arrives meanwhile joins the next move, so batches grow with the load and
-    nobody waits for one to fill.
+    At each move every game says which labels it wants next, and as many as the device classifies at
+    once are computed, those of the oldest games first: second rounds of some images beside first
+    rounds of others. Whatever arrives meanwhile joins the next move, so batches grow with the load
+    and nobody waits for one to fill. Certificates take twenty times as many labels as predictions,
+    so while there are predictions they get a quarter of that.
     """
 
     def __init__(
@@ -131,11 +141,12 @@ class Worker:
 
     def _move(self) -> None:
         self._playing = [ticket for ticket in self._playing if self._goes_on(ticket)]
-        batch = self._batch()
-        for strict in (False, True):
-            mine = [ticket for ticket in batch if ticket.work.strict is strict]
-            if mine:
-                self._fill_in(mine, strict)
+        room = self.masked.chunk or FIRST_BATCH
+        predictions = self._share(room, strict=False)
+        certificates = self._share(max(1, room // 4) if predictions else room, strict=True)
+        for batch, strict in ((predictions, False), (certificates, True)):
+            if batch:
+                self._fill_in(batch, strict)
 
     def _goes_on(self, ticket: _Ticket) -> bool:
         """Let a game that has its labels say what it wants next; False if it is over."""
@@ -143,7 +154,7 @@ class Worker:
             ticket.end()
             return False
         try:
-            if ticket.wants is None:
+            while not len(ticket.missing()):
                 ticket.wants = next(ticket.game)
         except StopIteration as end:
             ticket.end(end.value)
@@ -153,22 +164,19 @@ class Worker:
             return False
         return True
 
-    def _batch(self) -> list[_Ticket]:
-        """The oldest games that together fill the device."""
-        labels = 0
-        chosen: list[_Ticket] = []
+    def _share(self, room: int, *, strict: bool) -> Batch:
+        """What the oldest games of one kind get, until there is no more room."""
+        chosen: Batch = []
         for ticket in self._playing:
-            labels += ticket.missing
-            if chosen and labels > (self.masked.chunk or labels):
-                break
-            chosen.append(ticket)
+            if ticket.work.strict is strict and room > 0:
+                chosen.append((ticket, ticket.missing()[:room]))
+                room -= len(chosen[-1][1])
         return chosen
 
-    def _fill_in(self, batch: list[_Ticket], strict: bool) -> None:
-        began, labels = time.monotonic(), sum(ticket.missing for ticket in batch)
-        requests = [Request(t.work.subject, t.wants) for t in batch if t.wants is not None]
+    def _fill_in(self, batch: Batch, strict: bool) -> None:
+        began = time.monotonic()
         try:
-            self.masked.fill_in(requests, strict=strict)
+            self.masked.fill_in([Request(ticket.work.subject, some) for ticket, some in batch], strict=strict)
         except WrongFastLabelError:
             # As Defense does: no fast label is trusted any more, and what rests on some is computed again.
             self.masked.recheck.hopeless = True
@@ -176,18 +184,16 @@ class Worker:
                 ticket.restart()
         except Exception as error:
             self._isolate(batch, strict, error)
-            return
-        for ticket in batch:
-            ticket.wants = None
-        self.on_batch(len(batch), labels, time.monotonic() - began)
+        else:
+            self.on_batch(len(batch), sum(len(some) for _, some in batch), time.monotonic() - began)
 
-    def _isolate(self, batch: list[_Ticket], strict: bool, error: Exception) -> None:
+    def _isolate(self, batch: Batch, strict: bool, error: Exception) -> None:
         """A batch failed: each image alone, so that only the one at fault fails."""
-        for ticket in batch:
+        for ticket, some in batch:
             table = ticket.work.subject.table
             silent = table.spent > 0 and not table.answered  # labels of logits that were no numbers
             if len(batch) > 1 and not silent:
-                self._fill_in([ticket], strict)
+                self._fill_in([(ticket, some)], strict)
                 continue
             log.warning("an image could not be classified", exc_info=error)
             self._playing.remove(ticket)

@@ -25,12 +25,15 @@ from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture, decode
 from patchcleanser.defenses import DEFENSES, Defense
 from patchcleanser.defenses.base import Game
-from patchcleanser.errors import ClassifierError, DataError, InputError
+from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
 from patchcleanser.evaluation.matching import match_labels
 from patchcleanser.service.settings import Settings
 
 SAMPLES = 30
 """Images that the page offers, of every class as many where labels are known."""
+
+BLANKS = (64, 224, 512, 1024)
+"""Sides of images without content, for a model without samples; the threat must fit one to warm up."""
 
 Start = Callable[[LabelTable], Game[Any]]
 
@@ -61,24 +64,16 @@ class Engine:
         with suppress(ClassifierError):  # a plain function has none, and nothing is stored here
             self.fingerprint = self.classifier.fingerprint
         self.defense = self._build(settings.masks, settings.stride)
-        self.samples = _samples(settings.samples, self.classifier) if settings.samples else ()
         self._variants: dict[int, Defense[Any, Any]] = {}
         self._lock = threading.Lock()
+        found = _samples(settings.samples, self.classifier) if settings.samples else ()
+        self.samples = tuple(sample for sample in found if self._fits(self._decoded(sample.content)))
+        self._warm_up()
 
     @property
     def may_choose_masks(self) -> bool:
         """Whether a request may name its own number of masks; with several patches that grows too fast."""
         return self.settings.threat.count == 1
-
-    def warm_up(self) -> None:
-        """Play one game outside the queue: the number of classes gets known, and kernels are made.
-
-        Fast labels are calibrated by the samples, which are trusted; never by what clients send.
-        """
-        trusted = [self._decoded(sample.content) for sample in self.samples[:8]]
-        self.defense.predict(trusted[:1] or [torch.full((self.classifier.preprocessing.channels or 3, 64, 64), 0.5)])
-        if trusted:
-            self.defense.calibrate(trusted)
 
     def subject(self, content: bytes, masks: int | None) -> Subject:
         """A picture as its bytes came, decoded, on the device, with an empty table."""
@@ -107,6 +102,28 @@ class Engine:
         """The game of `certify`."""
         defense = self._variant(masks)
         return lambda table: defense.certifying(table, label, maps=maps)
+
+    def _warm_up(self) -> None:
+        """Play one game outside the queue: what is wrong with the model is said now, and kernels are made.
+
+        Fast labels are calibrated by the samples, which are trusted; never by what clients send.
+        """
+        trusted = [self._decoded(sample.content) for sample in self.samples[:8]]
+        channels = self.classifier.preprocessing.channels or 3
+        blank = (torch.full((channels, side, side), 0.5) for side in BLANKS)
+        first = next((image for image in (*trusted, *blank) if self._fits(image)), None)
+        if first is not None:
+            self.defense.predict([first])
+        if trusted:
+            self.defense.calibrate(trusted)
+
+    def _fits(self, image: torch.Tensor) -> bool:
+        """Whether the threat fits an image of this size."""
+        try:
+            self.defense.subject(image)
+        except (MaskError, ThreatError):
+            return False
+        return True
 
     def _decoded(self, content: bytes) -> torch.Tensor:
         return decode(content, "sent", formats=self.settings.limits.formats)

@@ -9,6 +9,7 @@ import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -74,7 +75,7 @@ class Gate:
             self._check(scope, headers)
             limited = _limited(receive, self.settings.limits.body_bytes)
             await self.app(scope, limited, passage.send)
-        except ClientGoneError:
+        except (ClientGoneError, ClientDisconnect):
             passage.status = CLIENT_GONE
         except RefusedError as refused:
             await self._refuse(refused, scope, receive, passage)

@@ -28,7 +28,7 @@ PROBLEMS: dict[str, Kind] = {
     "internal": Kind(500, "A fault of the service; the log says more under the request's id."),
     "classifier-failed": Kind(500, "The classifier gave no usable answer for an image."),
     "overloaded": Kind(503, "Too much is waiting already. Try again after the time in Retry-After."),
-    "not-ready": Kind(503, "The service is starting or shutting down."),
+    "not-ready": Kind(503, "The service is shutting down."),
     "deadline": Kind(504, "There was no answer before the service's own deadline; the work was dropped."),
 }
 """By code. A code keeps its meaning within /v1; messages may change."""

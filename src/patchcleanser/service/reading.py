@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
@@ -29,7 +30,8 @@ BODIES: dict[type[Options], type[PredictBody] | type[CertifyBody]] = {
 }
 
 
-class Asked(NamedTuple, Generic[O]):
+@dataclass(frozen=True)
+class Asked(Generic[O]):
     """Encoded images, and what is asked of them."""
 
     images: list[bytes]

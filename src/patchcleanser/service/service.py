@@ -50,17 +50,12 @@ class Service:
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
         self._pace = 0.05
         """Seconds the model lately took for an image's round; what Retry-After is made of."""
-        self.warm = self.closing = False
+        self.closing = False
 
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        return self.warm and not self.closing and self.worker.alive
-
-    async def start(self) -> None:
-        """Warm up; requests are taken from then on."""
-        await self._in_thread(self.engine.warm_up)
-        self.warm = True
+        return not self.closing and self.worker.alive
 
     async def stop(self) -> None:
         """Finish what was accepted, and end."""
@@ -108,7 +103,7 @@ class Service:
     ) -> tuple[list[Played], O]:
         """Everything between a request and its results, within its deadline and while its client is there."""
         if not self.ready:
-            raise RefusedError("not-ready", "the service is starting or shutting down", retry_after=1)
+            raise RefusedError("not-ready", "the service is shutting down", retry_after=1)
         due = time.monotonic() + self.settings.limits.deadline
         async with self._body_room(request):
             asked = await self._read(request, kind)
@@ -188,8 +183,8 @@ class Service:
     async def _subject(self, number: int, content: bytes, masks: int | None) -> Subject:
         try:
             return await self._in_thread(lambda: self.engine.subject(content, masks))
-        except (DataError, ImageError):
-            log.info("an image was refused", exc_info=True)
+        except (DataError, ImageError) as error:
+            log.info("an image was refused", extra={"facts": {"reason": str(error)[:200]}})
             raise RefusedError("bad-image", f"image {number} is damaged or cannot be used", image=number) from None
         except (MaskError, ThreatError) as error:
             raise RefusedError("bad-fit", f"image {number}: {error}", image=number) from None

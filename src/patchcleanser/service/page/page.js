@@ -1,97 +1,16 @@
 // The bench: a picture, a patch that can be moved, and what the service says of them.
 
-import { Trouble, facts, picture, send, useKey } from "./api.js";
-import { called, count, element, showAnswers, showCertificate, showCosts, showGrid, showMasks, showSecondRound, showStory } from "./view.js";
+import { facts, picture, send, useKey } from "./api.js";
+import { certify, compare, loadCosts, redrawCosts } from "./proofs.js";
+import { chosenMasks, draw, fits, noise, paste, patchBox, png, state, toCanvas } from "./scene.js";
+import { called, count, element, say, showAnswers, showGrid, showMasks, showSecondRound, showStory, tell } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
 const LARGEST_SIDE = 256; // uploads are made smaller: masks of a large picture cost as much and show no more
-const FEWEST = 2; // masks per axis
 const PLACES = 6; // places per axis that the attacker tries
 const START = { sample: 6, top: 9, left: 8 }; // the printed patch fools zoo:tiny there
 
-const state = {
-  model: null,
-  source: null, // canvas of the clean picture
-  truth: null, // its label, if known
-  shapes: [], // the threat's patches on it
-  kind: "printed",
-  art: new Map(), // patch pictures by kind
-  top: 0,
-  left: 0,
-  size: 5,
-  masks: 6,
-  found: null,
-  proofs: new Map(), // certificates of this sample by number of masks
-  costs: [],
-};
-
-/* ---------- trouble ---------- */
-
-function say(words) {
-  $("trouble").textContent = words;
-  $("trouble").hidden = !words;
-}
-
-function tell(error) {
-  if (!(error instanceof Trouble)) throw error;
-  if (error.code === "unauthorized") $("key-form").hidden = false;
-  else say(error.wait ? `${error.message} Trying again in ${error.wait} s.` : error.message);
-}
-
-/* ---------- the patch and the picture ---------- */
-
-function noise(side) {
-  const canvas = element("canvas", { width: side, height: side });
-  const pen = canvas.getContext("2d");
-  const pixels = pen.createImageData(side, side);
-  for (let i = 0; i < pixels.data.length; i += 1) pixels.data[i] = i % 4 === 3 ? 255 : Math.floor(Math.random() * 256);
-  pen.putImageData(pixels, 0, 0);
-  return canvas;
-}
-
-function patchBox() {
-  if (state.kind === "none") return null;
-  const art = state.art.get(state.kind);
-  const long = Math.max(art.width, art.height);
-  const height = Math.max(1, Math.round((state.size * art.height) / long));
-  const width = Math.max(1, Math.round((state.size * art.width) / long));
-  const top = Math.min(Math.max(0, state.top), state.source.height - height);
-  const left = Math.min(Math.max(0, state.left), state.source.width - width);
-  return { top, left, height, width };
-}
-
-function paste(canvas, box) {
-  const pen = canvas.getContext("2d");
-  canvas.width = state.source.width;
-  canvas.height = state.source.height;
-  pen.drawImage(state.source, 0, 0);
-  if (!box) return canvas;
-  pen.imageSmoothingEnabled = state.kind === "picture";
-  pen.drawImage(state.art.get(state.kind), box.left, box.top, box.width, box.height);
-  return canvas;
-}
-
-function draw() {
-  const box = patchBox();
-  const { width, height } = state.source;
-  paste($("picture"), box);
-  $("picture").classList.toggle("coarse", width < 100);
-  const patch = $("patch");
-  patch.hidden = !box;
-  $("size-field").hidden = $("attack").hidden = !box;
-  if (!box) return;
-  patch.style.top = `${(100 * box.top) / height}%`;
-  patch.style.left = `${(100 * box.left) / width}%`;
-  patch.style.height = `${(100 * box.height) / height}%`;
-  patch.style.width = `${(100 * box.width) / width}%`;
-  patch.setAttribute("aria-label", `Patch of ${box.height} by ${box.width} pixels at row ${box.top}, column ${box.left}`);
-  const beyond = fits(box) ? "" : ", larger than the threat";
-  $("size-out").textContent = `${box.height}×${box.width} px${beyond}`;
-}
-
-function fits(box) {
-  return state.shapes.some(([height, width]) => box.height <= height && box.width <= width);
-}
+/* ---------- the patch ---------- */
 
 function place(top, left) {
   const box = patchBox() ?? { height: 1, width: 1 };
@@ -116,6 +35,7 @@ let stale = false;
 function changed() {
   draw();
   stale = true;
+  $("cards").setAttribute("aria-busy", "true");
   if (!asking) answer();
 }
 
@@ -138,14 +58,7 @@ async function answer() {
     }
   }
   asking = false;
-}
-
-function png(canvas) {
-  return new Promise((done) => canvas.toBlob(done, "image/png"));
-}
-
-function chosenMasks(masks) {
-  return state.model.may_choose_masks ? { masks } : {};
+  $("cards").setAttribute("aria-busy", "false");
 }
 
 function show(found, scene, shot) {
@@ -163,20 +76,6 @@ function suspected() {
 }
 
 /* ---------- choosing a picture ---------- */
-
-async function toCanvas(blob, largest) {
-  const bitmap = await createImageBitmap(blob).catch(() => {
-    throw new Trouble("bad-image", "This file is no picture that the browser can open.");
-  });
-  const shrink = Math.min(1, largest / Math.max(bitmap.width, bitmap.height));
-  const canvas = element("canvas", { width: Math.max(1, Math.round(bitmap.width * shrink)), height: Math.max(1, Math.round(bitmap.height * shrink)) });
-  const pen = canvas.getContext("2d");
-  pen.fillStyle = "#fff";
-  pen.fillRect(0, 0, canvas.width, canvas.height);
-  pen.imageSmoothingQuality = "high";
-  pen.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  return canvas;
-}
 
 async function usePicture(blob, truth, words) {
   const source = await toCanvas(blob, truth === undefined ? LARGEST_SIDE : 4096);
@@ -198,35 +97,6 @@ async function usePicture(blob, truth, words) {
   state.left = Math.round((source.width - width) / 2);
   resize(Math.min(height, width, Number($("size").max)));
   loadCosts();
-}
-
-async function loadCosts() {
-  const source = state.source;
-  const able = state.model.may_choose_masks && state.model.grid === "source";
-  $("cost-section").hidden = $("compare").hidden = !able;
-  if (!able) return;
-  const numbers = Array.from({ length: state.model.limits.masks - FEWEST + 1 }, (_, i) => i + FEWEST);
-  const address = (masks) => `v1/masks?height=${source.height}&width=${source.width}&masks=${masks}`;
-  try {
-    const all = await Promise.all(numbers.map((masks) => facts(address(masks))));
-    if (source !== state.source) return;
-    // On small pictures more masks are sometimes just the same ones.
-    const more = (masks, i) => i === 0 || all[i].masks.length > all[i - 1].masks.length;
-    state.costs = numbers.map((masks, i) => ({ masks, facts: all[i] })).filter(({ masks }, i) => more(masks, i));
-    $("masks").max = state.costs.at(-1).masks;
-    state.masks = Number($("masks").value);
-    redrawCosts();
-  } catch (error) {
-    tell(error);
-  }
-}
-
-function redrawCosts() {
-  const shares = new Map([...state.proofs].map(([masks, proof]) => [masks, proof.proved_share ?? Number(proof.detection_certified)]));
-  showCosts(state.costs, state.masks, shares);
-  const found = state.costs.find(({ masks }) => masks === state.masks);
-  const looks = found ? `, ${count(found.facts.predict_classifications, "look")} an answer` : "";
-  $("masks-out").textContent = `${state.masks}×${state.masks}${looks}`;
 }
 
 async function useSample(sample, button) {
@@ -345,49 +215,6 @@ async function attack() {
   $("attack").disabled = false;
 }
 
-/* ---------- certificates ---------- */
-
-async function prove(masks) {
-  const source = state.source;
-  if (!state.proofs.has(masks)) {
-    const fields = { labels: [state.truth], maps: true, ...chosenMasks(masks) };
-    const { certificates } = await send("v1/certify", [await png(source)], fields);
-    if (source !== state.source) return null;
-    state.proofs.set(masks, certificates[0]);
-    redrawCosts();
-  }
-  return state.proofs.get(masks);
-}
-
-async function certify() {
-  await whileBusy("Computing every two-mask label…", async () => {
-    const proof = await prove(state.masks);
-    if (!proof) return;
-    showCertificate(proof, state.source, state.model);
-    changed();
-  });
-}
-
-async function compare() {
-  await whileBusy("One number of masks after the other…", async () => {
-    for (const { masks } of state.costs) await prove(masks);
-  });
-}
-
-async function whileBusy(words, work) {
-  const source = state.source;
-  $("certify").disabled = $("compare").disabled = true;
-  $("certify-note").textContent = words;
-  try {
-    await work();
-    $("certify-note").textContent = "";
-  } catch (error) {
-    $("certify-note").textContent = "";
-    tell(error);
-  }
-  if (source === state.source) $("certify").disabled = $("compare").disabled = state.truth === null;
-}
-
 /* ---------- the page comes up ---------- */
 
 function listen() {
@@ -409,13 +236,17 @@ function listen() {
     state.art.set("picture", await toCanvas(file, LARGEST_SIDE));
     useKind("picture");
   }));
+  // Who chooses no file stays with the patch that was there.
+  $("patch-file").addEventListener("cancel", () => {
+    document.querySelector(`input[name=kind][value=${state.kind}]`).checked = true;
+  });
   $("upload").addEventListener("click", () => $("upload-file").click());
   $("upload-file").addEventListener("change", () => fromFile($("upload-file"), async (file) => {
     await usePicture(file, undefined, "your picture, made smaller if need be");
     for (const other of $("samples").children) other.setAttribute("aria-checked", "false");
   }));
   $("attack").addEventListener("click", attack);
-  $("certify").addEventListener("click", certify);
+  $("certify").addEventListener("click", () => certify(changed));
   $("compare").addEventListener("click", compare);
   $("masks").addEventListener("input", () => {
     state.masks = Number($("masks").value);

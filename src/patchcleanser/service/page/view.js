@@ -1,7 +1,20 @@
-// What is shown of an answer. Nothing here asks the service.
+// What is shown of an answer, or of trouble. Nothing here asks the service.
+
+import { Trouble } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
 const GREY = "rgb(128 128 128)";
+
+export function say(words) {
+  $("trouble").textContent = words;
+  $("trouble").hidden = !words;
+}
+
+export function tell(error) {
+  if (!(error instanceof Trouble)) throw error;
+  if (error.code === "unauthorized") $("key-form").hidden = false;
+  else say(error.wait ? `${error.message} Trying again in ${error.wait} s.` : error.message);
+}
 
 export function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -45,7 +58,6 @@ export function showAnswers(found, truth, model) {
   $("defended-note").textContent = `${count(found.classifications, "look")} through ${count(found.masks, "mask")}`;
   mark($("undefended-card"), truth === null ? null : details.undefended.label === truth);
   mark($("defended-card"), truth === null ? null : alert || found.label === truth);
-  $("cards").setAttribute("aria-busy", "false");
 }
 
 function mark(card, right) {
