@@ -86,9 +86,12 @@ class Noise(ArrayDataset):
 class DriversFiles(Files):
     """Files on the driver's own disk."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], home: int | None = None) -> None:
         super().__init__(paths)
-        self.home = os.getpid()
+        self.home = home or os.getpid()
+
+    def __reduce__(self) -> Any:
+        return DriversFiles, (self.paths, self.home)
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(index) if os.getpid() == self.home else Files([Path("/nowhere")])[0]
@@ -348,6 +351,17 @@ def test_data_that_only_the_driver_can_read_are_an_error_even_with_skip(runner: 
     with pytest.raises(DataError, match=r"node .* cannot read photos as the driver can: .*under the same address"):
         evaluate(job, tmp_path / "run", runner=runner, skip=True)
     assert len(Run.open(tmp_path / "run").read()) == 0
+
+
+def test_a_folder_named_from_here_is_found_there(
+    runner: RayRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), "red" if name == "cat" else "blue").save(tmp_path / "photos" / name / "1.png")
+    monkeypatch.chdir(tmp_path)  # the workers are elsewhere
+    job = Job(linear(), load_dataset("folder:photos"), Threat.square(2), masks=2)
+    assert rows(evaluate(job, "there", runner=runner)).equals(rows(evaluate(job, "here")))
 
 
 def test_a_folder_in_use_is_refused_there_too(runner: RayRunner, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.data.base import Dataset
 from patchcleanser.errors import ClusterError, InputError, MissingDependencyError
 from patchcleanser.evaluation.work import Result, Task, Work
@@ -102,7 +103,7 @@ class RayRunner:
             number = room_for(self.workers, cpus=self.cpus_per_worker, gpus=self.gpus_per_worker)
             self._pool = Pool(self._options(), number, (device, self.cpus_per_worker))
         if self._pool.model != classifier.fingerprint:
-            self._pool.send(classifier.fingerprint, _sendable(classifier, self.make))
+            self._pool.send(classifier.fingerprint, _sendable(classifier, self.make, device))
         return self._pool.begin(work)
 
     def results(self, work: Work[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
@@ -168,8 +169,11 @@ def _digests(numbers: dict[str, Any], held: list[Any]) -> dict[str, Any]:
     return {"index": numbers["id"], "digest": [dataset.digest(int(index)) for index in numbers["id"]]}
 
 
-def _sendable(classifier: Classifier, make: Callable[[], Classifier] | None) -> list[Any]:
+def _sendable(classifier: Classifier, make: Callable[[], Classifier] | None, device: str) -> list[Any]:
     """The classifier, or what makes it, in the object store."""
+    movable = classifier.device.type == device or isinstance(classifier, TorchClassifier)
+    if make is not None and not movable:
+        return [put(ray.cloudpickle.dumps(make))]
     try:
         return [put(ray.cloudpickle.dumps(classifier))]
     except (TypeError, AttributeError, pickle.PicklingError) as error:
