@@ -252,7 +252,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/scale.json"))
     given = parser.parse_args()
-    os.environ["RAY_worker_niceness"] = "0"  # Ray gives workers the lowest priority, which on a busy machine is no race
+    # Ray gives workers the lowest priority; on a busy machine that would be no race.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # its name is so
     before = os.getloadavg()
     measured, costs = speed(given.repeats), overhead(given.repeats)
     run = timed(heavy(), BATCH, None).run
