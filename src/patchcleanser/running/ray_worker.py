@@ -193,7 +193,7 @@ def got(ref: Any) -> Any:
         return ray.get(ref)
     except RayTaskError as error:
         cause = error.cause
-        if isinstance(cause, PatchCleanserError):
+        if isinstance(cause, (PatchCleanserError, RayError)):  # Ray's own: what it was sent did not reach it
             raise cause from error
         raise ClusterError(f"a worker failed: {brief(error)}") from error
 
