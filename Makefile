@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo check test test-slow test-gpu bench format clean
+.PHONY: install demo serve check test test-slow test-gpu bench format clean
 
 install: .venv/.ready
 
@@ -14,6 +14,9 @@ install: .venv/.ready
 
 demo: install
 	$(BIN)/patchcleanser demo
+
+serve: install
+	$(BIN)/patchcleanser serve
 
 check: install
 	$(BIN)/ruff check .

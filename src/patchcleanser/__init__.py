@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from patchcleanser.errors import PatchCleanserError
     from patchcleanser.evaluation import Job
     from patchcleanser.running import evaluate
+    from patchcleanser.service.client import Client
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,7 @@ _HOMES = {
     "Certificate": "core.verdicts",
     "ChallengerMasking": "defenses",
     "Classifier": "classifiers",
+    "Client": "service.client",
     "DoubleMasking": "defenses",
     "Job": "evaluation",
     "MaskSet": "core.masks",
@@ -56,6 +58,7 @@ __all__ = [
     "Certificate",
     "ChallengerMasking",
     "Classifier",
+    "Client",
     "DoubleMasking",
     "Job",
     "MaskSet",

@@ -9,6 +9,7 @@
     │   └── LabelError                      labels: number, type, range
     ├── DataError                           a dataset that is missing, damaged or cannot be fetched
     ├── RecordError                         a run folder that is damaged, in use, or another job's
+    ├── ClusterError                        a cluster out of reach, too small, or one that keeps losing workers
     ├── ContradictionError                  a certificate that was broken, or does not follow from the model
     ├── TrainingError                       a run that cannot go on, or does not fit its folder
     ├── ClassifierError                     the wrapped model breaks its side of the contract
@@ -16,6 +17,7 @@
     │   ├── NotAFunctionError               the same image got two different answers
     │   ├── OutputError                     wrong shape, NaN, too few classes
     │   └── OutOfMemoryError                not even one image fits on the device
+    ├── ServiceError                        a running service refused a request, or cannot be reached
     └── MissingDependencyError (also an ImportError)   an optional extra is not installed
 
 Messages say what was wrong, what was got, what the limit is and, where there is one, the fix.
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 __all__ = [
     "ClassifierError",
+    "ClusterError",
     "ContradictionError",
     "CoverError",
     "DataError",
@@ -38,6 +41,7 @@ __all__ = [
     "OutputError",
     "PatchCleanserError",
     "RecordError",
+    "ServiceError",
     "ThreatError",
     "TrainModeError",
     "TrainingError",
@@ -80,6 +84,10 @@ class RecordError(PatchCleanserError):
     """A run folder that is damaged, in use, or belongs to another job."""
 
 
+class ClusterError(PatchCleanserError):
+    """A cluster that cannot be reached, is too small, or keeps losing workers."""
+
+
 class ContradictionError(PatchCleanserError):
     """A certificate that was broken, or that the model does not bear out: it must never be seen."""
 
@@ -106,6 +114,14 @@ class OutputError(ClassifierError):
 
 class OutOfMemoryError(ClassifierError):
     """Not even one image at a time fits into the device's memory."""
+
+
+class ServiceError(PatchCleanserError):
+    """A running service refused a request, or cannot be reached; `code` is the service's own word for it."""
+
+    def __init__(self, message: str, *, code: str, status: int | None = None, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.status, self.request_id = code, status, request_id
 
 
 class MissingDependencyError(PatchCleanserError, ImportError):

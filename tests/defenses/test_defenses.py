@@ -140,3 +140,12 @@ def test_detection_is_reported_as_detection(network: nn.Module, images: Tensor) 
     for verdict, certificate in zip(verdicts, certificates, strict=True):
         assert certificate.detection_certified == (not verdict.alert)
         assert not hasattr(certificate, "certified")
+
+
+def test_images_of_every_size_do_not_fill_the_memory_with_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patchcleanser.defenses.base.SIZES", 4)
+    defense = DoubleMasking(CallableClassifier(lambda x: x.mean((2, 3))), Threat.square(2), masks=2)
+    sets = [defense.mask_set((side, 9)) for side in range(5, 25)]
+    assert len(defense._built) <= 4
+    assert [masks.image for masks in sets] == [(side, 9) for side in range(5, 25)]
+    assert defense.mask_set((5, 9)) == sets[0]

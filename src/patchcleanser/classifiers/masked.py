@@ -106,6 +106,8 @@ class MaskedClassifier:
         self.way: Way | None = None
         """The one whose labels were found to be worth checking, last."""
         self.recheck = Recheck()
+        # A GPU is given the next piece before the answers to the last one are looked at, so it never waits.
+        self.ahead = 1 if classifier.device.type == "cuda" else 0
         self.checks = 0
         """Classifications spent on checking: probes, ties and fast labels computed again."""
         self._stored = 0
@@ -142,12 +144,10 @@ class MaskedClassifier:
             np.concatenate([unions for _, unions in wanted]),
         )
         with torch.inference_mode():
-            # A GPU is given the next piece before the answers to the last one are looked at, so it never waits.
-            ahead = 1 if self.classifier.device.type == "cuda" else 0
             launched: deque[_Launched] = deque()
             for part in self._parts(piece):
                 launched.append(self._launch(part))
-                while len(launched) > ahead:
+                while len(launched) > self.ahead:
                     self._store(launched.popleft(), strict)
             while launched:
                 self._store(launched.popleft(), strict)
@@ -167,11 +167,15 @@ class MaskedClassifier:
     def _launch(self, piece: _Piece) -> _Launched:
         fast = self.fast and self.recheck.ready
         logits = self._logits(piece, fast=fast)
-        if self._stored < PROBES or self._stored % PROBE_EVERY == 0:
+        if self._to_probe:
             at = 0 if self._stored == 0 else len(piece) // 2
             self._probe(piece.part(at, at + 1), logits[at], fast=fast)
         self._stored += 1
         return _Launched(piece, logits, fast)
+
+    @property
+    def _to_probe(self) -> bool:
+        return self._stored < PROBES or self._stored % PROBE_EVERY == 0
 
     def _store(self, done: _Launched, strict: bool) -> None:
         piece, logits, fast = done

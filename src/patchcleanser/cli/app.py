@@ -24,6 +24,7 @@ from patchcleanser.cli import (
     predict,
     report,
     reproduce,
+    serve,
     train,
 )
 from patchcleanser.errors import PatchCleanserError
@@ -59,6 +60,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "audit": audit.audit,
     "attack": attack.attack,
     "predict": predict.predict,
+    "serve": serve.serve,
     "masks": masks.masks,
     "data": data.data,
     "models": models.models,

@@ -11,18 +11,23 @@ import typer
 
 from patchcleanser.cli.options import (
     PATCH,
+    Address,
     AsJson,
     Batch,
+    Cpus,
     Data,
     Device,
+    Gpus,
     Grid,
     Images,
     Labels,
     Limit,
     Masks,
     Model,
+    On,
     Patch,
     Patches,
+    Place,
     Precision,
     Root,
     RunFolder,
@@ -32,6 +37,7 @@ from patchcleanser.cli.options import (
     Subset,
     Threshold,
     Unreadable,
+    Workers,
     checked_run,
     default_folder,
     defense_options,
@@ -43,6 +49,7 @@ from patchcleanser.errors import ContradictionError
 if TYPE_CHECKING:
     from patchcleanser.core.records import Run
     from patchcleanser.evaluation.attacked import AttackJob
+    from patchcleanser.evaluation.work import Runner
 
 DRAWN = 6
 """Attacked images on the sheet."""
@@ -80,6 +87,11 @@ def attack(
     unreadable: Unreadable = "stop",
     batch: Batch = None,
     out: RunFolder = None,
+    on: On = "here",
+    address: Address = None,
+    workers: Workers = None,
+    gpus: Gpus = 0,
+    cpus: Cpus = 1,
     as_json: AsJson = False,
 ) -> None:
     """Attack images, ask the undefended and the defended classifier, and keep a row for each."""
@@ -87,7 +99,7 @@ def attack(
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.certify import about_run
     from patchcleanser.evaluation import Job
-    from patchcleanser.evaluation.attacked import AttackJob
+    from patchcleanser.evaluation.attacked import Assault, AttackJob
 
     skip, options = checked_run(batch, unreadable), defense_options(defense, threshold)
     settings = Settings(
@@ -99,7 +111,8 @@ def attack(
         target=target,
         seed=seed,
     )
-    classifier = load_classifier(model, device=device)
+    place = Place(on, address, workers, gpus, cpus)
+    classifier = load_classifier(model, device=place.device(device))
     base = Job(
         classifier,
         Images(data, split, root, labels, limit, subset, seed).load(classifier, quiet=as_json),
@@ -112,13 +125,22 @@ def attack(
     )
     job = AttackJob(base, attack, settings)
     words = f"{model}-{data}-{base.threat.shape}-{defense}-{attack}"
-    folder = out or default_folder(words, job.identity)
-    run = run_attack(job, folder, about_run(model, data, split, base), batch=batch, skip=skip, quiet=as_json)
+    about = about_run(model, data, split, base)
+    with place.runner(model) as runner:
+        folder = out or default_folder(words, runner.begin(Assault(job, skip)))
+        run = run_attack(job, folder, about, batch=batch, skip=skip, quiet=as_json, runner=runner)
     _tell(run, model, sheet=_sheet(run, base), as_json=as_json)
 
 
 def run_attack(
-    job: AttackJob, folder: Path, about: dict[str, Any], *, batch: int | None, skip: bool, quiet: bool
+    job: AttackJob,
+    folder: Path,
+    about: dict[str, Any],
+    *,
+    batch: int | None,
+    skip: bool,
+    quiet: bool,
+    runner: Runner | None = None,
 ) -> Run:
     """One attack with its progress on standard error."""
     from patchcleanser.cli.certify import say_continued
@@ -134,6 +156,7 @@ def run_attack(
             batch=batch,
             skip=skip,
             about=about,
+            runner=runner,
             watch=lambda done, total, shares: report(
                 done, total, "  ".join(f"{name} {share.percent:.1f}%" for name, share in shares.items())
             ),

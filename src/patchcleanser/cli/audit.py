@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchcleanser.cli.options import AsJson, Root, Seed
+from patchcleanser.cli.options import Address, AsJson, Cpus, Gpus, On, Place, Root, Seed, Workers
 from patchcleanser.errors import ContradictionError, InputError
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ def audit(
     data: Annotated[str | None, typer.Option(help="The data, if they are not where the run says.")] = None,
     root: Root = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or mps; by default what the run was made on.")] = None,
+    on: On = "here",
+    address: Address = None,
+    workers: Workers = None,
+    gpus: Gpus = 0,
+    cpus: Cpus = 1,
     as_json: AsJson = False,
 ) -> None:
     """Derive rows again with a slow twin of the code, attack certified images, fail on any contradiction."""
@@ -47,12 +52,15 @@ def audit(
     for name, given in (("model", model), ("data", data)):
         if given is None and name not in found.about:
             raise InputError(f"{run} does not say its {name}; name it with --{name}")
-    classifier = load_classifier(model or found.about["model"], device=device or found.job["device"])
+    place = Place(on, address, workers, gpus, cpus)
+    named = model or found.about["model"]
+    here = place.device(device or ("auto" if on == "ray" else found.job["device"]))
+    classifier = load_classifier(named, device=here)
     dataset = load_dataset(data or found.about["data"], split=found.about.get("split") or "test", root=root)
     job = audited_job(found, classifier, dataset)
     settings = Settings(iterations=iterations, locations=locations, seed=seed)
-    with progress("audit", quiet=as_json) as report:
-        result = audit_run(found, job, sample=sample, attack=attack, settings=settings, watch=report)
+    with place.runner(named) as runner, progress("audit", quiet=as_json) as report:
+        result = audit_run(found, job, sample=sample, attack=attack, settings=settings, watch=report, runner=runner)
     path = write_audit(result, found, settings, sample=sample, attack=attack)
     if as_json:
         print(json.dumps({"run": str(run), **result.to_json()}, indent=1, ensure_ascii=False))

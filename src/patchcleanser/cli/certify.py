@@ -15,25 +15,32 @@ import typer
 
 from patchcleanser.cli.options import (
     PATCH,
+    Address,
     AsJson,
     Batch,
+    Cpus,
     Data,
     Device,
+    Gpus,
     Grid,
     Images,
     Labels,
     Limit,
     Model,
+    On,
     Patches,
+    Place,
     Precision,
     Root,
     RunFolder,
     Seed,
     Split,
+    Spread,
     Stride,
     Subset,
     Threshold,
     Unreadable,
+    Workers,
     checked_run,
     default_folder,
     defense_options,
@@ -45,6 +52,7 @@ from patchcleanser.cli.options import (
 if TYPE_CHECKING:
     from patchcleanser.core.records import Run
     from patchcleanser.evaluation import Job
+    from patchcleanser.evaluation.work import Runner
     from patchcleanser.running.local import Progress
 
 LINES_APART = 10.0
@@ -77,14 +85,22 @@ def certify(
     unreadable: Unreadable = "stop",
     batch: Batch = None,
     out: RunFolder = None,
+    on: On = "here",
+    address: Address = None,
+    workers: Workers = None,
+    gpus: Gpus = 0,
+    cpus: Cpus = 1,
+    spread: Spread = False,
     as_json: AsJson = False,
 ) -> None:
     """Certify images with known labels, keep a row for each, and say what share no patch can change."""
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.evaluation import Job
+    from patchcleanser.evaluation.work import Certification
 
     skip, options = checked_run(batch, unreadable), defense_options(defense, threshold)
-    classifier = load_classifier(model, device=device)
+    place = Place(on, address, workers, gpus, cpus, spread)
+    classifier = load_classifier(model, device=place.device(device))
     dataset = Images(data, split, root, labels, limit, subset, seed).load(classifier, quiet=as_json)
     jobs = [
         Job(
@@ -101,10 +117,13 @@ def certify(
         for size, count, kind in product(patch.split(","), masks.split(",") if masks else [None], options)
     ]
     about = about_run(model, data, split, jobs[0])
-    work = list(_folders(jobs, out, model, data))
-    for job, _ in work:
-        job.check(skip=skip)  # all of them, before hours are spent on the first
-    results = [run_job(job, folder, about, batch=batch, skip=skip, quiet=as_json) for job, folder in work]
+    with place.runner(model) as runner:
+        # All of them are checked before hours are spent on the first.
+        planned = [(job, runner.begin(Certification(job, skip))) for job in jobs]
+        results = [
+            run_job(job, folder, about, batch=batch, skip=skip, quiet=as_json, runner=runner)
+            for job, folder in _folders(planned, out, model, data)
+        ]
     tell(results, as_json=as_json, below=out)
 
 
@@ -124,32 +143,43 @@ def about_run(model: str, data: str, split: str | None, job: Job) -> dict[str, A
     }
 
 
-def _folders(jobs: list[Job], out: Path | None, model: str, data: str) -> Iterator[tuple[Job, Path]]:
-    """A folder for each job, each job once, however often it was asked for."""
+def _folders(
+    planned: list[tuple[Job, dict[str, Any]]], out: Path | None, model: str, data: str
+) -> Iterator[tuple[Job, Path]]:
+    """A folder for each job with its identity, each job once, however often it was asked for."""
     from patchcleanser.core.records import key_of
 
-    for job in {key_of(job.identity): job for job in jobs}.values():
+    for job, identity in {key_of(identity): (job, identity) for job, identity in planned}.values():
         threat = f"{job.threat.count}of{job.threat.shape}" if job.threat.count > 1 else str(job.threat.shape)
-        name = f"{threat}-{_plan(job)}-{job.defense}"
+        name = f"{threat}-{_plan(identity)}-{job.defense}"
         if out is None:
-            yield job, default_folder(f"{model}-{data}-{name}", job.identity)
+            yield job, default_folder(f"{model}-{data}-{name}", identity)
         else:
-            yield job, out if len(jobs) == 1 else out / slug(name)
+            yield job, out if len(planned) == 1 else out / slug(name)
 
 
-def _plan(job: Job) -> str:
-    return "x".join(map(str, job.identity["masks"] or job.identity["stride"]))
+def _plan(identity: dict[str, Any]) -> str:
+    return "x".join(map(str, identity["masks"] or identity["stride"]))
 
 
-def run_job(job: Job, folder: Path, about: dict[str, Any], *, batch: int | None, skip: bool, quiet: bool) -> Run:
+def run_job(
+    job: Job,
+    folder: Path,
+    about: dict[str, Any],
+    *,
+    batch: int | None,
+    skip: bool,
+    quiet: bool,
+    runner: Runner | None = None,
+) -> Run:
     """One job with its progress on standard error."""
     from patchcleanser.cli.progress import progress
     from patchcleanser.running import evaluate
 
     if not quiet:
         say_continued(folder)
-    with progress(f"{job.threat}, {_plan(job)} masks, {job.defense}", quiet=quiet) as report:
-        return evaluate(job, folder, batch=batch, skip=skip, about=about, watch=_watcher(report))
+    with progress(f"{job.threat}, {_plan(job.identity)} masks, {job.defense}", quiet=quiet) as report:
+        return evaluate(job, folder, batch=batch, skip=skip, about=about, watch=_watcher(report), runner=runner)
 
 
 def say_continued(folder: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
     from patchcleanser.core.threats import Threat
     from patchcleanser.data import Dataset
+    from patchcleanser.evaluation.work import Runner
 
 Out = Annotated[Path, typer.Option(help="Folder for weights, card and log.")]
 Model = Annotated[
@@ -49,6 +52,16 @@ Unreadable = Annotated[str, typer.Option(help="An image that cannot be read: sto
 Batch = Annotated[int | None, typer.Option(help="Images kept at a time; a stop loses at most one batch.")]
 RunFolder = Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")]
 Threshold = Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports; 0.5 if not given.")]
+On = Annotated[str, typer.Option("--on", help="Where the work is done: here, or ray (a cluster).")]
+Address = Annotated[str | None, typer.Option(help="With --on ray: HOST:PORT of the head, auto, or local.")]
+Workers = Annotated[
+    int | None, typer.Option(help="With --on ray: processes with the model; default: all there is room for.")
+]
+Gpus = Annotated[float, typer.Option("--gpus-per-worker", help="With --on ray: GPUs of a worker; 0.5 lets two share.")]
+Cpus = Annotated[int, typer.Option("--cpus-per-worker", help="With --on ray: cores, and threads, of a worker.")]
+Spread = Annotated[
+    bool, typer.Option("--spread", help="With --on ray: each image on all workers, for a few with very many masks.")
+]
 PATCH = "2%"
 """The threat if nothing is said: 5×5 px at 32×32, 32×32 px at 224×224."""
 
@@ -80,6 +93,64 @@ class Images:
             for words in notes:
                 print(f"note: {words}", file=sys.stderr)
         return chosen(whole, self.limit, seed=self.seed, subset=self.subset)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the options of a run say that it is done."""
+
+    on: str
+    address: str | None
+    workers: int | None
+    gpus: float
+    cpus: int
+    spread: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on not in ("here", "ray"):
+            raise InputError(f"--on is here or ray, got {self.on!r}")
+        alien = {
+            "--address": self.address is not None,
+            "--workers": self.workers is not None,
+            "--gpus-per-worker": self.gpus != 0,
+            "--cpus-per-worker": self.cpus != 1,
+            "--spread": self.spread,
+        }
+        for name, given in alien.items():
+            if given and self.on == "here":
+                raise InputError(f"{name} belongs to --on ray")
+
+    def device(self, asked: str) -> str:
+        """Where this process has the model: with workers that have their own, on the CPU."""
+        if self.on == "here":
+            return asked
+        has = "cuda" if self.gpus else "cpu"
+        if asked not in ("auto", has):
+            raise InputError(
+                f"with --on ray and --gpus-per-worker {self.gpus:g} the workers' device is {has}, got --device {asked}"
+            )
+        return "cpu"
+
+    @contextmanager
+    def runner(self, model: str) -> Iterator[Runner]:
+        """Who does the work; his workers go when it is done."""
+        from patchcleanser.classifiers import load_classifier
+        from patchcleanser.evaluation.work import Here
+
+        if self.on == "here":
+            yield Here()
+            return
+        from patchcleanser.running.ray import RayRunner
+
+        with RayRunner(
+            self.address,
+            workers=self.workers,
+            gpus_per_worker=self.gpus,
+            cpus_per_worker=self.cpus,
+            spread=self.spread,
+            make=partial(load_classifier, model, device="cuda" if self.gpus else "cpu"),
+        ) as runner:
+            yield runner
 
 
 def checked_run(batch: int | None, unreadable: str) -> bool:

@@ -23,6 +23,8 @@ class Dataset(ABC):
     name: str
     classes: tuple[str, ...]
     labels: NDArray[np.int64] | None
+    remembers = False
+    """Whether reading costs so much that digests found by somebody else are kept."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -45,6 +47,9 @@ class Dataset(ABC):
             return hashlib.sha256(self.content(index)).digest()
         except DataError:
             return UNREADABLE
+
+    def remember(self, index: int, digest: bytes) -> None:  # noqa: B027  # what is in memory needs no reminder
+        """What somebody else found as the digest, so that the content need not be read for it here."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -99,6 +104,8 @@ class ArrayDataset(Dataset):
 class EncodedDataset(Dataset):
     """Images as files in memory or on disk, decoded when asked for."""
 
+    remembers = True
+
     def __init__(
         self,
         name: str,
@@ -141,6 +148,10 @@ class EncodedDataset(Dataset):
         if index not in self._seen:
             super().digest(index)
         return self._seen[index]
+
+    def remember(self, index: int, digest: bytes) -> None:
+        """From now on, content with another digest is refused."""
+        self._require_same(index, digest)
 
     def _require_same(self, index: int, digest: bytes) -> None:
         if self._seen.setdefault(index, digest) != digest:
@@ -203,6 +214,16 @@ class View(Dataset):
         """Their hash there."""
         part, at = self._place(index)
         return part.digest(at)
+
+    @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        """As those do."""
+        return self._place(0)[0].remembers
+
+    def remember(self, index: int, digest: bytes) -> None:
+        """It is remembered there."""
+        part, at = self._place(index)
+        part.remember(at, digest)
 
 
 class Subset(View):

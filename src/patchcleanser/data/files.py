@@ -26,6 +26,9 @@ class Files(Sequence[bytes]):
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": [path.absolute() for path in self.paths]}  # another process may be in another folder
+
     def __len__(self) -> int:
         return len(self.paths)
 

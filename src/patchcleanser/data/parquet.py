@@ -70,6 +70,9 @@ class _Rows(Sequence[bytes]):
         self.ends = np.cumsum([part.groups[group] for part, group in self.groups])
         self.kept: dict[int, Any] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "kept": {}}  # another process reads for itself
+
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 

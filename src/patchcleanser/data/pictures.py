@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,10 +32,29 @@ def as_picture(pixels: Tensor) -> Image.Image:
     return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
 
 
-def decode(content: bytes, name: str) -> Tensor:
+class Header(NamedTuple):
+    """What a picture says of itself before it is decoded."""
+
+    format: str
+    height: int
+    width: int
+
+
+def header(content: bytes, formats: Sequence[str] = FORMATS) -> Header | None:
+    """Format and size from the first bytes of a picture; None if it is none of these formats."""
+    try:
+        with Image.open(io.BytesIO(content), formats=_known(tuple(formats))) as picture:
+            return Header(picture.format or "", picture.height, picture.width)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise DataError(f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels") from None
+    except Exception:  # Pillow's readers raise whatever the damage leads them to
+        return None
+
+
+def decode(content: bytes, name: str, *, formats: Sequence[str] = FORMATS) -> Tensor:
     """An encoded picture as float32 [3, H, W] in [0, 1], as core/pictures.py sees it; the first frame of several."""
     try:
-        with Image.open(io.BytesIO(content), formats=_formats()) as picture:
+        with Image.open(io.BytesIO(content), formats=_known(tuple(formats))) as picture:
             if Image.MAX_IMAGE_PIXELS is not None and picture.width * picture.height > Image.MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError  # where Pillow only warns
             pixels = pixels_of(picture)
@@ -43,7 +64,7 @@ def decode(content: bytes, name: str) -> Tensor:
             "decompression bombs; make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS"
         ) from error
     except UnidentifiedImageError as error:
-        what = f"damaged, or none of {' '.join(_formats())}" if content else "empty"
+        what = f"damaged, or none of {' '.join(_known(tuple(formats)))}" if content else "empty"
         raise DataError(f"cannot decode image {name}: the file is {what}") from error
     except Exception as error:  # Pillow's readers raise whatever the damage leads them to
         raise DataError(f"cannot decode image {name}: {str(error) or type(error).__name__}") from error
@@ -51,6 +72,6 @@ def decode(content: bytes, name: str) -> Tensor:
 
 
 @cache
-def _formats() -> tuple[str, ...]:
+def _known(formats: tuple[str, ...]) -> tuple[str, ...]:
     Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)  # Pillow can be built without some
+    return tuple(name for name in formats if name in Image.OPEN)  # Pillow can be built without some

@@ -33,6 +33,9 @@ GROUP_IMAGES = 256
 GROUP_BYTES = 256_000_000
 """How many images, and bytes of images, are worked on together; memory stays bounded."""
 
+SIZES = 256
+"""Mask sets kept, one for each size of image: whoever sends images of every size must not fill the memory."""
+
 
 def play(games: Sequence[Game[R]], fill_in: Callable[[list[tuple[int, Indices]]], None]) -> list[R]:
     """Run games side by side: what all of them want next is asked for in one call.
@@ -127,7 +130,10 @@ class Defense(ABC, Generic[V, C]):
         if size not in self._built:
             built = MaskSet.build(self.threat, image=size, masks=self._masks, stride=self._stride)
             built.require_cover(self.threat)
+            if len(self._built) >= SIZES:
+                self._built.clear()
             self._built[size] = built
+            return built
         return self._built[size]
 
     def predict(self, images: Any) -> list[V]:
@@ -164,6 +170,20 @@ class Defense(ABC, Generic[V, C]):
         """
         for group in self._groups(images):
             self.masked.calibrate(group)
+
+    def subject(self, image: Tensor) -> Subject:
+        """A checked image [C, H, W] on the device, with an empty table of labels."""
+        pixels = self.masked.place(image)
+        height, width = pixels.shape[-2:]
+        return Subject(pixels, LabelTable(self.mask_set((height, width))))
+
+    def predicting(self, table: LabelTable) -> Game[V]:
+        """The game that `predict` plays for one image, for whoever plays games that come and go."""
+        return self._verdict(table)
+
+    def certifying(self, table: LabelTable, label: int, *, maps: bool = False) -> Game[C]:
+        """The game that `certify` plays for one image."""
+        return self._certificate(table, label, maps)
 
     @abstractmethod
     def _verdict(self, table: LabelTable) -> Game[V]:
@@ -230,15 +250,12 @@ class Defense(ABC, Generic[V, C]):
         group: list[Subject] = []
         room = GROUP_BYTES
         for number, image in enumerate(checked_images(images, self.classifier.preprocessing.channels)):
-            pixels = self.masked.place(image)
-            height, width = pixels.shape[-2:]
             try:
-                table = LabelTable(self.mask_set((height, width)))
+                group.append(self.subject(image))
             except PatchCleanserError as error:
                 error.args = (f"image {number}: {error}",)
                 raise
-            group.append(Subject(pixels, table))
-            room -= 4 * pixels.numel()
+            room -= 4 * group[-1].pixels.numel()
             if len(group) == GROUP_IMAGES or room <= 0:
                 yield group
                 group, room = [], GROUP_BYTES

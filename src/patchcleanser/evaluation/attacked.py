@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,8 +25,9 @@ from patchcleanser.data.pictures import as_picture
 from patchcleanser.defenses.base import Examined
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.gallery import gallery_path
-from patchcleanser.evaluation.jobs import Job
-from patchcleanser.evaluation.rows import Loaded, facts, load_batch
+from patchcleanser.evaluation.jobs import Job, fields_of
+from patchcleanser.evaluation.rows import Loaded, facts
+from patchcleanser.evaluation.work import Batch, Here, InBatches, Runner, to_do
 
 ADAPTIVE = "adaptive"
 NAMES = (*ATTACKS, ADAPTIVE)
@@ -53,11 +55,44 @@ class AttackJob:
         if self.attack == ADAPTIVE and self.settings.places == "searched":
             raise InputError("the adaptive attack chooses its places itself, where the proof is weakest")
 
+    def __getstate__(self) -> dict[str, Any]:
+        return fields_of(self)
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that decides the rows, as plain values."""
         budget = asdict(replace(self.settings, chunk=None))
         return {**self.job.identity, "kind": "attack", "attack": self.attack, "settings": budget, "table": False}
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """Rows of one batch, and the pictures of its images to keep: index, what the name ends with, PNG."""
+
+    rows: list[Row]
+    pictures: list[tuple[int, str, bytes]]
+
+
+@dataclass(frozen=True)
+class Assault(InBatches[Attacked]):
+    """Batches of images to attack, into rows and pictures."""
+
+    attack: AttackJob
+    skip: bool = False
+
+    @property
+    def job(self) -> Job:  # type: ignore[override]
+        """What is attacked."""
+        return self.attack.job
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The attack's."""
+        return self.attack.identity
+
+    def done(self, task: Batch, read: Loaded) -> Attacked:
+        """Their rows and pictures."""
+        return attacked_rows(self.attack, read)
 
 
 def attack_all(
@@ -68,36 +103,43 @@ def attack_all(
     skip: bool = False,
     about: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
+    runner: Runner | None = None,
 ) -> Run:
     """Attack every image, and keep the rows in a folder; a run that stopped goes on where it was."""
-    job.job.check(skip=skip)
-    size = batch or (64 if job.job.classifier.device.type == "cuda" else 4)
-    run = Run.begin(folder, job.identity, images=len(job.job.dataset), batch=size, about=about or {})
+    runner = runner or Here()
+    work = Assault(job, skip)
+    identity = runner.begin(work)
+    size = batch or (64 if identity["device"] == "cuda" else 4)
+    run = Run.begin(folder, identity, images=len(job.job.dataset), batch=size, about=about or {})
     with run.locked():
         rows = run.read()
         done, shares = len(rows), attack_shares(rows)
-        for number in run.missing():
-            run.write(number, attacked_rows(job, load_batch(job.job, run.indices(number), skip=skip), run))
-            fresh = attack_shares(run.read_batch(number))
+        for task, found in runner.results(work, to_do(run)):
+            for index, end, picture in found.pictures:
+                with whole_file(gallery_path(run, index, end)) as part:
+                    part.write_bytes(picture)
+            run.write(task.number, found.rows)
+            fresh = attack_shares(run.read_batch(task.number))
             # Which shares there are shows only in answers, so an empty part adds nothing.
             known = [part for part in (shares, fresh) if part["clean"].total] or [fresh]
             shares = {name: sum((part[name] for part in known), Share(0, 0)) for name in known[0]}
-            done += len(run.indices(number))
+            done += len(task.indices)
             if watch is not None:
                 watch(done, run.images, shares)
     return run
 
 
-def attacked_rows(job: AttackJob, batch: Loaded, run: Run) -> list[Row]:
-    """The rows of a batch of images; pictures go into the run's gallery."""
+def attacked_rows(job: AttackJob, batch: Loaded) -> Attacked:
+    """The rows of a batch of images, and the pictures of some of them."""
     started = time.monotonic()
     read = zip([row for row in batch.rows if row["skipped"] is None], batch.images, strict=True)
     kept = [(row, image) for row, image in read if row["label"] != job.settings.target]
     for row in batch.rows:
         if row["skipped"] is None and row["label"] == job.settings.target:
             row["skipped"] = f"its true label is the target, {job.settings.target}"
+    result = Attacked(batch.rows, [])
     if not kept:
-        return batch.rows
+        return result
     images, truths = [image for _, image in kept], [row["label"] for row, _ in kept]
     job.job.built.masked.recheck.begin()  # so that no batch's rows depend on the batches before it
     examined = job.job.built.examine(images, truths)
@@ -108,10 +150,16 @@ def attacked_rows(job: AttackJob, batch: Loaded, run: Run) -> list[Row]:
         row.update({**facts(clean), **_attacked(clean, found, worst, row["label"]), "seconds": seconds})
         if row["index"] < KEPT or worst.fooled:
             clear = place_image(image, job.job.classifier, job.job.threat)
-            for end, pixels in (("", clear), ("-attacked", worst.attacked.image)):
-                with whole_file(gallery_path(run, row["index"], end)) as part:
-                    as_picture(pixels).save(part, format="PNG")  # 8 bits, as the image and the patch have
-    return batch.rows
+            result.pictures.append((row["index"], "", _png(clear)))
+            result.pictures.append((row["index"], "-attacked", _png(worst.attacked.image)))
+    return result
+
+
+def _png(pixels: Tensor) -> bytes:
+    """8 bits, as the image and the patch have."""
+    content = io.BytesIO()
+    as_picture(pixels).save(content, format="PNG")
+    return content.getvalue()
 
 
 def _challenges(

@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from patchcleanser.attacks import AdaptiveAttack, Challenged, Settings
+from patchcleanser.attacks import AdaptiveAttack, Settings
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.covering import Mask
 from patchcleanser.core.files import whole_file
@@ -20,7 +22,7 @@ from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset, Subset
 from patchcleanser.defenses.minority_reports import ROUNDING
 from patchcleanser.errors import DataError, InputError, RecordError
-from patchcleanser.evaluation.jobs import Job
+from patchcleanser.evaluation.jobs import Job, fields_of
 from patchcleanser.evaluation.matching import match_labels
 from patchcleanser.evaluation.twin import (
     Bools,
@@ -31,6 +33,7 @@ from patchcleanser.evaluation.twin import (
     slow_challenger_masking,
     slow_double_masking,
 )
+from patchcleanser.evaluation.work import Here, Runner, Work
 
 TOGETHER = 16
 """Images attacked side by side."""
@@ -58,6 +61,16 @@ class Audit:
     def to_json(self) -> Facts:
         """Plain values."""
         return dict(vars(self))
+
+    def add(self, part: Audit, folder: Path) -> None:
+        """What a part of the work found; attacked images that fooled go into the folder."""
+        self.derived += part.derived
+        self.attacked += part.attacked
+        self.labels += part.labels
+        self.near_ties += part.near_ties
+        for found in part.contradictions:
+            kept = {"image": str(_keep(found["image"], found["index"], folder))} if "image" in found else {}
+            self.contradictions.append({**found, **kept})
 
 
 def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
@@ -115,6 +128,54 @@ def _numbered(classifier: Classifier, dataset: Dataset) -> Iterator[Dataset]:
         yield match_labels(dataset, classifier, "name")[0]
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some rows to derive again, or to attack side by side."""
+
+    number: int
+    rows: list[Row]
+    attack: bool
+
+
+@dataclass(frozen=True)
+class Suspicion(Work[Part, Audit]):
+    """Rows of a run to look at, into what is found."""
+
+    run: Run
+    job: Job
+    settings: Settings
+
+    @property
+    def identity(self) -> Facts:
+        """The job's."""
+        return self.job.identity
+
+    def __getstate__(self) -> Facts:
+        return fields_of(self)
+
+    def check(self) -> None:
+        """A finished run worked once."""
+
+    def read(self, task: Part) -> list[Tensor]:
+        """The images."""
+        return [self.job.dataset.image(row["index"]) for row in task.rows]
+
+    @cached_property
+    def checker(self) -> Checker:
+        """Builds the masks of each size once."""
+        return Checker(self.run, self.job)
+
+    def done(self, task: Part, read: list[Tensor]) -> Audit:
+        """What these rows show."""
+        result = Audit(rows=0)
+        if task.attack:
+            _attack(self.job, task.rows, read, self.settings, result)
+        else:
+            for row, image in zip(task.rows, read, strict=True):
+                self.checker.check(row, image, result)
+        return result
+
+
 def audit(
     run: Run,
     job: Job,
@@ -123,32 +184,44 @@ def audit(
     attack: int = 10,
     settings: Settings | None = None,
     watch: Watch | None = None,
+    runner: Runner | None = None,
 ) -> Audit:
     """Look at all rows for what contradicts itself, derive some again, and attack some certified images.
 
     Which ones is decided by the seed of the settings.
     """
-    settings = settings or Settings(iterations=50, locations=2)
+    runner, settings = runner or Here(), settings or Settings(iterations=50, locations=2)
+    work = Suspicion(run, job, settings)
     rows = run.read().to_pylist()
     kept = [row for row in rows if row["skipped"] is None]
-    result = Audit(rows=len(rows), notes=_notes(run, job))
+    identity = runner.begin(work)
+    result = Audit(rows=len(rows), notes=_notes(run, identity))
     for row in kept:
         result.contradictions += [_told(row, what, stored, "") for what, stored in inner_contradictions(row)]
-    chance = np.random.default_rng(settings.seed)
-    checker = Checker(run, job)
-    chosen = _choice(kept, sample, chance)
-    for number, row in enumerate(chosen):
-        checker.check(row, result)
+    together = TOGETHER * (16 if identity["device"] == "cuda" else 1)
+    parts = _parts(kept, sample, attack, settings.seed, together)
+    found: dict[int, Audit] = {}
+    wrong = len(result.contradictions)
+    for part, here in runner.results(work, parts):
+        found[part.number] = here
+        wrong += len(here.contradictions)
         if watch is not None:
-            watch(number + 1, len(chosen), f"derived again; {len(result.contradictions)} contradictions")
-    certified = [row for row in kept if row["row_certified"] or row["detection_certified"]]
-    targets = _choice(certified, attack, chance)
-    together = TOGETHER * (16 if job.classifier.device.type == "cuda" else 1)
-    for start in range(0, len(targets), together):
-        _attack(job, targets[start : start + together], settings, result, run.folder / "audit")
-        if watch is not None:
-            watch(len(result.attacked), len(targets), f"attacked; {len(result.contradictions)} contradictions")
+            looked = sum(len(p.rows) for p in parts if p.number in found and p.attack == part.attack)
+            total = sum(len(p.rows) for p in parts if p.attack == part.attack)
+            watch(looked, total, f"{'attacked' if part.attack else 'derived again'}; {wrong} contradictions")
+    for part in parts:  # in their order, wherever and whenever they were done
+        result.add(found[part.number], run.folder / "audit")
     return result
+
+
+def _parts(rows: list[Row], sample: int, attack: int, seed: int, together: int) -> list[Part]:
+    """What to look at: rows one by one, and certified images some together."""
+    chance = np.random.default_rng(seed)
+    chosen = _choice(rows, sample, chance)
+    certified = [row for row in rows if row["row_certified"] or row["detection_certified"]]
+    targets = _choice(certified, attack, chance)
+    groups = [[row] for row in chosen] + [targets[at : at + together] for at in range(0, len(targets), together)]
+    return [Part(number, group, number >= len(chosen)) for number, group in enumerate(groups)]
 
 
 def _choice(rows: list[Row], number: int, chance: np.random.Generator) -> list[Row]:
@@ -156,11 +229,11 @@ def _choice(rows: list[Row], number: int, chance: np.random.Generator) -> list[R
     return [rows[i] for i in sorted(picks.tolist())]
 
 
-def _notes(run: Run, job: Job) -> list[str]:
+def _notes(run: Run, identity: Facts) -> list[str]:
     notes = []
     for name in ("device", "labels"):
-        if job.identity[name] != run.job[name]:
-            notes.append(f"{name}: the run says {run.job[name]}, this audit {job.identity[name]}")
+        if identity[name] != run.job[name]:
+            notes.append(f"{name}: the run says {run.job[name]}, this audit {identity[name]}")
     if run.job["precision"] == "fast":
         notes.append("the run's labels are fast ones; the audit's are float32")
     return notes
@@ -209,11 +282,11 @@ class Checker:
             self.sizes[size] = hidden, hiding_sets(hidden, self.run.threat, size)
         return self.sizes[size]
 
-    def check(self, row: Row, result: Audit) -> None:
+    def check(self, row: Row, image: Tensor, result: Audit) -> None:
         """Derive one row again, and note every difference."""
         size = row["height"], row["width"]
         hidden, hiding = self.masks(size)
-        twin = Twin(self.job.classifier, self.job.dataset.image(row["index"]), hidden, grid=self.run.threat.grid)
+        twin = Twin(self.job.classifier, image, hidden, grid=self.run.threat.grid)
         differences = [*self._data(row, twin), *self._labels(row, twin), *self._promises(row, twin, hiding)]
         if row["certified"] and frozenset() in hiding:
             differences.append(
@@ -296,24 +369,22 @@ def _compare(what: str, stored: int, seen: Look) -> Iterator[tuple[str, Any, Any
         yield what, stored, f"{seen.label} by a margin of {seen.margin:.3g}", seen.may_be(stored)
 
 
-def _attack(job: Job, rows: list[Row], settings: Settings, result: Audit, folder: Path) -> None:
+def _attack(job: Job, rows: list[Row], images: list[Tensor], settings: Settings, result: Audit) -> None:
     """Attack certified images as one who knows the defense; whoever is fooled is kept with all that is needed."""
-    images, labels = [job.dataset.image(row["index"]) for row in rows], [row["label"] for row in rows]
-    found = AdaptiveAttack(job.built, settings).challenge(images, labels)
+    found = AdaptiveAttack(job.built, settings).challenge(images, [row["label"] for row in rows])
     for row, challenged in zip(rows, found, strict=True):
         result.attacked.append(row["index"])
         if challenged.fooled:
-            kept = _keep(challenged, row, folder)
             windows = [list(window.numbers) for window in challenged.attacked.windows]
             told = _told(row, "a certified image was fooled", row["label"], challenged.verdict.label)
-            result.contradictions.append({**told, "patches": windows, "image": str(kept)})
+            result.contradictions.append({**told, "patches": windows, "image": challenged.attacked.image.numpy()})
 
 
-def _keep(found: Challenged, row: Row, folder: Path) -> Path:
+def _keep(image: Any, index: int, folder: Path) -> Path:
     """The attacked image itself, float32 [C, H, W] on the threat's grid."""
-    path = folder / f"fooled-{row['index']}.npy"
+    path = folder / f"fooled-{index}.npy"
     with whole_file(path) as part, part.open("wb") as file:
-        np.save(file, found.attacked.image.numpy())
+        np.save(file, image)
     return path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -49,6 +49,9 @@ class Job:
         self.labels  # noqa: B018  # a job without labels is not made
         if self.table and DEFENSES[self.defense].may_alert:
             raise InputError(f"{self.defense} looks at one mask at a time and has no table; leave out the table")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return fields_of(self)
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -110,6 +113,11 @@ class Job:
 
 TRIED = 20
 """So many images may be unreadable, or too small, before a job is refused for it."""
+
+
+def fields_of(facts: Any) -> dict[str, Any]:
+    """What a dataclass was made of: all that travels, since what it derived may be otherwise on another machine."""
+    return {one.name: getattr(facts, one.name) for one in fields(facts)}
 
 
 def _listed(value: Pair) -> list[int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,22 @@ class Loaded:
     images: list[Tensor]
 
 
-def load_batch(job: Job, indices: Sequence[int], *, skip: bool = False) -> Loaded:
-    """Read these images. One that cannot be read is an error, or skipped, with the reason in its row."""
+def load_batch(
+    job: Job, indices: Sequence[int], *, skip: bool = False, left_out: Mapping[int, str] | None = None
+) -> Loaded:
+    """Read these images. One that cannot be read is an error, or skipped, with the reason in its row.
+
+    `left_out` are images not to be touched, with the reasons: reading one of them kills the process.
+    """
     rows: list[Row] = []
     images: list[Tensor] = []
     pin = job.classifier.device.type == "cuda"  # pinned memory is copied to the GPU while it works
     for index in indices:
         row: Row = {"index": index, "id": job.dataset.id(index), "label": int(job.labels[index]), "skipped": None}
+        rows.append(row)
+        if left_out and index in left_out:
+            row["skipped"] = left_out[index]
+            continue
         try:
             image = job.dataset.image(index)
             _require_room(job, image)
@@ -41,7 +50,6 @@ def load_batch(job: Job, indices: Sequence[int], *, skip: bool = False) -> Loade
             if not skip:
                 raise _named(error, row["id"]) from error
             row["skipped"] = str(error)
-        rows.append(row)
     return Loaded(rows, images)
 
 

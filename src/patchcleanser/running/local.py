@@ -1,10 +1,8 @@
-"""One job on this machine: batch after batch, each kept as soon as it is done."""
+"""One job: its batches, done here or elsewhere, each kept by this process as soon as it is done."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from patchcleanser.core.metrics import COLUMNS, Summary, summary
 from patchcleanser.core.records import Run
 from patchcleanser.evaluation.gallery import keep_gallery
 from patchcleanser.evaluation.jobs import Job
-from patchcleanser.evaluation.rows import Loaded, load_batch, rows_of
+from patchcleanser.evaluation.work import Certification, Here, Runner, to_do
 
 
 @dataclass(frozen=True)
@@ -35,36 +33,28 @@ def evaluate(
     skip: bool = False,
     about: Mapping[str, Any] | None = None,
     watch: Callable[[Progress], None] | None = None,
+    runner: Runner | None = None,
 ) -> Run:
     """Certify every image of a job, and keep the rows in a folder; a run that stopped goes on where it was.
 
     `skip` leaves out images that cannot be read, and says so in their rows. `about` is kept in the
-    manifest but decides nothing.
+    manifest but decides nothing. `runner` is where the work is done: here, if nothing is said, or
+    RayRunner(...); a run may be begun by one and finished by the other. This process alone writes.
     """
-    job.check(skip=skip)
+    runner = runner or Here()
+    work = Certification(job, skip)
+    identity = runner.begin(work)
     # Larger batches fill a GPU; on a CPU a stop should not cost more than a few seconds.
-    size = batch or (256 if job.classifier.device.type == "cuda" else 32)
-    run = Run.begin(folder, job.identity, images=len(job.dataset), batch=size, about=about or {})
+    size = batch or (256 if identity["device"] == "cuda" else 32)
+    run = Run.begin(folder, identity, images=len(job.dataset), batch=size, about=about or {})
     with run.locked():
-        missing = run.missing()
         state = summary(run.read(COLUMNS))
         here = 0
-        for number, loaded in _ahead(missing, lambda n: load_batch(job, run.indices(n), skip=skip)):
-            run.write(number, rows_of(job, loaded))
-            state += summary(run.read_batch(number, COLUMNS))
-            here += len(loaded.rows)
+        for done, rows in runner.results(work, to_do(run)):
+            run.write(done.number, rows)
+            state += summary(run.read_batch(done.number, COLUMNS))
+            here += len(rows)
             if watch is not None:
                 watch(Progress(state.images + state.skipped, run.images, here, state))
         keep_gallery(run, job)
     return run
-
-
-def _ahead(numbers: Sequence[int], load: Callable[[int], Loaded]) -> Iterator[tuple[int, Loaded]]:
-    """Each batch, read while the one before it is worked on."""
-    with ThreadPoolExecutor(1) as reader:
-        coming = deque((number, reader.submit(load, number)) for number in numbers[:2])
-        for following in [*numbers[2:], None, None][: len(numbers)]:
-            number, loaded = coming.popleft()
-            yield number, loaded.result()
-            if following is not None:
-                coming.append((following, reader.submit(load, following)))

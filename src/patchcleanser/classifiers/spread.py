@@ -1,0 +1,84 @@
+"""One heavy image on several devices: its pieces are handed to helpers, and answered as if computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from patchcleanser.classifiers.masked import MaskedClassifier, Subject, _Launched, _Piece
+from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.tables import Indices, LabelTable
+from patchcleanser.core.windows import Size
+
+
+class Errand(NamedTuple):
+    """A piece as it travels: the images it is about, and which of their unions of masks are wanted."""
+
+    images: list[NDArray[np.float32]]
+    which: NDArray[np.intp]
+    unions: Indices
+    way: int | None
+    """Which of the classifier's faster ways; None is the exact one."""
+
+
+Helper = Callable[[Errand], Callable[[], Tensor]]
+"""Begins an errand somewhere else, and gives the function that waits for its logits.
+That one raises LostError if there will be none."""
+
+
+class LostError(Exception):
+    """A helper died on an errand."""
+
+
+class SpreadMaskedClassifier(MaskedClassifier):
+    """Pieces are cut where they would be cut here and answers are looked at in the same order, so helpers
+    with the same kind of device change no number. What checks the classifier is done here.
+    """
+
+    def __init__(self, like: MaskedClassifier, helpers: Sequence[Helper]) -> None:
+        precision = "fast" if like.fast else "exact"
+        super().__init__(like.classifier, grid=like.grid, chunk=like.chunk, precision=precision)  # type: ignore[arg-type]
+        self.ahead = 2 * len(helpers)  # each has the next errand while it is on one
+        # Whoever hands out the pieces takes his share.
+        self._turns = cycle([*helpers, None])
+        self._waiting: dict[int, Callable[[], Tensor]] = {}
+
+    def _launch(self, piece: _Piece) -> _Launched:
+        helper = None if self._to_probe else next(self._turns)
+        if helper is None:
+            return super()._launch(piece)
+        fast = self.fast and self.recheck.ready
+        self._stored += 1
+        used, local = np.unique(piece.which, return_inverse=True)
+        images = [piece.subjects[s].pixels.cpu().numpy() for s in used]
+        launched = _Launched(piece, torch.empty(0), fast)
+        way = next((at for at, way in enumerate(self.ways) if fast and way is self.way), None)
+        self._waiting[id(launched)] = helper(Errand(images, local, piece.unions, way))
+        return launched
+
+    def _store(self, done: _Launched, strict: bool) -> None:
+        answer = self._waiting.pop(id(done), None)
+        if answer is not None:
+            try:
+                logits = answer().to(self.classifier.device)
+            except LostError:
+                logits = self._logits(done.piece, fast=done.fast)
+            done = done._replace(logits=logits)
+        super()._store(done, strict)
+
+
+def run_errand(masked: MaskedClassifier, mask_set: Callable[[Size], MaskSet], errand: Errand) -> Tensor:
+    """The logits that another process asked for, on the CPU."""
+    subjects = []
+    for pixels in errand.images:
+        table = LabelTable(mask_set((pixels.shape[1], pixels.shape[2])))
+        subjects.append(Subject(torch.tensor(pixels, device=masked.classifier.device), table))
+    masked.way = None if errand.way is None else masked.ways[errand.way]
+    with torch.inference_mode():
+        return masked._logits(_Piece(subjects, errand.which, errand.unions), fast=errand.way is not None).cpu()

@@ -1,0 +1,221 @@
+"""A worker of a Ray cluster: one process with the classifier, and what is sent to it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
+from ray.util.metrics import Counter, Histogram
+
+from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.spread import Errand, LostError, SpreadMaskedClassifier, run_errand
+from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.data.base import UNREADABLE
+from patchcleanser.errors import ClusterError, DataError, InputError, PatchCleanserError
+from patchcleanser.evaluation.work import Work
+
+SPOT_CHECKS = 3
+"""So many images a worker reads before its first task, to see that its node has the same data."""
+
+
+class Worker:
+    """One process of the pool, with the classifier on the device that Ray gave it."""
+
+    def __init__(self, device: str, threads: int) -> None:
+        self.device, self.threads = device, threads
+        self.working, self.unpacking = threading.Lock(), threading.Lock()
+        self.known: tuple[int, Work[Any, Any]] | None = None
+        tags = ("node",)
+        self.tags = {"node": socket.gethostname()}
+        self.images = Counter("patchcleanser_images", "Images whose rows are done", tag_keys=tags)
+        self.tasks = Counter("patchcleanser_tasks", "Tasks done", tag_keys=tags)
+        self.seconds = Histogram(
+            "patchcleanser_task_seconds", "Time of a task", boundaries=[0.1, 1, 10, 60, 600], tag_keys=tags
+        )
+
+    def ready(self, held: list[Any]) -> None:
+        """Load the classifier."""
+        torch.set_num_threads(self.threads)
+        loaded = pickle.loads(ray.get(held[0]))
+        with self.unpacking:
+            self.known = None
+            self.classifier = _moved(loaded if isinstance(loaded, Classifier) else loaded(), self.device)
+
+    def identity(self, number: int, held: list[Any], check: bool) -> dict[str, Any]:
+        """What decides the results here."""
+        work = self._work(number, held)
+        if check:
+            work.check()
+        return work.identity
+
+    def agree(self, number: int, held: list[Any], identity: dict[str, Any]) -> None:
+        """Refuse to work where the results would be others: another device, another model, other data."""
+        work = self._work(number, held)
+        for name, value in work.identity.items():
+            if value != identity[name]:
+                raise ClusterError(
+                    f"node {socket.gethostname()} would give other rows: its {name} is {value!r}, elsewhere it is "
+                    f"{identity[name]!r}; use nodes of one kind, with the same software"
+                )
+        dataset = work.job.dataset
+        for index in range(0, len(dataset), -(-len(dataset) // SPOT_CHECKS)):
+            if dataset.digest(index) != UNREADABLE:
+                try:
+                    dataset.content(index)
+                except DataError as error:
+                    raise DataError(
+                        f"node {socket.gethostname()} cannot read {dataset.name} as the driver can: {error}; "
+                        "put the data where every node finds them under the same address"
+                    ) from error
+
+    def do(self, number: int, held: list[Any], task: Any, helpers: Sequence[Any] = ()) -> Any:
+        """One task. Two may be here at a time: one is read while the other is worked on."""
+        work = self._work(number, held)
+        read = work.read(task)
+        with self.working:
+            started = time.monotonic()
+            torch.set_num_threads(self.threads)  # in this thread too
+            if helpers:
+                asked = [partial(_ask, helper, number, held) for helper in helpers]
+                work.job.built.masked = SpreadMaskedClassifier(work.job.built.masked, asked)
+            result = work.done(task, read)
+            self.tasks.inc(tags=self.tags)
+            self.images.inc(len(getattr(task, "indices", getattr(task, "rows", ()))), tags=self.tags)
+            self.seconds.observe(time.monotonic() - started, tags=self.tags)
+        return result
+
+    def help(self, number: int, held: list[Any], errand: Errand) -> Any:
+        """A piece of somebody else's task."""
+        work = self._work(number, held)
+        with self.working:
+            torch.set_num_threads(self.threads)
+            return run_errand(work.job.built.masked, work.job.built.mask_set, errand).numpy()
+
+    def _work(self, number: int, held: list[Any]) -> Work[Any, Any]:
+        with self.unpacking:
+            if self.known is None or self.known[0] != number:
+                self.known = number, _Unpacker(ray.get(held[0]), self.classifier).load()
+            return self.known[1]
+
+
+def _ask(helper: Any, number: int, held: list[Any], errand: Errand) -> Callable[[], torch.Tensor]:
+    """Send an errand; what is returned waits for the answer."""
+    ref = helper.help.remote(number, held, errand)
+
+    def answer() -> torch.Tensor:
+        try:
+            return torch.tensor(got(ref))
+        except RayError as error:
+            raise LostError from error
+
+    return answer
+
+
+class Reader:
+    """A process that reads images, and may die of it."""
+
+    def read(self, held: list[Any], index: int) -> None:
+        """One image; what can be said about it in words is said later."""
+        with suppress(PatchCleanserError):
+            unpacked(held[0]).job.dataset.image(index)
+
+
+def deadly(held: list[Any], indices: Sequence[int]) -> list[int]:
+    """The images that kill whoever reads them. A process that died may have been killed; twice, it was the image."""
+    remote: Any = ray.remote(num_cpus=0)(Reader)
+    actor, found = remote.remote(), []
+    for index in indices:
+        for attempt in (1, 2):
+            try:
+                got(actor.read.remote(held, index))
+                break
+            except RayError:
+                actor = remote.remote()
+                if attempt == 2:
+                    found.append(index)
+    kill(actor)
+    return found
+
+
+class _Packer(ray.cloudpickle.Pickler):  # type: ignore[misc]
+    """Everything but the classifier, which the workers have."""
+
+    def persistent_id(self, thing: Any) -> str | None:
+        return "classifier" if isinstance(thing, Classifier) else None
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, content: bytes, classifier: Classifier | None) -> None:
+        super().__init__(io.BytesIO(content))
+        self.classifier = classifier
+
+    def persistent_load(self, name: str) -> Classifier | None:
+        return self.classifier
+
+
+def packed(work: Work[Any, Any]) -> bytes:
+    """A work as it is sent."""
+    content = io.BytesIO()
+    _Packer(content).dump(work)
+    return content.getvalue()
+
+
+@lru_cache(maxsize=1)
+def unpacked(ref: Any) -> Any:
+    """What a process that has no classifier was sent."""
+    return _Unpacker(ray.get(ref), None).load()
+
+
+def put(content: bytes) -> Any:
+    """Into the object store, for all workers to fetch."""
+    try:
+        return ray.put(content)
+    except (ObjectStoreFullError, OutOfDiskError) as error:
+        raise ClusterError(
+            f"Ray's object store has no room for {len(content):,} bytes, in memory or on disk; free some, or give "
+            "`ray start` a larger --object-store-memory"
+        ) from error
+
+
+def got(ref: Any) -> Any:
+    """What a worker returned. What it raised is raised here; RayError means that it is dead."""
+    try:
+        return ray.get(ref)
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, (PatchCleanserError, RayError)):  # Ray's own: what it was sent did not reach it
+            raise cause from error
+        raise ClusterError(f"a worker failed: {brief(error)}") from error
+
+
+def kill(actor: Any) -> None:
+    """Let a worker go, if it is still there."""
+    with suppress(Exception):  # it may be dead, or Ray gone
+        ray.kill(actor)
+
+
+def _moved(classifier: Classifier, device: str) -> Classifier:
+    """The worker's own copy, on its device."""
+    if classifier.device.type == device:
+        return classifier
+    if not isinstance(classifier, TorchClassifier):
+        raise InputError(f"a {type(classifier).__name__} cannot be moved to {device}; give RayRunner a make=")
+    classifier.module.to(device)
+    classifier.device = torch.device(device)
+    return classifier
+
+
+def brief(error: BaseException) -> str:
+    """The line that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if isinstance(error, RayTaskError) else lines[0] if lines else type(error).__name__)[:300]

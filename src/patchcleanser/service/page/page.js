@@ -1,0 +1,301 @@
+// The bench: a picture, a patch that can be moved, and what the service says of them.
+
+import { facts, picture, send, useKey } from "./api.js";
+import { certify, compare, loadCosts, redrawCosts } from "./proofs.js";
+import { chosenMasks, draw, fits, noise, paste, patchBox, png, state, toCanvas } from "./scene.js";
+import { called, count, element, say, showAnswers, showGrid, showMasks, showSecondRound, showStory, tell } from "./view.js";
+
+const $ = (id) => document.getElementById(id);
+const LARGEST_SIDE = 256; // uploads are made smaller: masks of a large picture cost as much and show no more
+const PLACES = 6; // places per axis that the attacker tries
+const START = { sample: 6, top: 9, left: 8 }; // the printed patch fools zoo:tiny there
+
+/* ---------- the patch ---------- */
+
+function place(top, left) {
+  const box = patchBox() ?? { height: 1, width: 1 };
+  state.top = Math.round(Math.min(Math.max(0, top), state.source.height - box.height));
+  state.left = Math.round(Math.min(Math.max(0, left), state.source.width - box.width));
+  changed();
+}
+
+function resize(size) {
+  const most = Number($("size").max);
+  state.size = Math.round(Math.min(Math.max(1, size), most));
+  $("size").value = state.size;
+  if (state.kind === "noise") state.art.set("noise", noise(state.size));
+  place(state.top, state.left);
+}
+
+/* ---------- live answers: one question at a time, always about the latest picture ---------- */
+
+let asking = false;
+let stale = false;
+
+function changed() {
+  draw();
+  stale = true;
+  $("cards").setAttribute("aria-busy", "true");
+  if (!asking) answer();
+}
+
+async function answer() {
+  asking = true;
+  while (stale) {
+    stale = false;
+    const shot = paste(document.createElement("canvas"), patchBox());
+    const scene = { box: patchBox(), source: state.source, truth: state.truth, masks: state.masks };
+    try {
+      const answers = await send("v1/predict", [await png(shot)], { details: true, ...chosenMasks(state.masks) });
+      say("");
+      if (scene.source === state.source) show(answers.predictions[0], scene, shot);
+    } catch (error) {
+      tell(error);
+      if (error.wait) {
+        await new Promise((done) => setTimeout(done, 1000 * error.wait));
+        stale = true;
+      }
+    }
+  }
+  asking = false;
+  $("cards").setAttribute("aria-busy", "false");
+}
+
+function show(found, scene, shot) {
+  state.found = found;
+  const patch = scene.box;
+  showAnswers(found, scene.truth, state.model);
+  showStory(found, { patch, patchFits: !patch || fits(patch), shapes: state.shapes, proof: state.proofs.get(scene.masks) }, state.model);
+  showGrid(found, shot, state.model, (boxes) => showMasks(boxes ?? suspected(), found.details));
+  showSecondRound(found, state.model);
+  showMasks(suspected(), found.details);
+}
+
+function suspected() {
+  return state.found?.suspected ?? [];
+}
+
+/* ---------- choosing a picture ---------- */
+
+async function usePicture(blob, truth, words) {
+  const source = await toCanvas(blob, truth === undefined ? LARGEST_SIDE : 4096);
+  const asked = `v1/masks?height=${source.height}&width=${source.width}`;
+  const plain = state.model.grid === "source" ? await facts(asked) : null;
+  const side = Math.min(source.height, source.width);
+  const shapes = plain?.patch_shapes ?? [[side, side]];
+  Object.assign(state, { source, truth: truth ?? null, shapes, found: null, proofs: new Map(), costs: [] });
+  $("stage").style.setProperty("--ratio", source.width / source.height);
+  $("stage").classList.toggle("tall", source.height > source.width);
+  $("size").max = Math.max(2, Math.floor(side / 2));
+  $("picture-note").textContent = words;
+  $("certificate").hidden = true;
+  const known = state.truth !== null;
+  $("certify").disabled = $("compare").disabled = !known;
+  $("certify-note").textContent = known ? "" : "The true label of this picture is not known here.";
+  const [height, width] = shapes.reduce((a, b) => (a[0] * a[1] >= b[0] * b[1] ? a : b));
+  state.top = Math.round((source.height - height) / 2);
+  state.left = Math.round((source.width - width) / 2);
+  resize(Math.min(height, width, Number($("size").max)));
+  loadCosts();
+}
+
+async function useSample(sample, button) {
+  try {
+    say("");
+    for (const other of $("samples").children) {
+      other.setAttribute("aria-checked", String(other === button));
+      other.tabIndex = other === button ? 0 : -1;
+    }
+    const known = sample.label !== null;
+    const words = known ? `a clean sample: ${called(sample.label, state.model.names)}` : "a sample";
+    await usePicture(await picture(`v1/samples/${sample.number}`), sample.label, words);
+  } catch (error) {
+    tell(error);
+  }
+}
+
+async function addSamples() {
+  const { samples } = await facts("v1/samples");
+  const buttons = await Promise.all(samples.map(async (sample) => {
+    const image = element("img", { alt: sample.name ?? `sample ${sample.number + 1}`, className: "coarse" });
+    image.src = URL.createObjectURL(await picture(`v1/samples/${sample.number}`));
+    const button = element("button", { type: "button", title: image.alt }, image);
+    button.setAttribute("role", "radio");
+    button.setAttribute("aria-checked", "false");
+    button.tabIndex = -1;
+    button.addEventListener("click", () => useSample(sample, button));
+    return button;
+  }));
+  $("samples").replaceChildren(...buttons);
+  $("samples").addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const at = buttons.indexOf(document.activeElement);
+    if (!step || at < 0) return;
+    event.preventDefault();
+    const next = buttons[(at + step + buttons.length) % buttons.length];
+    next.focus();
+    next.click();
+  });
+  return samples;
+}
+
+/* ---------- moving the patch ---------- */
+
+function onPointer(target, begin) {
+  target.addEventListener("pointerdown", (event) => {
+    event.preventDefault();
+    event.stopPropagation();
+    $("patch").focus({ preventScroll: true });
+    target.setPointerCapture(event.pointerId);
+    const scale = state.source.width / $("stage").clientWidth;
+    const move = begin();
+    const onMove = (now) => move((now.clientX - event.clientX) * scale, (now.clientY - event.clientY) * scale);
+    const onEnd = () => {
+      target.removeEventListener("pointermove", onMove);
+      target.removeEventListener("pointerup", onEnd);
+      target.removeEventListener("pointercancel", onEnd);
+    };
+    target.addEventListener("pointermove", onMove);
+    target.addEventListener("pointerup", onEnd);
+    target.addEventListener("pointercancel", onEnd);
+  });
+}
+
+function onKey(event) {
+  const step = event.shiftKey ? Math.max(2, Math.round(state.source.width / 8)) : Math.max(1, Math.round(state.source.width / 64));
+  const moves = { ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step] };
+  if (moves[event.key]) place(state.top + moves[event.key][0], state.left + moves[event.key][1]);
+  else if (event.key === "+" || event.key === "=") resize(state.size + 1);
+  else if (event.key === "-") resize(state.size - 1);
+  else return;
+  event.preventDefault();
+}
+
+const NOTES = {
+  printed: "Found by our own attack on the packaged model: pixels that mislead it on about three in ten pictures, wherever stuck.",
+  noise: "Random pixels. They rarely fool anybody; that is why attackers optimise.",
+  picture: "Any picture, shrunk onto the patch.",
+  none: "The clean picture.",
+};
+
+function useKind(kind) {
+  if (kind === "picture" && !state.art.has("picture")) return;
+  state.kind = kind;
+  $("kind-note").textContent = NOTES[kind];
+  resize(state.size);
+}
+
+// The undefended label at many places; one mask that hides everything makes that cheap.
+async function attack() {
+  const box = patchBox();
+  const before = { top: state.top, left: state.left, source: state.source };
+  const spread = (room, i) => Math.round((room * i) / (PLACES - 1));
+  const places = Array.from({ length: PLACES * PLACES }, (_, i) => ({
+    ...box,
+    top: spread(state.source.height - box.height, Math.floor(i / PLACES)),
+    left: spread(state.source.width - box.width, i % PLACES),
+  }));
+  $("attack").disabled = true;
+  try {
+    let best = null;
+    for (let i = 0; i < places.length; i += state.model.limits.files) {
+      const some = places.slice(i, i + state.model.limits.files);
+      const blobs = await Promise.all(some.map((spot) => png(paste(document.createElement("canvas"), spot))));
+      const { predictions } = await send("v1/predict", blobs, { details: true, ...chosenMasks(1) });
+      predictions.forEach(({ details }, j) => {
+        const clean = state.truth ?? state.found?.label;
+        const gain = details.undefended.label === clean ? -details.undefended_confidence : details.undefended_confidence;
+        if (!best || gain > best.gain) best = { gain, ...some[j] };
+      });
+    }
+    if (before.source === state.source) place(best.top, best.left);
+  } catch (error) {
+    tell(error);
+  }
+  $("attack").disabled = false;
+}
+
+/* ---------- the page comes up ---------- */
+
+function listen() {
+  onPointer($("patch"), () => {
+    const { top, left } = state;
+    return (x, y) => place(top + y, left + x);
+  });
+  onPointer($("grip"), () => {
+    const { size } = state;
+    return (x, y) => resize(size + Math.max(x, y));
+  });
+  $("patch").addEventListener("keydown", onKey);
+  $("size").addEventListener("input", () => resize(Number($("size").value)));
+  for (const radio of document.querySelectorAll("input[name=kind]")) {
+    radio.addEventListener("change", () => useKind(radio.value));
+    radio.addEventListener("click", () => radio.value === "picture" && $("patch-file").click());
+  }
+  $("patch-file").addEventListener("change", () => fromFile($("patch-file"), async (file) => {
+    state.art.set("picture", await toCanvas(file, LARGEST_SIDE));
+    useKind("picture");
+  }));
+  // Who chooses no file stays with the patch that was there.
+  $("patch-file").addEventListener("cancel", () => {
+    document.querySelector(`input[name=kind][value=${state.kind}]`).checked = true;
+  });
+  $("upload").addEventListener("click", () => $("upload-file").click());
+  $("upload-file").addEventListener("change", () => fromFile($("upload-file"), async (file) => {
+    await usePicture(file, undefined, "your picture, made smaller if need be");
+    for (const other of $("samples").children) other.setAttribute("aria-checked", "false");
+  }));
+  $("attack").addEventListener("click", attack);
+  $("certify").addEventListener("click", () => certify(changed));
+  $("compare").addEventListener("click", compare);
+  $("masks").addEventListener("input", () => {
+    state.masks = Number($("masks").value);
+    $("certificate").hidden = true;
+    redrawCosts();
+    changed();
+  });
+  $("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    useKey($("key").value);
+    $("key-form").hidden = true;
+    begin();
+  });
+}
+
+async function fromFile(input, use) {
+  const file = input.files[0];
+  input.value = "";
+  if (!file) return;
+  try {
+    say("");
+    await use(file);
+  } catch (error) {
+    tell(error);
+  }
+}
+
+async function begin() {
+  try {
+    const model = await facts("v1/model");
+    state.model = model;
+    state.masks = model.masks?.[0] ?? 6;
+    $("masks").max = model.limits.masks;
+    $("masks").value = state.masks;
+    const classes = model.names && model.names.length <= 12 ? `: ${model.names.join(", ")}` : "";
+    $("facts").textContent = `${model.model}, ${count(model.classes, "class", "classes")}${classes}. Threat: ${model.threat}. Defense: ${model.defense}.`;
+    state.art.set("printed", await toCanvas(await picture("page/patch.png"), LARGEST_SIDE));
+    state.art.set("noise", noise(state.size));
+    $("kind-note").textContent = NOTES.printed;
+    const samples = await addSamples();
+    const known = model.model === "zoo:tiny" && samples[START.sample];
+    const first = samples[known ? START.sample : 0];
+    if (!first) return;
+    await useSample(first, $("samples").children[first.number]);
+    if (known) place(START.top, START.left);
+  } catch (error) {
+    tell(error);
+  }
+}
+
+listen();
+begin();

@@ -1,0 +1,78 @@
+// What more masks cost, what they prove, and the certificate of a sample.
+
+import { facts, send } from "./api.js";
+import { chosenMasks, png, state } from "./scene.js";
+import { count, showCertificate, showCosts, tell } from "./view.js";
+
+const $ = (id) => document.getElementById(id);
+const FEWEST = 2; // masks per axis
+
+export async function loadCosts() {
+  const source = state.source;
+  const able = state.model.may_choose_masks && state.model.grid === "source";
+  $("cost-section").hidden = $("compare").hidden = !able;
+  if (!able) return;
+  const numbers = Array.from({ length: state.model.limits.masks - FEWEST + 1 }, (_, i) => i + FEWEST);
+  const address = (masks) => `v1/masks?height=${source.height}&width=${source.width}&masks=${masks}`;
+  try {
+    const all = await Promise.all(numbers.map((masks) => facts(address(masks))));
+    if (source !== state.source) return;
+    // On small pictures more masks are sometimes just the same ones.
+    const more = (masks, i) => i === 0 || all[i].masks.length > all[i - 1].masks.length;
+    state.costs = numbers.map((masks, i) => ({ masks, facts: all[i] })).filter(({ masks }, i) => more(masks, i));
+    $("masks").max = state.costs.at(-1).masks;
+    state.masks = Number($("masks").value);
+    redrawCosts();
+  } catch (error) {
+    tell(error);
+  }
+}
+
+export function redrawCosts() {
+  const shares = new Map([...state.proofs].map(([masks, proof]) => [masks, proof.proved_share ?? Number(proof.detection_certified)]));
+  showCosts(state.costs, state.masks, shares);
+  const found = state.costs.find(({ masks }) => masks === state.masks);
+  const looks = found ? `, ${count(found.facts.predict_classifications, "look")} an answer` : "";
+  $("masks-out").textContent = `${state.masks}×${state.masks}${looks}`;
+}
+
+async function prove(masks) {
+  const source = state.source;
+  if (!state.proofs.has(masks)) {
+    const fields = { labels: [state.truth], maps: true, ...chosenMasks(masks) };
+    const { certificates } = await send("v1/certify", [await png(source)], fields);
+    if (source !== state.source) return null;
+    state.proofs.set(masks, certificates[0]);
+    redrawCosts();
+  }
+  return state.proofs.get(masks);
+}
+
+export async function certify(then) {
+  await whileBusy("Computing every two-mask label…", async () => {
+    const proof = await prove(state.masks);
+    if (!proof) return;
+    showCertificate(proof, state.source, state.model);
+    then();
+  });
+}
+
+export async function compare() {
+  await whileBusy("One number of masks after the other…", async () => {
+    for (const { masks } of state.costs) await prove(masks);
+  });
+}
+
+async function whileBusy(words, work) {
+  const source = state.source;
+  $("certify").disabled = $("compare").disabled = true;
+  $("certify-note").textContent = words;
+  try {
+    await work();
+    $("certify-note").textContent = "";
+  } catch (error) {
+    $("certify-note").textContent = "";
+    tell(error);
+  }
+  if (source === state.source) $("certify").disabled = $("compare").disabled = state.truth === null;
+}

@@ -1,0 +1,163 @@
+"""What the service answers is what the library answers."""
+
+from __future__ import annotations
+
+import base64
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from patchcleanser import DoubleMasking
+from patchcleanser.data.pictures import decode
+from patchcleanser.defenses import DEFENSES
+from patchcleanser.service.app import create_app
+
+
+def pictures(kit: Any, number: int) -> list[bytes]:
+    """Of two sizes in turn."""
+    return [kit.png(seed=seed, size=(16, 16) if seed % 2 else (20, 14)) for seed in range(number)]
+
+
+def offline(defense: Any, contents: list[bytes]) -> list[Any]:
+    return defense.predict([decode(content, "x") for content in contents])
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_every_defense_answers_as_its_predict(kit: Any, name: str) -> None:
+    settings = kit.toy(defense=name)
+    contents = pictures(kit, 12)
+    expected = offline(DEFENSES[name](settings.model, settings.threat, masks=3), contents)
+    with TestClient(create_app(settings)) as client:
+        found = client.post("/v1/predict", files=kit.upload(*contents)).json()["predictions"]
+    for one, verdict in zip(found, expected, strict=True):
+        assert (one["label"], one["classifications"]) == (verdict.label, verdict.classifications)
+        if name == "minority-reports":
+            assert (one["alert"], tuple(one["reporters"])) == (verdict.alert, verdict.reporters)
+        else:
+            assert (one["case"], tuple(one["disagreers"])) == (verdict.case.value, verdict.disagreers)
+    if name == "double-masking":
+        assert {one["case"] for one in found} >= {"disagreer", "majority"}, "the images should make masks disagree"
+
+
+def test_the_suspected_window_is_the_deciding_mask(kit: Any, client: TestClient) -> None:
+    settings, contents = kit.toy(), pictures(kit, 12)
+    defense = DoubleMasking(settings.model, settings.threat, masks=3)
+    expected = offline(defense, contents)
+    found = client.post("/v1/predict", files=kit.upload(*contents)).json()["predictions"]
+    for one, verdict, content in zip(found, expected, contents, strict=True):
+        if verdict.deciding_mask is None:
+            assert one["suspected"] is None
+            continue
+        (window,) = defense.mask_set(decode(content, "x").shape[-2:]).masks[verdict.deciding_mask]
+        assert one["suspected"] == [
+            {"top": window.top, "left": window.left, "height": window.height, "width": window.width}
+        ]
+
+
+def test_json_and_files_are_answered_alike(kit: Any, client: TestClient) -> None:
+    contents = pictures(kit, 3)
+    body = {"images": [base64.b64encode(content).decode() for content in contents], "masks": 2, "details": True}
+    by_json = client.post("/v1/predict", json=body).json()
+    by_files = client.post("/v1/predict", files=kit.upload(*contents), data={"masks": "2", "details": "true"}).json()
+    assert by_json["predictions"] == by_files["predictions"]
+    assert by_json["request_id"] != by_files["request_id"]
+
+
+def test_a_request_may_choose_its_number_of_masks(kit: Any, client: TestClient) -> None:
+    settings, contents = kit.toy(), pictures(kit, 6)
+    for masks in (1, 2, 5):
+        expected = offline(DoubleMasking(settings.model, settings.threat, masks=masks), contents)
+        found = client.post("/v1/predict", files=kit.upload(*contents), data={"masks": masks}).json()["predictions"]
+        assert [one["label"] for one in found] == [verdict.label for verdict in expected]
+        assert [one["classifications"] for one in found] == [verdict.classifications for verdict in expected]
+
+
+def test_details_show_the_undefended_label_and_both_rounds(kit: Any, client: TestClient) -> None:
+    settings, contents = kit.toy(), pictures(kit, 8)
+    defense = DoubleMasking(settings.model, settings.threat, masks=3)
+    images = [decode(content, "x") for content in contents]
+    examined = defense.examine(images, [0] * len(images), maps=True)  # every two-mask label
+    plain = client.post("/v1/predict", files=kit.upload(*contents)).json()["predictions"]
+    found = client.post("/v1/predict", files=kit.upload(*contents), data={"details": "true"}).json()["predictions"]
+    for one, bare, known in zip(found, plain, examined, strict=True):
+        details = one.pop("details")
+        assert bare.pop("details") is None
+        assert one == bare, "details must not change the answer, nor what it cost"
+        assert details["undefended"]["label"] == known.table.labels[-1]
+        assert details["one_mask_labels"] == known.table.one()
+        assert [row["mask"] for row in details["second_round"]] == one["disagreers"]
+        for row in details["second_round"]:
+            assert row["labels"] == known.table.row(row["mask"])
+
+
+def test_certificates_and_maps_are_those_of_certify(kit: Any, client: TestClient) -> None:
+    settings = kit.toy()
+    contents = [*pictures(kit, 4), kit.png(kit.clear_picture())]
+    images = [decode(content, "x") for content in contents]
+    defense = DoubleMasking(settings.model, settings.threat, masks=3)
+    labels = [verdict.label for verdict in defense.predict(images)]
+    expected = defense.certify(images, labels, maps=True)
+    answer = client.post("/v1/certify", files=kit.upload(*contents), data={"labels": labels, "maps": "true"})
+    found = answer.json()["certificates"]
+    assert {one["certified"] for one in found} == {True, False}
+    for one, known in zip(found, expected, strict=True):
+        assert (one["certified"], one["row_certified"]) == (known.certified, known.row_certified)
+        assert one["failing_pair"] == (known.failing_pair and list(known.failing_pair))
+        assert one["classifications"] == known.classifications
+        (positions,) = (known.positions or {}).values()
+        assert [[digit == "1" for digit in row] for row in one["maps"][0]["rows"]] == positions.tolist()
+        assert one["proved_share"] == pytest.approx(positions.mean())
+
+
+def test_maps_that_are_too_large_are_left_out_and_the_share_stays(kit: Any) -> None:
+    from patchcleanser.service.settings import Limits
+
+    with TestClient(create_app(kit.toy(limits=Limits(map_positions=10)))) as client:
+        answer = client.post("/v1/certify", files=kit.upload(kit.png()), data={"labels": 0, "maps": "true"})
+    (found,) = answer.json()["certificates"]
+    assert found["maps"] is None
+    assert found["proved_share"] is not None
+
+
+def test_no_answer_is_lost_or_swapped_between_many_clients(kit: Any, client: TestClient) -> None:
+    settings = kit.toy()
+    contents = pictures(kit, 48)
+    expected = {k: offline(DoubleMasking(settings.model, settings.threat, masks=k), contents) for k in (2, 3)}
+
+    def ask(number: int) -> None:
+        at, masks = number % 48, 2 + number % 2
+        if number % 5:
+            answer = client.post("/v1/predict", files=kit.upload(contents[at]), data={"masks": masks})
+            assert answer.json()["predictions"][0]["label"] == expected[masks][at].label
+        else:
+            answer = client.post("/v1/certify", files=kit.upload(contents[at]), data={"labels": 1})
+            assert answer.json()["certificates"][0]["label"] == 1
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(ask, range(240)))
+    metrics = client.get("/metrics").text
+    shared = float(metrics.split("patchcleanser_batch_images_sum ")[1].split()[0])
+    batches = float(metrics.split("patchcleanser_batch_images_count ")[1].split()[0])
+    assert shared > batches, "some batches must have held several requests"
+
+
+def test_masks_and_model_say_what_is_used(kit: Any, client: TestClient) -> None:
+    settings = kit.toy()
+    masks = DoubleMasking(settings.model, settings.threat, masks=3).mask_set((16, 20))
+    said = client.get("/v1/masks", params={"height": 16, "width": 20}).json()
+    assert [tuple(box.values()) for mask in said["masks"] for box in mask] == [m[0].numbers for m in masks.masks]
+    assert (said["predict_classifications"], said["certify_classifications"]) == (len(masks), len(masks.unions))
+    model = client.get("/v1/model").json()
+    assert model["names"] == ["moss", "rust", "salt", "tar"]
+    assert (model["threat"], model["masks"], model["defense"]) == ("3x3 patch", [3, 3], "double-masking")
+    assert model["fingerprint"] == settings.model.fingerprint
+
+
+def test_folders_in_a_models_name_are_not_told() -> None:
+    from patchcleanser.service.engine import _shown
+
+    assert _shown("onnx:/home/somebody/secret/net.onnx?weights=/etc/x") == "onnx:net.onnx"
+    assert _shown("tokens:trained:/srv/models/vit") == "tokens:vit"
+    assert _shown("zoo:tiny") == "zoo:tiny"

@@ -1,0 +1,62 @@
+"""The OpenAPI document against the server that it describes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from patchcleanser.service.problems import PROBLEMS
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+)
+
+
+def run_schemathesis(server: Any, examples: int, folder: Path) -> str:
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.address}/openapi.json", "--seed", "1"),
+        *("--checks", ",".join(CHECKS), "--max-examples", str(examples), "--no-color"),
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_generated_requests_get_the_answers_that_are_documented(tiny_server: Any, tmp_path: Path) -> None:
+    said = run_schemathesis(tiny_server, 5, tmp_path)
+    assert re.search(r"Tested: 9\b", said), said
+    statuses = {(line["route"], line["status"]) for line in tiny_server.lines() if "route" in line}
+    assert {("/v1/predict", 200), ("/v1/certify", 200)} <= statuses, "the examples of the document must work"
+
+
+@pytest.mark.slow
+def test_many_generated_requests_get_the_answers_that_are_documented(tiny_server: Any, tmp_path: Path) -> None:
+    print(run_schemathesis(tiny_server, 500, tmp_path)[-700:])
+
+
+def test_the_document_names_every_error_a_route_gives(tiny_server: Any) -> None:
+    document = httpx.get(f"{tiny_server.address}/openapi.json").json()
+    said = document["paths"]["/v1/predict"]["post"]["responses"]
+    for code, kind in PROBLEMS.items():
+        if code not in ("not-found", "method-not-allowed"):
+            assert code in said[str(kind.status)]["description"], code
+    assert set(document["paths"]["/v1/predict"]["post"]["requestBody"]["content"]) == {
+        "application/json",
+        "multipart/form-data",
+    }
+
+
+def test_every_error_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+    for code, kind in PROBLEMS.items():
+        assert f"| `{code}` | {kind.status} |" in page
