@@ -117,7 +117,7 @@ class Server:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=120)
 
 
 def start_server(log: Path, *options: str, **environment: str) -> Server:
@@ -128,7 +128,7 @@ def start_server(log: Path, *options: str, **environment: str) -> Server:
     with log.open("wb") as file:
         process = subprocess.Popen(command, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
     address = f"http://127.0.0.1:{port}"
-    for _ in range(600):
+    for _ in range(1800):
         try:
             if httpx.get(f"{address}/readyz").status_code == 200:
                 return Server(process, address, log)
@@ -138,7 +138,7 @@ def start_server(log: Path, *options: str, **environment: str) -> Server:
             raise AssertionError(log.read_text())
         time.sleep(0.1)
     process.kill()
-    raise AssertionError("the server did not come up in a minute")
+    raise AssertionError("the server did not come up in three minutes")
 
 
 @pytest.fixture(scope="session")

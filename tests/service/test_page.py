@@ -255,6 +255,22 @@ def test_a_key_is_asked_for_and_used(browser: Any, kit: Any, tmp_path: Path) -> 
         assert server.stop() == 0
 
 
+def test_a_detecting_defense_is_not_said_to_recover(browser: Any, kit: Any, tmp_path: Path) -> None:
+    with kit.start(tmp_path / "log", "--defense", "minority-reports", "--grid", "input") as server:
+        page = Page(browser, server.address + "/")
+        page.settle()
+        page.page.wait_for_selector("#case:has-text('Alert')")
+        page.page.click("#certify")
+        page.page.wait_for_selector("#certificate:not([hidden])")
+        page.settle()
+        assert page.text("#certificate-title") == "certified for detection"
+        assert "never wrong unnoticed" in page.text("#promise")
+        assert "depends on how the picture is resized" in page.text("#promise")
+        assert page.complaints == []
+        page.context.close()
+        assert server.stop() == 0
+
+
 def test_it_works_by_touch_on_a_phone(open_page: Any) -> None:
     page = open_page(**PHONE)
     page.settle()

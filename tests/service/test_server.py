@@ -126,9 +126,9 @@ def test_the_work_of_a_client_that_leaves_is_dropped(tiny_server: Any, kit: Any)
 def test_sigterm_under_load_answers_every_accepted_request(kit: Any, tmp_path: Path, expected: list[Any]) -> None:
     sample = load_dataset("sample")
     contents = [sample.content(i) for i in range(8)]
-    number, each = 24, 4
+    number, each = 16, 3
     answers: dict[int, Any] = {}
-    http = httpx.Client(timeout=60, limits=httpx.Limits(max_connections=number))
+    http = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=number))
 
     def ask(at: int) -> None:
         files = kit.upload(*(contents[(at + k) % 8] for k in range(each)))

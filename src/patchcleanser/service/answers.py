@@ -35,7 +35,7 @@ def name_of(label: int, names: Names) -> str | None:
 
 
 def prediction(
-    verdict: Verdict | DetectionVerdict, subject: Subject, names: Names, *, details: bool
+    verdict: Verdict | DetectionVerdict, subject: Subject, names: Names, *, defense: str, details: bool
 ) -> schemas.Recovered | schemas.Detected:
     """The answer for one image."""
     table, masks = subject.table, subject.table.mask_set
@@ -58,7 +58,7 @@ def prediction(
         case=verdict.case.value,
         disagreers=list(verdict.disagreers),
         suspected=None if deciding is None else [box(window) for window in masks.masks[deciding]],
-        words=f"{called}; {_how(verdict, len(masks))}",
+        words=f"{called}; {_how(verdict, len(masks), defense)}",
         **common,
     )
 
@@ -135,11 +135,14 @@ def model_facts(engine: Engine) -> schemas.ModelAnswer:
     )
 
 
-def _how(verdict: Verdict, masks: int) -> str:
+def _how(verdict: Verdict, masks: int, defense: str) -> str:
     odd = len(verdict.disagreers)
+    if defense == "challenger-masking" and odd:
+        side = "of the majority" if verdict.deciding_mask is None else f"mask {verdict.deciding_mask}"
+        return f"{odd} of {masks} masks disagree; played against each other, one is left: {side}"
     return {
         "agreed": f"all {masks} masks agree",
-        "disagreer": "one mask changes the label, and every second mask on top of it agrees: it hides the patch",
+        "disagreer": "one mask changes the label, and with it no second mask does: it hides the patch",
         "majority": f"{odd} of {masks} masks disagree, none of them convincingly, so the majority decides",
     }[verdict.case.value]
 

@@ -99,7 +99,8 @@ def _add_images(app: FastAPI, service: Service) -> None:
         """The defended label of each image. What is sent may carry a patch, so nothing is certified here."""
         began = time.monotonic()
         played, options = await service.predict(request)
-        found = [answers.prediction(verdict, subject, names, details=options.details) for verdict, subject in played]
+        defense, details = service.settings.defense, options.details
+        found = [answers.prediction(v, s, names, defense=defense, details=details) for v, s in played]
         for one in found:
             service.metrics.verdicts.labels(_case(one)).inc()
         return schemas.PredictAnswer(request_id=_id(), predictions=found, milliseconds=_since(began))

@@ -82,7 +82,7 @@ async function usePicture(blob, truth, words) {
   const asked = `v1/masks?height=${source.height}&width=${source.width}`;
   const plain = state.model.grid === "source" ? await facts(asked) : null;
   const side = Math.min(source.height, source.width);
-  const shapes = plain?.patch_shapes ?? [[side, side]];
+  const shapes = plain?.patch_shapes ?? []; // on the network's own grid nobody knows their size here
   Object.assign(state, { source, truth: truth ?? null, shapes, found: null, proofs: new Map(), costs: [] });
   $("stage").style.setProperty("--ratio", source.width / source.height);
   $("stage").classList.toggle("tall", source.height > source.width);
@@ -92,7 +92,8 @@ async function usePicture(blob, truth, words) {
   const known = state.truth !== null;
   $("certify").disabled = $("compare").disabled = !known;
   $("certify-note").textContent = known ? "" : "The true label of this picture is not known here.";
-  const [height, width] = shapes.reduce((a, b) => (a[0] * a[1] >= b[0] * b[1] ? a : b));
+  const guess = Math.ceil(side / 7);
+  const [height, width] = shapes.reduce((a, b) => (a[0] * a[1] >= b[0] * b[1] ? a : b), shapes[0] ?? [guess, guess]);
   state.top = Math.round((source.height - height) / 2);
   state.left = Math.round((source.width - width) / 2);
   resize(Math.min(height, width, Number($("size").max)));
@@ -278,9 +279,10 @@ async function begin() {
   try {
     const model = await facts("v1/model");
     state.model = model;
-    state.masks = model.masks?.[0] ?? 6;
+    // Masks that no slider can set, by stride or unequal, are the service's own until it is moved.
+    state.masks = model.masks && model.masks[0] === model.masks[1] ? model.masks[0] : null;
     $("masks").max = model.limits.masks;
-    $("masks").value = state.masks;
+    $("masks").value = state.masks ?? 6;
     const classes = model.names && model.names.length <= 12 ? `: ${model.names.join(", ")}` : "";
     $("facts").textContent = `${model.model}, ${count(model.classes, "class", "classes")}${classes}. Threat: ${model.threat}. Defense: ${model.defense}.`;
     state.art.set("printed", await toCanvas(await picture("page/patch.png"), LARGEST_SIDE));
@@ -289,7 +291,11 @@ async function begin() {
     const samples = await addSamples();
     const known = model.model === "zoo:tiny" && samples[START.sample];
     const first = samples[known ? START.sample : 0];
-    if (!first) return;
+    if (!first) {
+      $("patch").hidden = true;
+      $("picture-note").textContent = "There are no samples here. Upload a picture to begin.";
+      return;
+    }
     await useSample(first, $("samples").children[first.number]);
     if (known) place(START.top, START.left);
   } catch (error) {

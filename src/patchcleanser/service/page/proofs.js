@@ -21,7 +21,7 @@ export async function loadCosts() {
     const more = (masks, i) => i === 0 || all[i].masks.length > all[i - 1].masks.length;
     state.costs = numbers.map((masks, i) => ({ masks, facts: all[i] })).filter(({ masks }, i) => more(masks, i));
     $("masks").max = state.costs.at(-1).masks;
-    state.masks = Number($("masks").value);
+    if (state.masks !== null) state.masks = Number($("masks").value);
     redrawCosts();
   } catch (error) {
     tell(error);
@@ -33,7 +33,7 @@ export function redrawCosts() {
   showCosts(state.costs, state.masks, shares);
   const found = state.costs.find(({ masks }) => masks === state.masks);
   const looks = found ? `, ${count(found.facts.predict_classifications, "look")} an answer` : "";
-  $("masks-out").textContent = `${state.masks}×${state.masks}${looks}`;
+  $("masks-out").textContent = state.masks === null ? "the service’s own" : `${state.masks}×${state.masks}${looks}`;
 }
 
 async function prove(masks) {

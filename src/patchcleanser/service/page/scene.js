@@ -66,7 +66,7 @@ export function draw() {
   patch.style.height = `${(100 * box.height) / height}%`;
   patch.style.width = `${(100 * box.width) / width}%`;
   patch.setAttribute("aria-label", `Patch of ${box.height} by ${box.width} pixels at row ${box.top}, column ${box.left}`);
-  const beyond = fits(box) ? "" : ", larger than the threat";
+  const beyond = fits(box) || !state.shapes.length ? "" : ", larger than the threat";
   $("size-out").textContent = `${box.height}×${box.width} px${beyond}`;
 }
 
@@ -80,7 +80,7 @@ export function png(canvas) {
 
 // Options of a request for so many masks per axis, where that may be chosen.
 export function chosenMasks(masks) {
-  return state.model.may_choose_masks ? { masks } : {};
+  return state.model.may_choose_masks && masks !== null ? { masks } : {};
 }
 
 export async function toCanvas(blob, largest) {

@@ -78,6 +78,10 @@ export function showStory(found, scene, model) {
 
 function decided(found, model) {
   const name = called(found.label, model.names);
+  if (found.case !== "agreed" && model.defense === "challenger-masking") {
+    const side = found.case === "disagreer" ? `one that says ${name}, dashed on the picture if it hides a patch` : `one that says ${name}, as most do`;
+    return `${count(found.disagreers.length, "mask")} of ${found.masks} ${found.disagreers.length === 1 ? "disagrees" : "disagree"}. Masks of different labels were played against each other, two at a time, until one label was left: ${side}.`;
+  }
   if (found.case === "agreed") {
     return `Whichever piece is hidden, the model says ${name}. One of the masks hides the patch, if there is one, so it cannot be what makes the model say so.`;
   }
@@ -96,16 +100,20 @@ function detected(found, model) {
 }
 
 function promised(found, scene, model) {
-  const shape = scene.shapes.map(([h, w]) => `${h}×${w}`)[0];
-  const size = scene.shapes.length > 1 ? `of the threat (${model.threat})` : `of up to ${shape} px`;
-  if (scene.patch && !scene.patchFits) {
+  const exact = scene.shapes.length === 1;
+  const size = exact ? `of up to ${scene.shapes[0].join("×")} px` : `of the threat (${model.threat})`;
+  const unsure = scene.patch && !scene.shapes.length ? " Whether yours is one of them depends on how the picture is resized." : "";
+  if (scene.patch && scene.shapes.length && !scene.patchFits) {
     return `Your patch is ${scene.patch.height}×${scene.patch.width} px. The masks are made for a patch ${size}, so nothing is promised here, whatever the answer.`;
   }
   if (scene.proof?.row_certified) {
-    return `This sample was certified below: no patch ${size} can change its answer, wherever you drag it and whatever is printed on it.`;
+    return `This sample was certified below: no patch ${size} can change its answer, wherever you drag it and whatever is printed on it.${unsure}`;
+  }
+  if (scene.proof?.detection_certified) {
+    return `This sample was certified for detection below: under a patch ${size} the answer is right, or an alert; it is never wrong unnoticed.${unsure}`;
   }
   if (scene.proof) {
-    return `This sample could not be certified with these masks: some patch ${size} might still win. That this answer is right, if it is, is luck that can be measured but not proved.`;
+    return `This sample could not be certified with these masks: some patch ${size} might still win. That this answer is right, if it is, can be measured but not proved.`;
   }
   return `Nothing is proved about a picture that is handed in, since it may carry a patch already. Proofs are about clean pictures with a known label, and a patch ${size}: certify a sample below.`;
 }
@@ -168,6 +176,10 @@ export function showSecondRound(found, model) {
     return;
   }
   const more = rows.length > ROWS ? ` The first ${ROWS} are drawn.` : "";
+  if (model.defense === "challenger-masking") {
+    $("round-two-words").textContent = `Masks of different labels meet two at a time, and the loser leaves. Pale squares were not needed.${more}`;
+    return;
+  }
   $("round-two-words").textContent = found.case === "disagreer"
     ? `Each mask that disagrees is tried together with every other one. One of them keeps its label throughout: it hides the patch, and decides.${more}`
     : `Each mask that disagrees is tried together with every other one. None keeps its label throughout, so none is believed.${more}`;
@@ -190,7 +202,9 @@ function showRow(row, found, model, across) {
     dots.append(dot);
   }
   const decides = found.case === "disagreer" && sameBoxes(found.details.masks[row.mask], found.suspected);
-  const words = against
+  const words = model.defense === "challenger-masking"
+    ? `${count(against, "other mask")} won against it`
+    : against
     ? `${count(against, "second mask")} ${against === 1 ? "says" : "say"} otherwise: not believed`
     : "no second mask says otherwise";
   return element(
@@ -237,8 +251,10 @@ export function showCertificate(found, source, model) {
   title.classList.toggle("yes", proved);
   title.classList.toggle("no", !proved);
   $("certificate-words").textContent = detection ? detectionWords(found, model) : recoveryWords(found, model);
-  if (found.maps) drawMap(found.maps[0], source);
-  $("map").hidden = !found.maps;
+  // A map of the network's own grid does not lie on the picture.
+  const drawn = found.maps && model.grid === "source";
+  if (drawn) drawMap(found.maps[0], source);
+  $("map").hidden = $("map-legend").hidden = !drawn;
 }
 
 function recoveryWords(found, model) {
