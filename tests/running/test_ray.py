@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 pytest.importorskip("ray")
 import ray
@@ -28,14 +30,17 @@ from ray.cluster_utils import Cluster
 from patchcleanser import CallableClassifier, Threat, load_classifier
 from patchcleanser.attacks import Settings
 from patchcleanser.classifiers.onnx import OnnxClassifier
+from patchcleanser.cli.app import app
 from patchcleanser.core.records import TIMES, Run
 from patchcleanser.data import ArrayDataset, chosen, load_dataset
 from patchcleanser.data.base import EncodedDataset
 from patchcleanser.data.files import Files
+from patchcleanser.data.load import SAMPLE
 from patchcleanser.errors import ClusterError, DataError, InputError, RecordError
 from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attacked import AttackJob, attack_all
 from patchcleanser.evaluation.audit import audit
+from patchcleanser.experiments.collecting import read_found
 from patchcleanser.running import evaluate
 from patchcleanser.running.local import Progress
 from patchcleanser.running.ray import RayRunner
@@ -387,3 +392,21 @@ def test_without_ray_the_command_that_installs_it_is_said() -> None:
     code = "import sys; sys.modules['ray'] = None; import patchcleanser.running.ray"
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert "ray is not installed; run: pip install 'patchcleanser[ray]'" in ended.stderr
+
+
+def test_reproduce_on_ray_finds_what_it_finds_here(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    shutil.copyfile(SAMPLE, tmp_path / "data" / "cifar10-test-00000-of-00001.parquet")
+    words = ["reproduce", "table3", "--models", "tiny", "--limit", "3", "--root", str(tmp_path / "data")]
+    for place, more in (("here", []), ("ray", ["--address", cluster.address, "--workers", "1"])):
+        done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / place), "--on", place, *more])
+        assert done.exit_code == 0, done.output
+    here, there = (read_found(tmp_path / place, "table3") for place in ("here", "ray"))
+    assert here.keys() == there.keys() != set()
+    assert all(here[key].values == there[key].values for key in here)
+
+
+def test_workers_without_a_cluster_are_refused() -> None:
+    done = CliRunner().invoke(app, ["reproduce", "table3", "--workers", "2"])
+    assert isinstance(done.exception, InputError)
+    assert "--workers belongs to --on ray" in str(done.exception)

@@ -120,20 +120,25 @@ class Place:
             if given and self.on == "here":
                 raise InputError(f"{name} belongs to --on ray")
 
+    @property
+    def kind(self) -> str:
+        """The kind of device that workers have."""
+        return "cuda" if self.gpus else "cpu"
+
     def device(self, asked: str) -> str:
         """Where this process has the model: with workers that have their own, on the CPU."""
         if self.on == "here":
             return asked
-        has = "cuda" if self.gpus else "cpu"
-        if asked not in ("auto", has):
+        if asked not in ("auto", self.kind):
             raise InputError(
-                f"with --on ray and --gpus-per-worker {self.gpus:g} the workers' device is {has}, got --device {asked}"
+                f"with --on ray and --gpus-per-worker {self.gpus:g} the workers' device is {self.kind}, got --device "
+                f"{asked}"
             )
         return "cpu"
 
     @contextmanager
-    def runner(self, model: str) -> Iterator[Runner]:
-        """Who does the work; his workers go when it is done."""
+    def runner(self, model: str | None = None) -> Iterator[Runner]:
+        """Who does the work; his workers go when it is done. A model that cannot be sent is loaded by its name."""
         from patchcleanser.classifiers import load_classifier
         from patchcleanser.evaluation.work import Here
 
@@ -148,7 +153,7 @@ class Place:
             gpus_per_worker=self.gpus,
             cpus_per_worker=self.cpus,
             spread=self.spread,
-            make=partial(load_classifier, model, device="cuda" if self.gpus else "cpu"),
+            make=None if model is None else partial(load_classifier, model, device=self.kind),
         ) as runner:
             yield runner
 

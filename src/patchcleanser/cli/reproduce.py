@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchcleanser.cli.options import AsJson, Device, Limit, Precision, Seed
+from patchcleanser.cli.options import (
+    Address,
+    AsJson,
+    Cpus,
+    Device,
+    Gpus,
+    Limit,
+    On,
+    Place,
+    Precision,
+    Seed,
+    Workers,
+)
 from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from patchcleanser.core.records import Run
     from patchcleanser.evaluation.timing import Times
+    from patchcleanser.evaluation.work import Runner
     from patchcleanser.experiments import Experiment, Finding, Plan
     from patchcleanser.experiments.running import Archive, Hands, Laboratory, Missing
 
@@ -51,6 +65,11 @@ def reproduce(
     page: Annotated[
         Path | None, typer.Option(help="Only write what --out holds as a Markdown page into this file.")
     ] = None,
+    on: On = "here",
+    address: Address = None,
+    workers: Workers = None,
+    gpus: Gpus = 0,
+    cpus: Cpus = 1,
     as_json: AsJson = False,
 ) -> None:
     """Run what a table or figure of the paper needs, go on where it stopped, and lay ours beside the paper's."""
@@ -58,6 +77,7 @@ def reproduce(
     from patchcleanser.experiments.models import training_commands
     from patchcleanser.experiments.running import Archive, Laboratory
 
+    place = Place(on, address, workers, gpus, cpus)
     if listed:
         _tell_list(as_json)
         return
@@ -71,16 +91,19 @@ def reproduce(
     if stored:
         _tell(_run_all(chosen, Archive(runs or out / "runs", root), out), out, as_json=as_json)
         return
-    laboratory = Laboratory(
-        runs or out / "runs",
-        _hands(quiet=as_json),
-        root=root,
-        limit=limit,
-        seed=seed,
-        device=device,
-        precision=precision,  # type: ignore[arg-type]  # checked by the defense
-    )
-    _tell(_run_all(chosen, laboratory, out), out, as_json=as_json)
+    with place.runner() as runner:
+        laboratory = Laboratory(
+            runs or out / "runs",
+            _hands(runner, quiet=as_json),
+            root=root,
+            limit=limit,
+            seed=seed,
+            device=place.device(device),
+            workers=place.kind if on == "ray" else None,
+            precision=precision,  # type: ignore[arg-type]  # checked by the defense
+        )
+        told = _run_all(chosen, laboratory, out)
+    _tell(told, out, as_json=as_json)
 
 
 def _named(names: list[str]) -> list[str]:
@@ -115,15 +138,15 @@ def _narrowed(experiment: Experiment, models: str | None, data: str | None) -> E
     return replace(experiment, lines=lines)
 
 
-def _hands(*, quiet: bool) -> Hands:
+def _hands(runner: Runner, *, quiet: bool) -> Hands:
     """The same as certify and attack do, with the same progress."""
     from patchcleanser.cli.attack import run_attack
     from patchcleanser.cli.certify import about_run, run_job
     from patchcleanser.experiments.running import Hands
 
     return Hands(
-        certify=lambda job, folder, about: run_job(job, folder, about, batch=None, skip=False, quiet=quiet),
-        attack=lambda job, folder, about: run_attack(job, folder, about, batch=None, skip=False, quiet=quiet),
+        certify=partial(run_job, batch=None, skip=False, quiet=quiet, runner=runner),
+        attack=partial(run_attack, batch=None, skip=False, quiet=quiet, runner=runner),
         about=about_run,
     )
 

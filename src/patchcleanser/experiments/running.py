@@ -59,6 +59,8 @@ class Laboratory:
     limit: int | None = None
     seed: int = 0
     device: str = "auto"
+    workers: str | None = None
+    """The kind of device of those who do the work, if they are elsewhere."""
     precision: Precision = "exact"
     _loaded: dict[str, Classifier] = field(default_factory=dict, repr=False)
     _images: dict[str, Dataset | DataError] = field(default_factory=dict, repr=False)
@@ -66,7 +68,7 @@ class Laboratory:
     @cached_property
     def kind(self) -> str:
         """The kind of device in use."""
-        return pick_device(self.device).type
+        return self.workers or pick_device(self.device).type
 
     def folder(self, plan: Plan, images: int) -> Path:
         """Where a plan's rows lie; other images, devices and precisions have other rows."""
