@@ -70,7 +70,7 @@ class Pool:
 
     def __init__(self, options: dict[str, Any], wanted: int, settings: tuple[str, int]) -> None:
         self.wanted, self.settings = wanted, settings
-        self.model = ""
+        self.model, self.models = "", 0
         self.classifier: list[Any] = []
         self.remote: Any = ray.remote(**options)(Worker)
         self.members: list[_Member] = []
@@ -89,9 +89,10 @@ class Pool:
     def send(self, fingerprint: str, held: list[Any]) -> None:
         """From now on all workers have this classifier."""
         self.model, self.classifier = fingerprint, held
+        self.models += 1
         for member in self.members:
             member.agreed = -1
-            member.ask(0, member.actor.ready.remote(held))
+            member.ask(0, member.actor.ready.remote(self.models, held))
 
     def begin(self, work: Work[Any, Any]) -> dict[str, Any]:
         """Send the work, and ask the first worker that is ready what decides its results."""
@@ -154,7 +155,7 @@ class Pool:
         """Start workers for those that died; they wait, if need be, until there is room. All must agree to the work."""
         while len(self.members) < self.wanted:
             member = _Member(self.remote.remote(*self.settings))
-            member.ask(0, member.actor.ready.remote(self.classifier))
+            member.ask(0, member.actor.ready.remote(self.models, self.classifier))
             self.members.append(member)
         for member in self.members:
             if self.identity and member.promise is None and member.agreed != self.number:

@@ -26,6 +26,8 @@ from patchcleanser.evaluation.work import Work
 
 SPOT_CHECKS = 3
 """So many images a worker reads before its first task, to see that its node has the same data."""
+READERS = 10
+"""So many processes may die before one of them reads."""
 
 
 class Worker:
@@ -35,6 +37,7 @@ class Worker:
         self.device, self.threads = device, threads
         self.working, self.unpacking = threading.Lock(), threading.Lock()
         self.known: tuple[int, Work[Any, Any]] | None = None
+        self.model = 0
         tags = ("node",)
         self.tags = {"node": socket.gethostname()}
         self.images = Counter("patchcleanser_images", "Images whose rows are done", tag_keys=tags)
@@ -43,13 +46,14 @@ class Worker:
             "patchcleanser_task_seconds", "Time of a task", boundaries=[0.1, 1, 10, 60, 600], tag_keys=tags
         )
 
-    def ready(self, held: list[Any]) -> None:
-        """Load the classifier."""
+    def ready(self, number: int, held: list[Any]) -> None:
+        """Load the classifier; of two that are loaded at the same time the one sent later counts."""
         torch.set_num_threads(self.threads)
         loaded = pickle.loads(ray.get(held[0]))
         with self.unpacking:
-            self.known = None
-            self.classifier = _moved(loaded if isinstance(loaded, Classifier) else loaded(), self.device)
+            if number > self.model:
+                self.classifier = _moved(loaded if isinstance(loaded, Classifier) else loaded(), self.device)
+                self.model, self.known = number, None
 
     def identity(self, number: int, held: list[Any], check: bool) -> dict[str, Any]:
         """What decides the results here."""
@@ -124,27 +128,41 @@ def _ask(helper: Any, number: int, held: list[Any], errand: Errand) -> Callable[
 class Reader:
     """A process that reads images, and may die of it."""
 
-    def read(self, held: list[Any], index: int) -> None:
+    def open(self, held: list[Any]) -> None:
+        """All that is needed to read but the image itself."""
+        self.dataset = unpacked(held[0]).job.dataset
+
+    def read(self, index: int) -> None:
         """One image; what can be said about it in words is said later."""
         with suppress(PatchCleanserError):
-            unpacked(held[0]).job.dataset.image(index)
+            self.dataset.image(index)
 
 
 def deadly(held: list[Any], indices: Sequence[int]) -> list[int]:
     """The images that kill whoever reads them. A process that died may have been killed; twice, it was the image."""
-    remote: Any = ray.remote(num_cpus=0)(Reader)
-    actor, found = remote.remote(), []
+    actor, found = _reader(held), []
     for index in indices:
         for attempt in (1, 2):
             try:
-                got(actor.read.remote(held, index))
+                got(actor.read.remote(index))
                 break
             except RayError:
-                actor = remote.remote()
+                actor = _reader(held)
                 if attempt == 2:
                     found.append(index)
     kill(actor)
     return found
+
+
+def _reader(held: list[Any]) -> Any:
+    """One that is up, so that no image is blamed for a process that never began to read it."""
+    remote: Any = ray.remote(num_cpus=0)(Reader)
+    for _ in range(READERS):
+        actor = remote.remote()
+        with suppress(RayError):
+            got(actor.open.remote(held))
+            return actor
+    raise ClusterError(f"{READERS} processes that were to read images died before they could")
 
 
 class _Packer(ray.cloudpickle.Pickler):  # type: ignore[misc]
