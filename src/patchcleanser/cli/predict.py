@@ -71,8 +71,9 @@ def predict(
             broken += 1
         else:
             (verdict,) = built.predict([pixels])
-            height, width = built.masked.place(pixels).shape[-2:]
-            found.append({"image": str(path), **_facts(verdict, built.mask_set((height, width)), classifier.names)})
+            height, width = built.place(pixels).shape[-2:]
+            masks_of = built.mask_set((height, width)) if isinstance(built, MaskDefense) else None
+            found.append({"image": str(path), **_facts(verdict, masks_of, classifier.names)})
         if not as_json:
             print(_sentence(found[-1]))
     if as_json:

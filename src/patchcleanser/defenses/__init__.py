@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from patchcleanser.defenses.base import Defense
+from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.defenses.challenger_masking import ChallengerMasking
+from patchcleanser.defenses.contract import Defense
 from patchcleanser.defenses.double_masking import DoubleMasking
 from patchcleanser.defenses.minority_reports import MinorityReports
 
@@ -13,4 +14,4 @@ DEFENSES: dict[str, type[Defense[Any, Any]]] = {
     "minority-reports": MinorityReports,
 }
 
-__all__ = ["DEFENSES", "ChallengerMasking", "Defense", "DoubleMasking", "MinorityReports"]
+__all__ = ["DEFENSES", "ChallengerMasking", "Defense", "DoubleMasking", "MaskDefense", "MinorityReports"]

@@ -299,7 +299,7 @@ def _compare(what: str, stored: int, seen: Look) -> Iterator[tuple[str, Any, Any
 def _attack(job: Job, rows: list[Row], settings: Settings, result: Audit, folder: Path) -> None:
     """Attack certified images as one who knows the defense; whoever is fooled is kept with all that is needed."""
     images, labels = [job.dataset.image(row["index"]) for row in rows], [row["label"] for row in rows]
-    found = AdaptiveAttack(job.built, settings).challenge(images, labels)
+    found = AdaptiveAttack(job.masking, settings).challenge(images, labels)
     for row, challenged in zip(rows, found, strict=True):
         result.attacked.append(row["index"])
         if challenged.fooled:
