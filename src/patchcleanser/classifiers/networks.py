@@ -10,6 +10,7 @@ from timm.models.resnet import BasicBlock, ResNet, downsample_conv
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from patchcleanser.classifiers.bagnet import bagnet, bagnet17
 from patchcleanser.errors import ClassifierError
 
 
@@ -110,7 +111,17 @@ def tiny(classes: int = 10) -> nn.Module:
     return resnet(classes, layers=(2, 2, 2, 1), channels=(48, 96, 128, 160), stem_stride=2)
 
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {"resnet": resnet, "vit": vit, "resmlp": resmlp, "tiny": tiny}
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "resnet": resnet,
+    "vit": vit,
+    "resmlp": resmlp,
+    "tiny": tiny,
+    "bagnet": bagnet,
+    "bagnet17": bagnet17,
+}
+
+INPUT = {"bagnet17": 224}
+"""The side of a network's input in px, where it is not 32."""
 
 
 def build_network(name: str, options: dict[str, Any]) -> nn.Module:

@@ -29,7 +29,7 @@ from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from patchcleanser.core.masks import MaskSet
-    from patchcleanser.core.verdicts import DetectionVerdict, Verdict
+    from patchcleanser.core.verdicts import DetectionVerdict, LocalVerdict, Verdict
 
 
 def predict(
@@ -52,7 +52,7 @@ def predict(
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.data.files import SUFFIXES
     from patchcleanser.data.pictures import decode
-    from patchcleanser.defenses import DEFENSES
+    from patchcleanser.defenses import DEFENSES, MaskDefense
 
     if defense not in DEFENSES:
         raise InputError(f"no defense {defense!r}; there are {', '.join(DEFENSES)}")
@@ -100,18 +100,21 @@ def _read(path: Path) -> bytes:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _facts(verdict: Verdict | DetectionVerdict, masks: MaskSet, names: tuple[str, ...] | None) -> dict[str, Any]:
-    from patchcleanser.core.verdicts import DetectionVerdict
+def _facts(
+    verdict: Verdict | DetectionVerdict | LocalVerdict, masks: MaskSet | None, names: tuple[str, ...] | None
+) -> dict[str, Any]:
+    from patchcleanser.core.verdicts import DetectionVerdict, Verdict
 
     named = names[verdict.label] if names and verdict.label < len(names) else None
     facts: dict[str, Any] = {"label": verdict.label, "name": named}
     if isinstance(verdict, DetectionVerdict):
         facts |= {"alert": verdict.alert, "reporters": list(verdict.reporters)}
-    else:
+    elif isinstance(verdict, Verdict) and masks is not None:
         suspect = None if verdict.deciding_mask is None else masks.masks[verdict.deciding_mask]
         windows = suspect and [list(window.numbers) for window in suspect]
         facts |= {"case": verdict.case.value, "disagreers": list(verdict.disagreers), "suspected": windows}
-    return {**facts, "masks": len(masks), "classifications": verdict.classifications}
+    facts |= {} if masks is None else {"masks": len(masks)}
+    return {**facts, "classifications": verdict.classifications}
 
 
 def _sentence(facts: dict[str, Any]) -> str:
@@ -122,6 +125,8 @@ def _sentence(facts: dict[str, Any]) -> str:
     if "alert" in facts:
         word = "ALERT, a patch may be there; undefended label" if facts["alert"] else "no alert;"
         return f"{facts['image']}: {word} {label}, {cost}"
+    if "case" not in facts:
+        return f"{facts['image']}: {label}; {cost}"
     how = {
         "agreed": f"all {facts['masks']} masks agree",
         "disagreer": "one mask decided",

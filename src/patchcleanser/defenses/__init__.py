@@ -2,16 +2,40 @@
 
 from typing import Any
 
+from patchcleanser.defenses.bagcert import BagCert
 from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.defenses.challenger_masking import ChallengerMasking
+from patchcleanser.defenses.clipped_bagnet import ClippedBagNet
 from patchcleanser.defenses.contract import Defense
 from patchcleanser.defenses.double_masking import DoubleMasking
 from patchcleanser.defenses.minority_reports import MinorityReports
+from patchcleanser.defenses.patchguard import PatchGuard, PatchGuardSmoothing
+from patchcleanser.defenses.patchguard_pp import PatchGuardPlusPlus
+from patchcleanser.defenses.smoothing import Smoothing
 
 DEFENSES: dict[str, type[Defense[Any, Any]]] = {
     "double-masking": DoubleMasking,
     "challenger-masking": ChallengerMasking,
     "minority-reports": MinorityReports,
+    "ds": Smoothing,
+    "cbn": ClippedBagNet,
+    "pg-bn": PatchGuard,
+    "pg-ds": PatchGuardSmoothing,
+    "bagcert": BagCert,
+    "patchguard++": PatchGuardPlusPlus,
 }
 
-__all__ = ["DEFENSES", "ChallengerMasking", "Defense", "DoubleMasking", "MaskDefense", "MinorityReports"]
+__all__ = [
+    "DEFENSES",
+    "BagCert",
+    "ChallengerMasking",
+    "ClippedBagNet",
+    "Defense",
+    "DoubleMasking",
+    "MaskDefense",
+    "MinorityReports",
+    "PatchGuard",
+    "PatchGuardPlusPlus",
+    "PatchGuardSmoothing",
+    "Smoothing",
+]

@@ -18,6 +18,7 @@ EACH = 8
 LONGEST = 512
 """Larger pictures are shrunk to this side, in pixels."""
 
+
 def _unproved(row: Row) -> bool:
     """Whether the certificate was tried and not given; without masks there is no row certificate."""
     return (row["certified"] if row["row_certified"] is None else row["row_certified"]) is False
