@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser import CallableClassifier, Preprocessing, Threat, TorchClassifier, Window
+from patchcleanser.classifiers.interval import IntervalNet
 from patchcleanser.core.sight import Reach, Sight
 from patchcleanser.core.windows import Size
 from patchcleanser.defenses import (
     BagCert,
     ClippedBagNet,
     Defense,
+    IntervalBounds,
     PatchGuard,
     PatchGuardPlusPlus,
     PatchGuardSmoothing,
@@ -253,6 +255,55 @@ WEAKENED = [
 @pytest.mark.parametrize("setting", WEAKENED, ids=lambda s: s.name)
 def test_the_attacker_breaks_a_weakened_certificate(setting: Setting) -> None:
     assert any(survey(setting)[True])
+
+
+def random_bounded(seed: int, kind: type[IntervalNet], side: int = 4) -> TorchClassifier:
+    """A small random network with bounds, its last layer made so that class TRUE is often ahead."""
+    torch.manual_seed(seed)
+    layers = [
+        nn.Conv2d(1, 3, 2, 1, 1),
+        nn.ReLU(),
+        nn.AvgPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(3 * side * side, 6),
+        nn.ReLU(),
+        nn.Linear(6, CLASSES),
+    ]
+    nn.init.normal_(layers[-1].bias, std=0.3)
+    return TorchClassifier(kind(*layers).eval(), Preprocessing(mean=(0.4,), std=(0.3,)), classes=CLASSES)
+
+
+def bounded_survey(kind: type[IntervalNet], threat: Threat) -> dict[bool, list[bool]]:
+    outcomes: dict[bool, list[bool]] = {True: [], False: []}
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(60):
+        defense = IntervalBounds(random_bounded(seed, kind), threat)
+        image = torch.rand(1, 4, 4, generator=generator)
+        label = defense.predict(image[None])[0].label
+        (certificate,) = defense.certify(image[None], [label])
+        fooled = any(v.label != label for v in defense.predict(attacked(image, threat)))
+        outcomes[certificate.certified].append(fooled)
+    return outcomes
+
+
+@pytest.mark.parametrize("threat", [DOT, Threat.square(2), Threat.any_rectangle(2)], ids=str)
+def test_images_certified_by_bounds_survive_every_patch(threat: Threat) -> None:
+    outcomes = bounded_survey(IntervalNet, threat)
+    assert len(outcomes[True]) >= 5
+    assert not any(outcomes[True])
+    assert sum(outcomes[False]) >= 5
+
+
+class NarrowBoxes(IntervalNet):
+    """Takes a patch for a tenth as strong as it is."""
+
+    def behind(self, low: Tensor, high: Tensor, labels: Tensor) -> Tensor:
+        middle, half = (low + high) / 2, (high - low) / 20
+        return super().behind(middle - half, middle + half, labels)
+
+
+def test_the_attacker_breaks_bounds_for_a_tenth_of_the_colours() -> None:
+    assert any(bounded_survey(NarrowBoxes, Threat.square(2))[True])
 
 
 @pytest.mark.parametrize("kind", [PatchGuard, PatchGuardPlusPlus])

@@ -18,12 +18,14 @@ from patchcleanser.cli.options import (
     AsJson,
     Batch,
     Data,
+    DefenseNames,
     Device,
     Grid,
     Images,
     Labels,
     Limit,
     Model,
+    Options,
     Patches,
     Precision,
     Root,
@@ -59,10 +61,9 @@ def certify(
     masks: Annotated[str | None, typer.Option(help="Masks per axis: 6, or 6x4; a comma list sweeps.")] = None,
     stride: Stride = None,
     grid: Grid = None,
-    defense: Annotated[
-        str, typer.Option(help="double-masking, challenger-masking or minority-reports; a comma list sweeps.")
-    ] = "double-masking",
+    defense: Annotated[str, typer.Option(help=f"{DefenseNames}; a comma list sweeps.")] = "double-masking",
     threshold: Threshold = None,
+    option: Options = None,
     table: Annotated[
         bool, typer.Option("--table", help="Keep every two-mask label: maps and smaller patches follow without model.")
     ] = False,
@@ -83,7 +84,7 @@ def certify(
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.evaluation import Job
 
-    skip, options = checked_run(batch, unreadable), defense_options(defense, threshold)
+    skip, options = checked_run(batch, unreadable), defense_options(defense, threshold, option)
     classifier = load_classifier(model, device=device)
     dataset = Images(data, split, root, labels, limit, subset, seed).load(classifier, quiet=as_json)
     jobs = [
@@ -138,6 +139,8 @@ def _folders(jobs: list[Job], out: Path | None, model: str, data: str) -> Iterat
 
 
 def _plan(job: Job) -> str:
+    if not job.has_masks:
+        return "-".join(f"{name}{value}" for name, value in sorted(job.options.items())) or "default"
     return "x".join(map(str, job.identity["masks"] or job.identity["stride"]))
 
 
@@ -148,7 +151,8 @@ def run_job(job: Job, folder: Path, about: dict[str, Any], *, batch: int | None,
 
     if not quiet:
         say_continued(folder)
-    with progress(f"{job.threat}, {_plan(job)} masks, {job.defense}", quiet=quiet) as report:
+    masks = f"{_plan(job)} masks, " if job.has_masks else ""
+    with progress(f"{job.threat}, {masks}{job.defense}", quiet=quiet) as report:
         return evaluate(job, folder, batch=batch, skip=skip, about=about, watch=_watcher(report))
 
 
@@ -193,7 +197,7 @@ def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None, 
         print(json.dumps({**rows[0], **(more or {})} if len(rows) == 1 else rows, indent=1))
         return
     for run, result in found:
-        print(f"\n{run.threat}, {_masks(run)}, {run.job['defense']}: {result.images} images")
+        print(f"\n{run.threat}, {_masks(run)}{run.job['defense']}: {result.images} images")
         for name, share in result.shares.items():
             print(f"  {name.replace('_', ' '):20} {share.told}")
         if run.job["precision"] == "fast":
@@ -221,10 +225,13 @@ def _fast(run: Run) -> str:
 
 
 def _masks(run: Run) -> str:
-    """How many masks there were; families of shapes have more than the number per axis says."""
+    """How many masks there were, if any; families of shapes have more than the number per axis says."""
     from pyarrow import compute
 
     numbers = (
         compute.list_value_length(run.read(["one_mask_labels"])["one_mask_labels"]).drop_null().unique().to_pylist()
     )
-    return f"{min(numbers)} to {max(numbers)} masks" if len(numbers) > 1 else f"{max(numbers, default=0)} masks"
+    if not numbers and run.job["masks"] is None and run.job["stride"] is None:
+        return ""
+    many = f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else f"{max(numbers, default=0)}"
+    return f"{many} masks, "

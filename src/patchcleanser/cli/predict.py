@@ -11,10 +11,12 @@ import typer
 from patchcleanser.cli.options import (
     PATCH,
     AsJson,
+    DefenseNames,
     Device,
     Grid,
     Masks,
     Model,
+    Options,
     Patch,
     Patches,
     Precision,
@@ -40,10 +42,9 @@ def predict(
     masks: Masks = None,
     stride: Stride = None,
     grid: Grid = None,
-    defense: Annotated[str, typer.Option(help="double-masking, challenger-masking or minority-reports.")] = (
-        "double-masking"
-    ),
+    defense: Annotated[str, typer.Option(help=DefenseNames)] = "double-masking",
     threshold: Threshold = None,
+    option: Options = None,
     device: Device = "auto",
     precision: Precision = "exact",
     as_json: AsJson = False,
@@ -56,8 +57,16 @@ def predict(
 
     if defense not in DEFENSES:
         raise InputError(f"no defense {defense!r}; there are {', '.join(DEFENSES)}")
-    plan: dict[str, Any] = {"masks": pair_if(masks, "masks"), "stride": pair_if(stride, "stride")}
-    plan |= {"precision": precision, **defense_options(defense, threshold)[defense]}
+    plan: dict[str, Any] = {
+        "masks": pair_if(masks, "masks"),
+        "stride": pair_if(stride, "stride"),
+        "precision": precision,
+    }
+    if not issubclass(DEFENSES[defense], MaskDefense):
+        if masks or stride or precision != "exact":
+            raise InputError(f"{defense} has no masks; leave out --masks, --stride and --precision")
+        plan = {}
+    plan |= defense_options(defense, threshold, option)[defense]
     classifier = load_classifier(model, device=device)
     built = DEFENSES[defense](classifier, threat_of(patch, patches, grid), **plan)
     found: list[dict[str, Any]] = []

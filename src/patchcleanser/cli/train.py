@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 def train(
     model: Annotated[
-        str, typer.Option(help="Network: net:resnet, net:vit, net:resmlp, net:tiny, timm:NAME?…, trained:FOLDER.")
+        str, typer.Option(help="Network: net:resnet, net:vit, net:bagnet, net:tiny, timm:NAME?…, trained:FOLDER.")
     ],
     out: Out,
     data: Annotated[str, typer.Option(help="Labelled images: cifar10, folder:PATH, parquet:PATH.")] = "cifar10",
     root: Annotated[Path | None, typer.Option(help="Where the dataset's files lie; fetched if not given.")] = None,
-    recipe: Annotated[str, typer.Option(help="paper, scratch-cifar or scratch-cifar-tokens.")] = "scratch-cifar",
+    recipe: Annotated[
+        str, typer.Option(help="paper, scratch-cifar, scratch-cifar-tokens, or of a baseline: ds-cifar, …")
+    ] = "scratch-cifar",
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting of the recipe: epochs=30, cutout.count=0.")
     ] = None,

@@ -8,6 +8,7 @@ from patchcleanser.defenses.challenger_masking import ChallengerMasking
 from patchcleanser.defenses.clipped_bagnet import ClippedBagNet
 from patchcleanser.defenses.contract import Defense
 from patchcleanser.defenses.double_masking import DoubleMasking
+from patchcleanser.defenses.interval_bounds import IntervalBounds
 from patchcleanser.defenses.minority_reports import MinorityReports
 from patchcleanser.defenses.patchguard import PatchGuard, PatchGuardSmoothing
 from patchcleanser.defenses.patchguard_pp import PatchGuardPlusPlus
@@ -22,6 +23,7 @@ DEFENSES: dict[str, type[Defense[Any, Any]]] = {
     "pg-bn": PatchGuard,
     "pg-ds": PatchGuardSmoothing,
     "bagcert": BagCert,
+    "ibp": IntervalBounds,
     "patchguard++": PatchGuardPlusPlus,
 }
 
@@ -32,6 +34,7 @@ __all__ = [
     "ClippedBagNet",
     "Defense",
     "DoubleMasking",
+    "IntervalBounds",
     "MaskDefense",
     "MinorityReports",
     "PatchGuard",
