@@ -20,11 +20,13 @@ from patchcleanser.training import RECIPES, Ablation, fit
 
 NORM = Preprocessing(mean=(0.49, 0.48, 0.45), std=(0.25, 0.25, 0.26))
 SMALL_RESNET = {"layers": (1, 1, 1, 1), "channels": (16, 24, 32, 48), "stem_stride": 2}
+SMALL_BAGNET = {"field": 5, "stride": 2, "width": 48, "depth": 3}
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ds": ("ds-cifar", "ablated", SMALL_RESNET, {"rate": 0.1, "epochs": 40}),
     "pg-ds": ("smoothed-vit-cifar", "smoothed-vit", {"width": 48, "depth": 3}, {"rate": 3e-3, "epochs": 60}),
-    "cbn": ("bagnet-cifar", "bagnet", {"width": 48, "depth": 4}, {"rate": 0.1, "epochs": 25}),
-    "bagcert": ("bagcert-cifar", "bagnet", {"width": 48, "depth": 4, "votes": True}, {"rate": 0.1, "epochs": 30}),
+    "cbn": ("bagnet-cifar", "bagnet", SMALL_BAGNET, {"rate": 0.01, "epochs": 40}),
+    "pg-bn": ("bagnet-cifar", "bagnet", SMALL_BAGNET, {"rate": 0.01, "epochs": 25}),
+    "bagcert": ("bagcert-cifar", "bagnet", {**SMALL_BAGNET, "votes": True}, {"epochs": 25}),
     "ibp": ("ibp-cifar", "interval", {"width": 4, "hidden": 64}, {"rate": 5e-3, "epochs": 30}),
 }
 
@@ -53,11 +55,11 @@ def test_each_recipe_learns_what_its_defense_proves(defense: str, images: ArrayD
 
 def certified(defense: str, module: torch.nn.Module, images: ArrayDataset) -> tuple[float, float]:
     """Shares of the images answered rightly, and certified against a patch of one pixel."""
-    options = {"scale": 0.5, "shift": 0.0} if defense == "cbn" else {}
-    built = DEFENSES[defense](TorchClassifier(module, NORM, classes=10), Threat.square(1), **options)
-    pixels = torch.stack([images.image(i) for i in range(len(images))])
-    found = built.examine(pixels, images.labels)
-    right = [e.verdict.label == y for e, y in zip(found, images.labels, strict=True)]
+    built = DEFENSES[defense](TorchClassifier(module, NORM, classes=10), Threat.square(1))
+    some = range(0, len(images), 3)
+    labels = images.labels[list(some)]
+    found = built.examine(torch.stack([images.image(i) for i in some]), labels)
+    right = [e.verdict.label == y for e, y in zip(found, labels, strict=True)]
     return sum(right) / len(found), sum(e.certificate.certified for e in found) / len(found)
 
 

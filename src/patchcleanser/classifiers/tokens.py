@@ -51,7 +51,7 @@ def without_hidden(vit: Any, inputs: Tensor) -> Tensor:
     """The logits of a ViT from its tokens with a visible pixel only."""
     images, hidden = inputs[:, :-1], inputs[:, -1] > 0.5
     tokens = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
-    seen = _seen(hidden, tokens.shape[1] - vit.num_prefix_tokens)
+    seen = seen_tokens(hidden, tokens.shape[1] - vit.num_prefix_tokens)
     prefix = torch.ones(len(seen), vit.num_prefix_tokens, dtype=torch.bool, device=seen.device)
     keep = torch.cat([prefix, seen], dim=1)
     counts = keep.sum(1)
@@ -64,7 +64,7 @@ def without_hidden(vit: Any, inputs: Tensor) -> Tensor:
     return logits
 
 
-def _seen(hidden: Tensor, tokens: int) -> Tensor:
+def seen_tokens(hidden: Tensor, tokens: int) -> Tensor:
     """Tokens with a visible pixel, bool [N, tokens]; all of them where an image is hidden whole."""
     number, height, width = hidden.shape
     down = round((tokens * height / width) ** 0.5)

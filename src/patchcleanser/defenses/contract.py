@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +19,8 @@ from patchcleanser.errors import ImageError, LabelError, PatchCleanserError
 
 V = TypeVar("V")
 C = TypeVar("C")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,18 @@ def counted_labels(images: Any, labels: Any) -> list[int]:
     if hasattr(images, "__len__") and getattr(images, "shape", None) != () and len(images) != len(truths):
         raise LabelError(f"{len(truths)} labels for {len(images)} images")
     return truths
+
+
+def each_labelled(things: Iterable[T], truths: Sequence[int], examine: Callable[[T, int], R]) -> list[R]:
+    """What is found out about each thing with its label, as they come; there must be as many of both."""
+    found: list[R] = []
+    for thing in things:
+        if len(found) == len(truths):
+            raise LabelError(f"{len(truths)} labels for at least {len(found) + 1} images")
+        found.append(examine(thing, truths[len(found)]))
+    if len(found) != len(truths):
+        raise LabelError(f"{len(truths)} labels for {len(found)} images")
+    return found
 
 
 def check_range(labels: Iterable[int], classes: int) -> None:

@@ -124,28 +124,31 @@ class AblationVotes(Evidence):
     def __call__(self, pixels: Tensor) -> Local:
         """One classification for each view, and one of the whole image."""
         sight = self.sight((pixels.shape[2], pixels.shape[3]))
-        visible = torch.from_numpy(sight.down[:, None, :, None] & sight.across[None, :, None, :]).flatten(0, 1)
-        visible = torch.cat([torch.ones_like(visible[:1]), visible]).to(pixels.device)
-        logits = torch.stack([self._views(image, visible) for image in pixels])
-        sure = logits[:, 1:].softmax(2).nan_to_num(0.0).transpose(1, 2)
-        sure = sure.reshape(len(pixels), -1, *sight.grid)
-        votes, low, high = ((sure > self.threshold + slack).float() for slack in (0.0, ROUNDING, -ROUNDING))
-        return Local(votes, low, high, whole=logits[:, 0], spent=len(visible))
-
-    def _views(self, image: Tensor, visible: Tensor) -> Tensor:
-        device = self.classifier.device
-        source, preprocessing = self.grid == "source", self.classifier.preprocessing
-        fill = preprocessing.source_fill(len(image)) if source else preprocessing.input_fill(len(image))
-        colour = torch.tensor(fill, dtype=image.dtype, device=image.device)[:, None, None]
+        down, across = (torch.from_numpy(seen).to(pixels.device) for seen in (sight.down, sight.across))
+        views = len(down) * len(across)
+        pairs = torch.arange(len(pixels) * views, device=pixels.device)
         found = []
-        with torch.inference_mode(), plain_float32(device):
-            for part in torch.split(visible, default_chunk(device, image.numel())):
-                views = torch.where(part[:, None], image, colour)
-                views = self.classifier.prepare(views) if source else views
-                if self.classifier.mask_aware:
-                    views = torch.cat([views, (~part)[:, None].to(views.dtype)], dim=1)
-                found.append(self.classifier.checked_logits(views))
-        return torch.cat(found)
+        for part in torch.split(pairs, default_chunk(self.classifier.device, pixels[0].numel())):
+            image, view = part // views, part % views
+            visible = down[view // len(across)][:, :, None] & across[view % len(across)][:, None, :]
+            found.append(self._logits(pixels[image], visible).softmax(1).nan_to_num(0.0))
+        sure = torch.cat(found).reshape(len(pixels), *sight.grid, -1).permute(0, 3, 1, 2)
+        votes, low, high = ((sure > self.threshold + slack).float() for slack in (0.0, ROUNDING, -ROUNDING))
+        whole = self._logits(pixels, torch.ones_like(pixels[:, 0], dtype=torch.bool))
+        return Local(votes, low, high, whole, spent=views + 1)
+
+    def _logits(self, images: Tensor, visible: Tensor) -> Tensor:
+        """Logits of images of which only some pixels [N, H, W] are visible."""
+        source, preprocessing = self.grid == "source", self.classifier.preprocessing
+        channels = images.shape[1]
+        fill = preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
+        colour = torch.tensor(fill, dtype=images.dtype, device=images.device)[:, None, None]
+        with torch.inference_mode(), plain_float32(self.classifier.device):
+            images = torch.where(visible[:, None], images, colour)
+            images = self.classifier.prepare(images) if source else images
+            if self.classifier.mask_aware:
+                images = torch.cat([images, (~visible)[:, None].to(images.dtype)], dim=1)
+            return self.classifier.checked_logits(images)
 
 
 LARGEST = 1e4

@@ -16,9 +16,9 @@ from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import LocalCertificate, LocalVerdict
 from patchcleanser.core.windows import Size, Window
-from patchcleanser.defenses.contract import Defense, Examined, check_range, counted_labels
+from patchcleanser.defenses.contract import Defense, Examined, check_range, counted_labels, each_labelled
 from patchcleanser.defenses.local import others
-from patchcleanser.errors import InputError, LabelError, OutputError, ThreatError
+from patchcleanser.errors import InputError, OutputError, ThreatError
 
 
 class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
@@ -66,18 +66,14 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
         """Label and certificate of clean images; the undefended label is the answer itself."""
         if maps:
             raise InputError("IntervalBounds has no map of positions; leave out maps=")
-        truths, found = counted_labels(images, labels), list[Examined[LocalVerdict, LocalCertificate]]()
-        for inputs in self._inputs(images):
-            if len(found) == len(truths):
-                raise LabelError(f"{len(truths)} labels for at least {len(found) + 1} images")
-            logits, label = self._logits(inputs), truths[len(found)]
+
+        def one(inputs: Tensor, label: int) -> Examined[LocalVerdict, LocalCertificate]:
+            logits = self._logits(inputs)
             check_range([label], len(logits))
-            verdict = LocalVerdict(int(logits.argmax()), 1)
-            certificate = self._certificate(inputs, label, logits)
-            found.append(Examined(verdict, certificate, (inputs.shape[1], inputs.shape[2]), verdict.label))
-        if len(found) != len(truths):
-            raise LabelError(f"{len(truths)} labels for {len(found)} images")
-        return found
+            verdict, size = LocalVerdict(int(logits.argmax()), 1), (inputs.shape[1], inputs.shape[2])
+            return Examined(verdict, self._certificate(inputs, label, logits), size, verdict.label)
+
+        return each_labelled(self._inputs(images), counted_labels(images, labels), one)
 
     def _inputs(self, images: Any) -> Iterable[Tensor]:
         """Each image as the network's input, refused where the bounds would not speak of its pixels."""

@@ -15,9 +15,9 @@ from patchcleanser.core.sight import Reach, Sight
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import LocalCertificate, LocalVerdict
 from patchcleanser.core.windows import Size, Window
-from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range, counted_labels
+from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range, counted_labels, each_labelled
 from patchcleanser.defenses.evidence import Evidence, Local
-from patchcleanser.errors import InputError, LabelError, OutputError, PatchCleanserError, ThreatError
+from patchcleanser.errors import InputError, OutputError, PatchCleanserError, ThreatError
 
 GROUP = 64
 """Images of one size that are worked on together."""
@@ -77,17 +77,13 @@ class LocalBase(Defense[V, C]):
         """Verdict, certificate and undefended label of clean images."""
         if maps:
             raise InputError(f"{type(self).__name__} has no map of positions; leave out maps=")
-        truths, found = counted_labels(images, labels), list[Examined[V, C]]()
-        for size, case in self._cases(images):
-            if len(found) == len(truths):
-                raise LabelError(f"{len(truths)} labels for at least {len(found) + 1} images")
-            label = truths[len(found)]
+
+        def one(seen: tuple[Size, Case], label: int) -> Examined[V, C]:
+            size, case = seen
             check_range([label], len(case.whole))
-            undefended = int(case.whole.argmax())
-            found.append(Examined(self._verdict(case), self._certificate(case, label), size, undefended))
-        if len(found) != len(truths):
-            raise LabelError(f"{len(truths)} labels for {len(found)} images")
-        return found
+            return Examined(self._verdict(case), self._certificate(case, label), size, int(case.whole.argmax()))
+
+        return each_labelled(self._cases(images), counted_labels(images, labels), one)
 
     def ready(self, size: Size) -> None:
         """Ablations and patches that do not fit are refused."""
