@@ -60,9 +60,9 @@ class Baseline:
 BASELINES = [
     Baseline("ds", "ablated", "net:ablated", "ds-cifar", 6, {"2": (83.9, 68.9), "5": (83.9, 56.2)}),
     Baseline("pg-ds", "ablated", "net:ablated", "ds-cifar", 6, {"2": (84.7, 69.2), "5": (84.6, 57.7)}),
-    Baseline("cbn", "bagnet", "net:bagnet?field=9", "bagnet-cifar", 6, {"2": (84.2, 44.2), "5": (84.2, 9.3)}),
-    Baseline("pg-bn", "bagnet", "net:bagnet?field=9", "bagnet-cifar", 6, {"2": (84.5, 63.8), "5": (83.9, 47.3)}),
-    Baseline("patchguard++", "bagnet", "net:bagnet?field=9", "bagnet-cifar", 6, {}),
+    Baseline("cbn", "bagnet", "net:bagnet?field=7", "bagnet-cifar", 6, {"2": (84.2, 44.2), "5": (84.2, 9.3)}),
+    Baseline("pg-bn", "bagnet", "net:bagnet?field=7", "bagnet-cifar", 6, {"2": (84.5, 63.8), "5": (83.9, 47.3)}),
+    Baseline("patchguard++", "bagnet", "net:bagnet?field=7", "bagnet-cifar", 6, {}),
     Baseline(
         "bagcert",
         "bagcert",

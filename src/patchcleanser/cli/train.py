@@ -89,7 +89,9 @@ def train(
         "teacher": teacher,
         "teacher_weights_sha256": None if guide is None else weights_of(teacher or "", guide),
         "seed": seed,
-        "criterion": f"most held-out images right under {patch} two-mask views",
+        "criterion": f"most held-out images right under {patch} two-mask views"
+        if chosen.holdout
+        else "the last weights",
         "best_epoch": asdict(fitted.best),
         "seconds": round(sum(e.seconds for e in fitted.history), 1),
         **origin(),

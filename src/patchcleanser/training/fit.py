@@ -136,6 +136,8 @@ def fit(
     """
     device = next(module.parameters()).device
     accelerator = _accelerator(device)
+    if recipe.loss == "interval" and accelerator.num_processes > 1:
+        raise TrainingError("interval bounds are trained by one process; start it without accelerate launch")
     torch.manual_seed(seed)
     run = _Run(module, recipe, seed, accelerator)
     threat = threat or Threat.share(0.024)
