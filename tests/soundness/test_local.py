@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from patchcleanser import CallableClassifier, Preprocessing, Threat, TorchClassifier, Window
 from patchcleanser.classifiers.interval import IntervalNet
+from patchcleanser.classifiers.networks import build_network
 from patchcleanser.core.sight import Reach, Sight
 from patchcleanser.core.windows import Size
 from patchcleanser.defenses import (
@@ -31,6 +32,7 @@ from patchcleanser.defenses import (
     Smoothing,
 )
 from patchcleanser.defenses.local import Case, summed_ahead
+from patchcleanser.errors import InputError
 
 TRUE = 0
 CLASSES = 3
@@ -101,6 +103,9 @@ def attacked(image: Tensor, threat: Threat) -> Tensor:
     return torch.stack(found).unique(dim=0)
 
 
+PLAIN = Preprocessing(fill=(0.5,))
+
+
 @dataclass(frozen=True)
 class Setting:
     name: str
@@ -111,6 +116,7 @@ class Setting:
     field: int = 0
     """Of the receptive fields; 0 shows whole ablated images to the classifier."""
     jump: int = 1
+    preprocessing: Preprocessing = PLAIN
     loyalty: float = 0.65
     networks: int = 40
 
@@ -120,8 +126,8 @@ class Setting:
             # The empty buffer tells the device; the module itself has no weights.
             classifier: Any = TorchClassifier(RandomBag(hostile, self.field, self.jump).eval(), classes=CLASSES)
         else:
-            plain = Preprocessing(fill=(0.5,))
-            classifier = CallableClassifier(lambda x: hostile(x.flatten(1)), plain, array="torch", classes=CLASSES)
+            whole = self.preprocessing
+            classifier = CallableClassifier(lambda x: hostile(x.flatten(1)), whole, array="torch", classes=CLASSES)
         return self.make(classifier, self.threat, **self.options), hostile
 
 
@@ -146,12 +152,14 @@ LINE = Threat.rectangle(1, 2)
 DOT = Threat.square(1)
 STRONG = {"scale": 2.0, "shift": 0.0}
 """Clipping for the small logits of these networks."""
+ENLARGED = Preprocessing(resize=(3, 13), interpolation="bilinear", fill=(0.5,))
 SETTINGS = [
     Setting("DS, columns", Smoothing, LINE, (2, 9), {"keep": 1, "threshold": 0.3}),
     Setting("DS, rows", Smoothing, Threat.rectangle(2, 1), (9, 2), {"ablation": "rows", "keep": 1}),
     Setting("DS, blocks that go round", Smoothing, DOT, (4, 4), {"ablation": "blocks", "keep": 2}),
     Setting("DS, two patches", Smoothing, Threat.square(1, count=2), (1, 8), {"keep": 1}),
     Setting("DS, any rectangle of 2 px", Smoothing, Threat.any_rectangle(2), (2, 9), {"keep": 1}),
+    Setting("DS, images that are enlarged", Smoothing, LINE, (2, 9), {"keep": 1}, preprocessing=ENLARGED),
     Setting("PG-DS", PatchGuardSmoothing, LINE, (2, 9), {"keep": 1}),
     Setting("PG-DS, wide bands", PatchGuardSmoothing, DOT, (2, 9), {"keep": 2, "ratio": 0.3}),
     Setting("CBN", ClippedBagNet, DOT, (4, 6), STRONG, field=2),
@@ -311,3 +319,31 @@ def test_two_patches_are_refused_where_the_proof_is_for_one(kind: type[Defense[A
     setting = Setting("two", kind, Threat.square(1, count=2), (4, 4), field=2)
     with pytest.raises(Exception, match="is for one patch, got 2 patches of 1x1"):
         setting.built(0)
+
+
+@pytest.mark.parametrize("kind", [ClippedBagNet, PatchGuard, BagCert, PatchGuardPlusPlus])
+def test_receptive_fields_of_resized_images_are_refused_on_the_source_grid(kind: type[Defense[Any, Any]]) -> None:
+    """Resizing spreads a patch, so fields counted on the input say nothing about the image as it came."""
+    module = RandomBag(Hostile(0, 1.0, 1.0), 2, 1).eval()
+    classifier = TorchClassifier(module, Preprocessing(resize=(8, 8)), classes=CLASSES)
+    with pytest.raises(InputError, match="use a threat on the input grid"):
+        kind(classifier, DOT).predict(torch.zeros(1, 1, 4, 4))
+    (verdict,) = kind(classifier, Threat.square(1, grid="input")).predict(torch.zeros(1, 1, 4, 4))
+    assert 0 <= verdict.label < CLASSES
+
+
+@pytest.mark.parametrize("name", ["ablated", "smoothed-vit"])
+def test_hidden_pixels_do_not_move_the_base_classifiers_of_smoothing(name: str) -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"width": 24, "depth": 2} if name == "smoothed-vit" else {"channels": (8, 8, 8, 8)}
+    network = build_network(name, options).eval()
+    hidden = torch.ones(1, 1, 32, 32)
+    hidden[..., 10:14] = 0
+    shown = torch.rand(1, 3, 32, 32) * (1 - hidden)
+    with torch.inference_mode():
+        # What Smoothing hides is one colour; the ResNet does not even see that.
+        first = network(torch.cat([shown, hidden], 1))
+        colours = shown + hidden * (0.7 if name == "ablated" else 0.0)
+        assert torch.allclose(network(torch.cat([colours, hidden], 1)), first)
+        moved = shown + 0.5 * (1 - hidden)
+        assert not torch.allclose(network(torch.cat([moved, hidden], 1)), first, atol=1e-4)

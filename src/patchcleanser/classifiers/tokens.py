@@ -44,10 +44,12 @@ class TokenDropping(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[N, C + 1, H, W] → logits."""
-        return without_hidden(self.vit, inputs)
+        logits: Tensor = without_hidden(self.vit, inputs)
+        return logits
 
 
-@torch.compiler.disable  # how many tokens are left differs from batch to batch, and each number would be compiled
+# How many tokens are left differs from batch to batch, and each number would be compiled anew.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def without_hidden(vit: Any, inputs: Tensor) -> Tensor:
     """The logits of a ViT from its tokens with a visible pixel only."""
     images, hidden = inputs[:, :-1], inputs[:, -1] > 0.5

@@ -118,7 +118,9 @@ class LocalBase(Defense[V, C]):
         if local.score.shape[2:] != sight.grid:
             got = tuple(local.score.shape[2:])
             raise OutputError(f"the network has {got} local scores where its receptive fields make {sight.grid}")
-        scored = [self._scored(t.double()) for t in (local.score, local.low, local.high)]
+        # Sums are made in float64, which Apple's GPUs do not have.
+        home = torch.device("cpu") if local.score.device.type == "mps" else local.score.device
+        scored = [self._scored(t.to(home).double()) for t in (local.score, local.low, local.high)]
         for score, low, high, whole in zip(*scored, local.whole, strict=True):
             yield size, Case(score, low, high, whole, reaches, self.threat.count, local.spent)
 
