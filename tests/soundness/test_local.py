@@ -337,6 +337,8 @@ def test_hidden_pixels_do_not_move_the_base_classifiers_of_smoothing(name: str) 
     torch.manual_seed(0)
     options: dict[str, Any] = {"width": 24, "depth": 2} if name == "smoothed-vit" else {"channels": (8, 8, 8, 8)}
     network = build_network(name, options).eval()
+    for weights in network.parameters():  # new ones have branches that are switched off
+        nn.init.normal_(weights, std=0.2)
     hidden = torch.ones(1, 1, 32, 32)
     hidden[..., 10:14] = 0
     shown = torch.rand(1, 3, 32, 32) * (1 - hidden)
