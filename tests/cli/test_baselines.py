@@ -97,3 +97,15 @@ def test_what_a_baseline_cannot_do_is_refused_with_the_reason(
     assert run(monkeypatch, "certify", *words, *common) != 0
     assert said in capsys.readouterr().err
     assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_attack_and_audit_say_that_they_need_masks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--defense", "ds", "--limit", "2", "--device", "cpu"]
+    assert run(monkeypatch, "attack", *words, "--out", str(tmp_path / "attack")) != 0
+    assert "only defenses with masks can be attacked, and ds has none" in capsys.readouterr().err
+    assert run(monkeypatch, "certify", *words, "--out", str(tmp_path / "run")) == 0
+    capsys.readouterr()
+    assert run(monkeypatch, "audit", str(tmp_path / "run")) != 0
+    assert "was made by ds; only defenses with masks can be audited" in capsys.readouterr().err

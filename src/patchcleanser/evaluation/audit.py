@@ -67,6 +67,8 @@ def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
     """
     if run.job.get("kind", "certify") != "certify":
         raise RecordError(f"{run.folder} holds no certificates to audit, but a run of kind {run.job['kind']!r}")
+    if run.job["masks"] is None and run.job["stride"] is None:
+        raise RecordError(f"{run.folder} was made by {run.job['defense']}; only defenses with masks can be audited")
     if not run.finished:
         raise RecordError(
             f"{run.folder} is not finished: {len(run.missing())} of {run.batches} batches are missing; "
