@@ -124,6 +124,27 @@ def keep(row: dict[str, Any], out: Path) -> None:
     out.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
 
 
+SMOKE = {
+    "ds": "--model torchvision:resnet50 --option keep=25 --threshold 0.2",
+    "pg-ds": "--model torchvision:resnet50 --option keep=25 --threshold 0.2",
+    "cbn": "--model net:bagnet17",
+    "pg-bn": "--model net:bagnet17",
+    "patchguard++": "--model net:bagnet17",
+    "bagcert": "--model 'net:bagnet17?votes=true'",
+    "ibp": "--model 'net:interval?size=224&classes=1000&width=8'",
+}
+"""What each costs on 200 images of ImageNet's size; these networks were not trained for it."""
+
+
+def smoke(root: Path) -> list[str]:
+    """The commands for it."""
+    common = "--data imagenet --labels number --limit 200 --patch 2% --grid input"
+    return [
+        f"patchcleanser certify --defense {defense} {words} {common} --out {root}/imagenet-{defense}"
+        for defense, words in SMOKE.items()
+    ]
+
+
 def commands(root: Path, out: Path) -> list[str]:
     """Every command, in order; weights that several defenses share are made once."""
     lines: dict[str, str] = {}
@@ -133,7 +154,7 @@ def commands(root: Path, out: Path) -> list[str]:
     names = list(dict.fromkeys(baseline.defense for baseline in BASELINES))
     measure = ["python", "benchmarks/baselines.py", *names, "--models", str(root), "--out", str(out)]
     lines[shlex.join(measure)] = "about 15 min for 10,000 images and both patches (a guess)"
-    return [f"{command}  # {note}" for command, note in lines.items()]
+    return [*(f"{command}  # {note}" for command, note in lines.items()), *smoke(root)]
 
 
 def main() -> None:

@@ -30,9 +30,9 @@ def network_classifier(name: str, device: torch.device, options: dict[str, Any])
     module = build_network(name, options).eval().to(device)
     if weights != "none":
         load_weights(module, weights)
-    side = INPUT.get(name, 32)
+    side = options.get("size", INPUT.get(name, 32))
     preprocessing = Preprocessing((side, side), None, "bicubic", CIFAR_MEAN, CIFAR_STD)
-    return TorchClassifier(module, preprocessing, classes=options.get("classes", 1000 if side == 224 else 10))
+    return TorchClassifier(module, preprocessing, classes=options.get("classes", 1000 if name in INPUT else 10))
 
 
 def trained_classifier(
