@@ -65,7 +65,7 @@ def certified(defense: str, module: torch.nn.Module, images: ArrayDataset) -> tu
 
 @pytest.mark.parametrize(("kind", "kept"), [("columns", 8 * 3), ("rows", 3 * 6), ("blocks", 9)])
 def test_an_ablation_keeps_one_band_or_block(kind: str, kept: int) -> None:
-    hidden = Ablation(kind=kind, keep=3).hidden(torch.zeros(50, 3, 8, 6), torch.Generator().manual_seed(0))
+    hidden = Ablation(ablation=kind, keep=3).hidden(torch.zeros(50, 3, 8, 6), torch.Generator().manual_seed(0))
     assert (~hidden).sum((1, 2)).tolist() == [kept] * 50
     # Every pixel is kept somewhere, also by bands that go on at the other side.
     assert (~hidden).any(0).all()
@@ -73,7 +73,7 @@ def test_an_ablation_keeps_one_band_or_block(kind: str, kept: int) -> None:
 
 def test_an_ablation_of_another_kind_is_refused() -> None:
     with pytest.raises(InputError, match="an ablation keeps columns, rows or blocks"):
-        Ablation(kind="circles")
+        Ablation(ablation="circles")
 
 
 def test_the_recipes_that_were_there_keep_their_fingerprints() -> None:

@@ -70,13 +70,15 @@ class Ablation(Cutout):
     """
 
     count: int = 1
-    kind: str = "columns"
+    ablation: str = "columns"
     keep: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind not in ("columns", "rows", "blocks") or self.keep < 1:
-            raise InputError(f"an ablation keeps columns, rows or blocks of some px, got {self.kind!r}, {self.keep}")
+        if self.ablation not in ("columns", "rows", "blocks") or self.keep < 1:
+            raise InputError(
+                f"an ablation keeps columns, rows or blocks of some px, got {self.ablation!r}, {self.keep}"
+            )
 
     def one(self, number: int, size: tuple[int, int], generator: torch.Generator, device: torch.device) -> Tensor:
         """One random ablation for each of `number` images, bool [number, H, W], True where hidden."""
@@ -84,7 +86,7 @@ class Ablation(Cutout):
         for axis, length in zip(("rows", "columns"), size, strict=True):
             start = torch.randint(0, length, (number, 1), generator=generator, device=device)
             band = (torch.arange(length, device=device) - start) % length < self.keep
-            shown.append(band if self.kind in (axis, "blocks") else torch.ones_like(band))
+            shown.append(band if self.ablation in (axis, "blocks") else torch.ones_like(band))
         return ~(shown[0][:, :, None] & shown[1][:, None, :])
 
 
