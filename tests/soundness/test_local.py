@@ -31,7 +31,7 @@ from patchcleanser.defenses import (
     PatchGuardSmoothing,
     Smoothing,
 )
-from patchcleanser.defenses.local import Case, summed_ahead
+from patchcleanser.defenses.local import Scores, summed_ahead
 from patchcleanser.errors import InputError
 
 TRUE = 0
@@ -191,7 +191,7 @@ def test_certified_images_survive_every_patch(setting: Setting) -> None:
 class OneViewLess(Smoothing):
     """Counts one view less than the patch can reach."""
 
-    def _ahead(self, case: Case, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
         return super()._ahead(case, label, reach) + 2 * case.patches
 
 
@@ -225,21 +225,21 @@ class Unclipped(ClippedBagNet):
 class HalfSwing(BagCert):
     """Forgets that a place can change sides, and counts only the vote it loses."""
 
-    def _ahead(self, case: Case, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
         return summed_ahead(case, label, reach, swing=0.0)
 
 
 class NoSecondWindow(PatchGuard):
     """Forgets that the true class loses a window of its own."""
 
-    def _ahead(self, case: Case, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
         return super()._ahead(case, label, reach) + case.low[label].max()
 
 
 class Unsure(PatchGuardPlusPlus):
     """Certifies at a lower confidence than alerts ask for."""
 
-    def _certificate(self, case: Case, label: int) -> Any:
+    def _certificate(self, case: Scores, label: int) -> Any:
         asked, self.threshold = self.threshold, 0.0
         found = super()._certificate(case, label)
         self.threshold = asked

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from patchcleanser.core.sight import Reach
 from patchcleanser.defenses.evidence import LocalLogits
-from patchcleanser.defenses.local import Case, LocalDefense, summed_ahead
+from patchcleanser.defenses.local import LocalDefense, Scores, summed_ahead
 
 
 class BagCert(LocalDefense):
@@ -27,8 +27,8 @@ class BagCert(LocalDefense):
     def _scored(self, local: Tensor) -> Tensor:
         return (local > 0).to(local)
 
-    def _totals(self, case: Case) -> Tensor:
+    def _totals(self, case: Scores) -> Tensor:
         return case.score.sum((1, 2))
 
-    def _ahead(self, case: Case, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
         return summed_ahead(case, label, reach, swing=1.0)

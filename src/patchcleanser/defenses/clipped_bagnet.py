@@ -10,7 +10,7 @@ from torch import Tensor
 from patchcleanser.core.sight import Reach
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.evidence import LocalLogits
-from patchcleanser.defenses.local import Case, LocalDefense, summed_ahead
+from patchcleanser.defenses.local import LocalDefense, Scores, summed_ahead
 from patchcleanser.errors import InputError
 
 
@@ -37,8 +37,8 @@ class ClippedBagNet(LocalDefense):
     def _scored(self, local: Tensor) -> Tensor:
         return torch.tanh(self.scale * local + self.shift)
 
-    def _totals(self, case: Case) -> Tensor:
+    def _totals(self, case: Scores) -> Tensor:
         return case.score.sum((1, 2))
 
-    def _ahead(self, case: Case, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
         return summed_ahead(case, label, reach, swing=2.0)

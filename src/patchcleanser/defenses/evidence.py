@@ -42,6 +42,7 @@ class Evidence(ABC):
 
     def __init__(self, classifier: Classifier, grid: Grid) -> None:
         self.classifier, self.grid = classifier, grid
+        self.rounding = ROUNDING if classifier.dtype in (torch.float32, torch.float64) else HALF_ROUNDING
 
     @abstractmethod
     def sight(self, size: Size) -> Sight:
@@ -90,7 +91,7 @@ class LocalLogits(Evidence):
             self.classifier.classes = local.shape[1]
         # Not numbers are no evidence; endless ones would drown what they are added to.
         local = local.nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST).clamp(-LARGEST, LARGEST)
-        slack = ROUNDING * (1 + local.abs().amax((1, 2, 3), keepdim=True))
+        slack = self.rounding * (1 + local.abs().amax((1, 2, 3), keepdim=True))
         return Local(local, local - slack, local + slack, local.mean((2, 3)), spent=1)
 
 
@@ -133,7 +134,7 @@ class AblationVotes(Evidence):
             visible = down[view // len(across)][:, :, None] & across[view % len(across)][:, None, :]
             found.append(self._logits(pixels[image], visible).softmax(1).nan_to_num(0.0))
         sure = torch.cat(found).reshape(len(pixels), *sight.grid, -1).permute(0, 3, 1, 2)
-        votes, low, high = ((sure > self.threshold + slack).float() for slack in (0.0, ROUNDING, -ROUNDING))
+        votes, low, high = ((sure > self.threshold + slack).float() for slack in (0.0, self.rounding, -self.rounding))
         whole = self._logits(pixels, torch.ones_like(pixels[:, 0], dtype=torch.bool))
         return Local(votes, low, high, whole, spent=views + 1)
 
@@ -154,5 +155,5 @@ class AblationVotes(Evidence):
 LARGEST = 1e4
 """Local logits are cut off here, so that sums in float64 keep what lies beside an enormous one."""
 
-ROUNDING = TIE
-"""How far, relative to its size, a score may move with the batch it is in."""
+ROUNDING, HALF_ROUNDING = TIE, 2e-2
+"""How far, relative to its size, a score may move with the batch it is in; of a half-precision network further."""

@@ -24,7 +24,7 @@ GROUP = 64
 
 
 @dataclass(frozen=True)
-class Case:
+class Scores:
     """One image: its local scores [classes, down, across] in float64, and what a patch can reach of them."""
 
     score: Tensor
@@ -54,11 +54,11 @@ class LocalBase(Defense[V, C]):
         """Where the local scores come from."""
 
     @abstractmethod
-    def _verdict(self, case: Case) -> V:
+    def _verdict(self, case: Scores) -> V:
         """Decide one image."""
 
     @abstractmethod
-    def _certificate(self, case: Case, label: int) -> C:
+    def _certificate(self, case: Scores, label: int) -> C:
         """Prove, or not, one labelled image."""
 
     def _scored(self, local: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class LocalBase(Defense[V, C]):
         if maps:
             raise InputError(f"{type(self).__name__} has no map of positions; leave out maps=")
 
-        def one(seen: tuple[Size, Case], label: int) -> Examined[V, C]:
+        def one(seen: tuple[Size, Scores], label: int) -> Examined[V, C]:
             size, case = seen
             check_range([label], len(case.whole))
             return Examined(self._verdict(case), self._certificate(case, label), size, int(case.whole.argmax()))
@@ -96,7 +96,7 @@ class LocalBase(Defense[V, C]):
             self._known[size] = sight, sight.reaches(self.threat)
         return self._known[size]
 
-    def _cases(self, images: Any) -> Iterator[tuple[Size, Case]]:
+    def _cases(self, images: Any) -> Iterator[tuple[Size, Scores]]:
         group: list[Tensor] = []
         for number, image in enumerate(checked_images(images, self.classifier.preprocessing.channels)):
             pixels = self.place(image)
@@ -111,7 +111,7 @@ class LocalBase(Defense[V, C]):
             group.append(pixels)
         yield from self._looked(group)
 
-    def _looked(self, group: list[Tensor]) -> Iterator[tuple[Size, Case]]:
+    def _looked(self, group: list[Tensor]) -> Iterator[tuple[Size, Scores]]:
         size = (group[0].shape[1], group[0].shape[2])
         sight, reaches = self._seen(size)
         local: Local = self.evidence(torch.stack(group))
@@ -122,24 +122,24 @@ class LocalBase(Defense[V, C]):
         home = torch.device("cpu") if local.score.device.type == "mps" else local.score.device
         scored = [self._scored(t.to(home).double()) for t in (local.score, local.low, local.high)]
         for score, low, high, whole in zip(*scored, local.whole, strict=True):
-            yield size, Case(score, low, high, whole, reaches, self.threat.count, local.spent)
+            yield size, Scores(score, low, high, whole, reaches, self.threat.count, local.spent)
 
 
 class LocalDefense(LocalBase[LocalVerdict, LocalCertificate]):
     """Recovery: the label with the highest total, and a certificate by how far it stays ahead."""
 
     @abstractmethod
-    def _totals(self, case: Case) -> Tensor:
+    def _totals(self, case: Scores) -> Tensor:
         """The score of each class [classes]; of equals the smallest class wins."""
 
     @abstractmethod
-    def _ahead(self, case: Case, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
         """For each placement of one patch [down, across]: how far the label surely stays ahead; above 0 is proved."""
 
-    def _verdict(self, case: Case) -> LocalVerdict:
+    def _verdict(self, case: Scores) -> LocalVerdict:
         return LocalVerdict(int(self._totals(case).argmax()), case.spent)
 
-    def _certificate(self, case: Case, label: int) -> LocalCertificate:
+    def _certificate(self, case: Scores, label: int) -> LocalCertificate:
         worst, where = torch.inf, None
         for reach in case.reaches:
             ahead = self._ahead(case, label, reach).flatten()
@@ -164,7 +164,7 @@ def others(scores: Tensor, label: int) -> Tensor:
     return torch.cat([scores[:label], scores[label + 1 :]])
 
 
-def summed_ahead(case: Case, label: int, reach: Reach, *, swing: float) -> Tensor:
+def summed_ahead(case: Scores, label: int, reach: Reach, *, swing: float) -> Tensor:
     """How far the sum of the label's scores stays ahead of every other sum, for each placement [down, across].
 
     A score of one class minus that of another is never below -swing. Then, on the attacked image,

@@ -10,7 +10,7 @@ from torch import Tensor
 from patchcleanser.core.sight import Reach
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.evidence import Ablation, AblationVotes, Evidence, LocalLogits
-from patchcleanser.defenses.local import Case, LocalDefense, others, reached_sums
+from patchcleanser.defenses.local import LocalDefense, Scores, others, reached_sums
 from patchcleanser.errors import InputError
 
 
@@ -47,11 +47,11 @@ class RobustMasking(LocalDefense):
     def _scored(self, local: Tensor) -> Tensor:
         return local.clamp_min(0.0)
 
-    def _totals(self, case: Case) -> Tensor:
+    def _totals(self, case: Scores) -> Tensor:
         whole, window = case.score.sum((1, 2)), _largest(case.score, case.reaches)
         return torch.where(window > self.ratio * whole, whole - window, whole)
 
-    def _ahead(self, case: Case, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
         rivals = others(case.high, label)
         outside = rivals.sum((1, 2))[:, None, None] - reached_sums(rivals, reach)
         rows, columns = (torch.from_numpy(m).to(case.low.device) for m in (reach.rows, reach.columns))

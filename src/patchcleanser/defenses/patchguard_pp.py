@@ -10,7 +10,7 @@ from torch import Tensor
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import DetectionCertificate, DetectionVerdict
 from patchcleanser.defenses.evidence import LocalLogits
-from patchcleanser.defenses.local import Case, LocalBase, others, reached_sums
+from patchcleanser.defenses.local import LocalBase, Scores, others, reached_sums
 from patchcleanser.defenses.minority_reports import ROUNDING, first_failure, reporters
 from patchcleanser.errors import InputError
 
@@ -41,14 +41,14 @@ class PatchGuardPlusPlus(LocalBase[DetectionVerdict, DetectionCertificate]):
     def _evidence(self) -> LocalLogits:
         return LocalLogits(self.classifier, self.threat.grid)
 
-    def _verdict(self, case: Case) -> DetectionVerdict:
+    def _verdict(self, case: Scores) -> DetectionVerdict:
         label = int(case.score.sum((1, 2)).argmax())
         logits = _without(case.score, case)
         labels, sure = logits.argmax(0).tolist(), logits.softmax(0).amax(0).tolist()
         reports = reporters(label, labels, sure, self.threshold)
         return DetectionVerdict(label, bool(reports), tuple(labels), reports, case.spent)
 
-    def _certificate(self, case: Case, label: int) -> DetectionCertificate:
+    def _certificate(self, case: Scores, label: int) -> DetectionCertificate:
         logits = _without(case.score, case)
         sure = logits.softmax(0)[label].tolist()
         # A lead within rounding is none: in another batch the label might differ.
@@ -62,7 +62,7 @@ class PatchGuardPlusPlus(LocalBase[DetectionVerdict, DetectionCertificate]):
         return -1 if verdict.alert else verdict.label
 
 
-def _without(scores: Tensor, case: Case) -> Tensor:
+def _without(scores: Tensor, case: Scores) -> Tensor:
     """The mean of the scores [classes, down, across] outside every window, in order: [classes, windows]."""
     found = []
     for reach in case.reaches:

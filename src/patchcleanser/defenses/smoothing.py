@@ -10,7 +10,7 @@ from torch import Tensor
 from patchcleanser.core.sight import Reach
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.evidence import Ablation, AblationVotes
-from patchcleanser.defenses.local import Case, LocalDefense
+from patchcleanser.defenses.local import LocalDefense, Scores
 
 
 class Smoothing(LocalDefense):
@@ -54,10 +54,10 @@ class Smoothing(LocalDefense):
             self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep, threshold=self.threshold
         )
 
-    def _totals(self, case: Case) -> Tensor:
+    def _totals(self, case: Scores) -> Tensor:
         return case.score.sum((1, 2))
 
-    def _ahead(self, case: Case, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
         """The same for every placement, as published: only the number of views that can be reached counts."""
         sure, possible = case.low.sum((1, 2))[label], case.high.sum((1, 2))
         possible = possible + (torch.arange(len(possible), device=possible.device) < label)
