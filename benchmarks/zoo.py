@@ -30,7 +30,7 @@ def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]
     about = {**about_run(model, data, "test", job), "command": command}
     started = time.monotonic()
     found = summary(run_job(job, folder, about, batch=None, skip=False, quiet=False).read(COLUMNS))
-    recheck = job.built.masked.recheck
+    recheck = job.masking.masked.recheck
     return {
         "images": found.images,
         **{name: round(share.percent, 2) for name, share in found.shares.items() if share.total},

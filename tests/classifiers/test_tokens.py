@@ -7,7 +7,7 @@ import torch
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject
-from patchcleanser.classifiers.tokens import TokenDroppingClassifier
+from patchcleanser.classifiers.tokens import TokenDroppingClassifier, seen_tokens
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.errors import InputError
@@ -64,11 +64,11 @@ def test_hidden_tokens_are_left_out_and_the_answer_changes() -> None:
     with torch.inference_mode():
         dropped = classifier.logits(with_mask(images, hidden))
         assert not torch.allclose(dropped, classifier.module(images), atol=1e-4)
-        assert classifier._seen(hidden[:, 0] > 0, 64).sum() == 60
+        assert seen_tokens(hidden[:, 0] > 0, 64).sum() == 60
         # A token with one visible pixel stays, and with every pixel hidden all tokens do.
         hidden[..., 0, 0] = 0
-        assert classifier._seen(hidden[:, 0] > 0, 64).sum() == 61
-        assert classifier._seen(torch.ones(1, 32, 32) > 0, 64).all()
+        assert seen_tokens(hidden[:, 0] > 0, 64).sum() == 61
+        assert seen_tokens(torch.ones(1, 32, 32) > 0, 64).all()
 
 
 def test_it_has_a_fingerprint_of_its_own() -> None:

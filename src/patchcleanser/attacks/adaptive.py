@@ -31,7 +31,7 @@ from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.core.verdicts import Certificate, DetectionCertificate, DetectionVerdict, Verdict
 from patchcleanser.core.windows import Window
-from patchcleanser.defenses.base import Defense
+from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.defenses.minority_reports import MinorityReports
 from patchcleanser.errors import ContradictionError
 
@@ -71,7 +71,7 @@ class AdaptiveAttack:
     """
 
     def __init__(
-        self, defense: Defense[Any, Any], settings: Settings | None = None, *, search: Search | None = None
+        self, defense: MaskDefense[Any, Any], settings: Settings | None = None, *, search: Search | None = None
     ) -> None:
         self.defense, self.settings = defense, settings or Settings(locations=4)
         if search is None:
@@ -211,7 +211,7 @@ def is_fooled(verdict: Verdict | DetectionVerdict, label: int) -> bool:
     return verdict.label != label and not getattr(verdict, "alert", False)
 
 
-def placed_defense(defense: Defense[Any, Any]) -> Defense[Any, Any]:
+def placed_defense(defense: MaskDefense[Any, Any]) -> MaskDefense[Any, Any]:
     """The same defense for images that are on the threat's grid already (see Attacked.image).
 
     On the source grid that is the defense itself. On the input grid an attacked image is resized and

@@ -1,15 +1,19 @@
-"""Networks for 32×32 images, of the paper's three families, put together from timm's parts."""
+"""Networks for 32×32 images, put together from timm's parts: the paper's three families, and those of the baselines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
 from timm.models.resnet import BasicBlock, ResNet, downsample_conv
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from patchcleanser.classifiers.bagnet import bagnet, bagnet17
+from patchcleanser.classifiers.interval import interval_net
+from patchcleanser.classifiers.tokens import TokenDropping
 from patchcleanser.errors import ClassifierError
 
 
@@ -110,7 +114,56 @@ def tiny(classes: int = 10) -> nn.Module:
     return resnet(classes, layers=(2, 2, 2, 1), channels=(48, 96, 128, 160), stem_stride=2)
 
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {"resnet": resnet, "vit": vit, "resmlp": resmlp, "tiny": tiny}
+class Ablated(nn.Module):
+    """A network for images of which little is visible, told what is hidden by one more channel (1 where hidden).
+
+    Colours are doubled as x and 1 - x, both 0 where hidden (Levine and Feizi, 2020): no colour that a pixel can
+    have looks like a hidden one, since a visible pixel's two numbers add up to 1.
+    """
+
+    mask_aware = True
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[N, 4, H, W] → logits."""
+        images, visible = inputs[:, :-1], 1 - inputs[:, -1:]
+        logits: Tensor = self.network(torch.cat([images * visible, (1 - images) * visible], dim=1))
+        return logits
+
+
+def ablated(classes: int = 10, **options: Any) -> nn.Module:
+    """The ResNet as the base classifier of de-randomized smoothing."""
+    network: Any = resnet(classes, **options)
+    stem = network.conv1
+    network.conv1 = nn.Conv2d(6, stem.out_channels, 3, stem.stride, 1, bias=False)
+    return Ablated(network)
+
+
+def smoothed_vit(classes: int = 10, *, width: int = 192, depth: int = 8, heads: int = 3) -> nn.Module:
+    """A ViT with 4×4-px tokens that leaves out hidden tokens, the base classifier of Smoothed ViT."""
+    vit = VisionTransformer(
+        img_size=32, patch_size=4, num_classes=classes, embed_dim=width, depth=depth, num_heads=heads
+    )
+    return TokenDropping(vit)
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "resnet": resnet,
+    "vit": vit,
+    "resmlp": resmlp,
+    "tiny": tiny,
+    "bagnet": bagnet,
+    "bagnet17": bagnet17,
+    "interval": interval_net,
+    "ablated": ablated,
+    "smoothed-vit": smoothed_vit,
+}
+
+INPUT = {"bagnet17": 224}
+"""The side of a network's input in px, where it is not 32."""
 
 
 def build_network(name: str, options: dict[str, Any]) -> nn.Module:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import InputError
@@ -30,30 +30,50 @@ class TokenDroppingClassifier(TorchClassifier):
         self.names = plain.names
 
     def _output(self, inputs: Tensor) -> Any:
-        images, hidden = inputs[:, :-1], inputs[:, -1] > 0.5
-        vit: Any = self.module
-        tokens = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
-        seen = self._seen(hidden, tokens.shape[1] - vit.num_prefix_tokens)
-        prefix = torch.ones(len(seen), vit.num_prefix_tokens, dtype=torch.bool, device=seen.device)
-        keep = torch.cat([prefix, seen], dim=1)
-        counts = keep.sum(1)
-        features: Tensor | None = None
-        for count in sorted(set(counts.tolist())):  # as many tokens, one batch
-            rows = torch.nonzero(counts == count)[:, 0]
-            kept = tokens[rows][keep[rows]].reshape(len(rows), count, -1)
-            found = vit.forward_head(vit.norm(vit.blocks(kept)))
-            if features is None:
-                features = found.new_empty(len(inputs), found.shape[1])
-            features[rows] = found
-        return features
+        return without_hidden(self.module, inputs)
 
-    def _seen(self, hidden: Tensor, tokens: int) -> Tensor:
-        """Tokens with a visible pixel, bool [N, tokens]; all of them where an image is hidden whole."""
-        number, height, width = hidden.shape
-        down = round((tokens * height / width) ** 0.5)
-        across = tokens // down
-        if down * across != tokens or height % down or width % across:
-            raise InputError(f"{tokens} tokens do not tile an input of {height}×{width} px")
-        cells = hidden.reshape(number, down, height // down, across, width // across)
-        seen = ~cells.all(dim=4).all(dim=2).reshape(number, tokens)
-        return seen | ~seen.any(dim=1, keepdim=True)
+
+class TokenDropping(nn.Module):
+    """The same as a module, to be trained: a ViT told by one more channel which pixels are hidden."""
+
+    mask_aware = True
+
+    def __init__(self, vit: VisionTransformer) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[N, C + 1, H, W] → logits."""
+        logits: Tensor = without_hidden(self.vit, inputs)
+        return logits
+
+
+# How many tokens are left differs from batch to batch, and each number would be compiled anew.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def without_hidden(vit: Any, inputs: Tensor) -> Tensor:
+    """The logits of a ViT from its tokens with a visible pixel only."""
+    images, hidden = inputs[:, :-1], inputs[:, -1] > 0.5
+    tokens = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
+    seen = seen_tokens(hidden, tokens.shape[1] - vit.num_prefix_tokens)
+    prefix = torch.ones(len(seen), vit.num_prefix_tokens, dtype=torch.bool, device=seen.device)
+    keep = torch.cat([prefix, seen], dim=1)
+    counts = keep.sum(1)
+    rows, found = [], []
+    for count in sorted(set(counts.tolist())):  # as many tokens, one batch
+        rows.append(torch.nonzero(counts == count)[:, 0])
+        kept = tokens[rows[-1]][keep[rows[-1]]].reshape(len(rows[-1]), count, -1)
+        found.append(vit.forward_head(vit.norm(vit.blocks(kept))))
+    logits: Tensor = torch.cat(found)[torch.cat(rows).argsort()]
+    return logits
+
+
+def seen_tokens(hidden: Tensor, tokens: int) -> Tensor:
+    """Tokens with a visible pixel, bool [N, tokens]; all of them where an image is hidden whole."""
+    number, height, width = hidden.shape
+    down = round((tokens * height / width) ** 0.5)
+    across = tokens // down
+    if down * across != tokens or height % down or width % across:
+        raise InputError(f"{tokens} tokens do not tile an input of {height}×{width} px")
+    cells = hidden.reshape(number, down, height // down, across, width // across)
+    seen = ~cells.all(dim=4).all(dim=2).reshape(number, tokens)
+    return seen | ~seen.any(dim=1, keepdim=True)

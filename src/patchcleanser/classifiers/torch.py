@@ -29,6 +29,8 @@ class TorchClassifier(Classifier):
         self.module = module
         self._channels_last = True
         self.dtype = tensor.dtype if tensor is not None and tensor.is_floating_point() else torch.float32
+        if getattr(module, "mask_aware", False):
+            self.mask_aware = True
         refuse_train_mode(module)
 
     def ways(self) -> list[Way]:

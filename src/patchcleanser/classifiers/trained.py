@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.networks import build_network
+from patchcleanser.classifiers.networks import INPUT, build_network
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.classifiers.weights import load_weights
@@ -25,13 +25,14 @@ CHECKOUT = Path(__file__).parents[3] / "zoo"
 
 
 def network_classifier(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
-    """One of our 32×32 networks; `weights` is "none" or a file."""
+    """One of our networks; `weights` is "none" or a file."""
     weights = options.pop("weights", "none")
     module = build_network(name, options).eval().to(device)
     if weights != "none":
         load_weights(module, weights)
-    preprocessing = Preprocessing((32, 32), None, "bicubic", CIFAR_MEAN, CIFAR_STD)
-    return TorchClassifier(module, preprocessing, classes=options.get("classes", 10))
+    side = options.get("size", INPUT.get(name, 32))
+    preprocessing = Preprocessing((side, side), None, "bicubic", CIFAR_MEAN, CIFAR_STD)
+    return TorchClassifier(module, preprocessing, classes=options.get("classes", 1000 if name in INPUT else 10))
 
 
 def trained_classifier(

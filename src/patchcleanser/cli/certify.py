@@ -20,6 +20,7 @@ from patchcleanser.cli.options import (
     Batch,
     Cpus,
     Data,
+    DefenseNames,
     Device,
     Gpus,
     Grid,
@@ -28,6 +29,7 @@ from patchcleanser.cli.options import (
     Limit,
     Model,
     On,
+    Options,
     Patches,
     Place,
     Precision,
@@ -67,10 +69,9 @@ def certify(
     masks: Annotated[str | None, typer.Option(help="Masks per axis: 6, or 6x4; a comma list sweeps.")] = None,
     stride: Stride = None,
     grid: Grid = None,
-    defense: Annotated[
-        str, typer.Option(help="double-masking, challenger-masking or minority-reports; a comma list sweeps.")
-    ] = "double-masking",
+    defense: Annotated[str, typer.Option(help=f"{DefenseNames}; a comma list sweeps.")] = "double-masking",
     threshold: Threshold = None,
+    option: Options = None,
     table: Annotated[
         bool, typer.Option("--table", help="Keep every two-mask label: maps and smaller patches follow without model.")
     ] = False,
@@ -98,7 +99,7 @@ def certify(
     from patchcleanser.evaluation import Job
     from patchcleanser.evaluation.work import Certification
 
-    skip, options = checked_run(batch, unreadable), defense_options(defense, threshold)
+    skip, options = checked_run(batch, unreadable), defense_options(defense, threshold, option)
     place = Place(on, address, workers, gpus, cpus, spread)
     classifier = load_classifier(model, device=place.device(device))
     dataset = Images(data, split, root, labels, limit, subset, seed).load(classifier, quiet=as_json)
@@ -151,14 +152,16 @@ def _folders(
 
     for job, identity in {key_of(identity): (job, identity) for job, identity in planned}.values():
         threat = f"{job.threat.count}of{job.threat.shape}" if job.threat.count > 1 else str(job.threat.shape)
-        name = f"{threat}-{_plan(identity)}-{job.defense}"
+        name = f"{threat}-{_plan(job, identity)}-{job.defense}"
         if out is None:
             yield job, default_folder(f"{model}-{data}-{name}", identity)
         else:
             yield job, out if len(planned) == 1 else out / slug(name)
 
 
-def _plan(identity: dict[str, Any]) -> str:
+def _plan(job: Job, identity: dict[str, Any]) -> str:
+    if not job.has_masks:
+        return "-".join(f"{name}{value}" for name, value in sorted(job.options.items())) or "default"
     return "x".join(map(str, identity["masks"] or identity["stride"]))
 
 
@@ -178,7 +181,8 @@ def run_job(
 
     if not quiet:
         say_continued(folder)
-    with progress(f"{job.threat}, {_plan(job.identity)} masks, {job.defense}", quiet=quiet) as report:
+    masks = f"{_plan(job, job.identity)} masks, " if job.has_masks else ""
+    with progress(f"{job.threat}, {masks}{job.defense}", quiet=quiet) as report:
         return evaluate(job, folder, batch=batch, skip=skip, about=about, watch=_watcher(report), runner=runner)
 
 
@@ -223,7 +227,7 @@ def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None, 
         print(json.dumps({**rows[0], **(more or {})} if len(rows) == 1 else rows, indent=1))
         return
     for run, result in found:
-        print(f"\n{run.threat}, {_masks(run)}, {run.job['defense']}: {result.images} images")
+        print(f"\n{run.threat}, {_masks(run)}{run.job['defense']}: {result.images} images")
         for name, share in result.shares.items():
             print(f"  {name.replace('_', ' '):20} {share.told}")
         if run.job["precision"] == "fast":
@@ -251,10 +255,13 @@ def _fast(run: Run) -> str:
 
 
 def _masks(run: Run) -> str:
-    """How many masks there were; families of shapes have more than the number per axis says."""
+    """How many masks there were, if any; families of shapes have more than the number per axis says."""
     from pyarrow import compute
 
     numbers = (
         compute.list_value_length(run.read(["one_mask_labels"])["one_mask_labels"]).drop_null().unique().to_pylist()
     )
-    return f"{min(numbers)} to {max(numbers)} masks" if len(numbers) > 1 else f"{max(numbers, default=0)} masks"
+    if not numbers and run.job["masks"] is None and run.job["stride"] is None:
+        return ""
+    many = f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else f"{max(numbers, default=0)}"
+    return f"{many} masks, "

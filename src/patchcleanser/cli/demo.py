@@ -81,10 +81,10 @@ def _told(job: Job, run: Run, row: Row, picture: Path) -> dict[str, Any]:
     from patchcleanser.evaluation.gallery import gallery_path
 
     image, patched = (decode(gallery_path(run, row["index"], end).read_bytes(), "picture") for end in ("", "-attacked"))
-    (verdict,) = job.built.predict([patched])
+    (verdict,) = job.masking.predict([patched])
     names = job.dataset.classes
     true, fooled, answer = names[row["label"]], names[row["attacked_undefended"]], names[verdict.label]
-    masks = job.built.mask_set((image.shape[1], image.shape[2]))
+    masks = job.masking.mask_set((image.shape[1], image.shape[2]))
     hiding = None if verdict.deciding_mask is None else masks.masks[verdict.deciding_mask][0]
     window = Window(*row["patches"][:4])
     frames = [

@@ -51,7 +51,13 @@ Labels = Annotated[
 Unreadable = Annotated[str, typer.Option(help="An image that cannot be read: stop, or skip (and count).")]
 Batch = Annotated[int | None, typer.Option(help="Images kept at a time; a stop loses at most one batch.")]
 RunFolder = Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")]
-Threshold = Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports; 0.5 if not given.")]
+Threshold = Annotated[
+    float | None, typer.Option(help="Confidence threshold: minority-reports, patchguard++ (0.5), ds, pg-ds (0.3).")
+]
+Options = Annotated[
+    list[str] | None, typer.Option("--option", help="An option of the defense: keep=4, ablation=blocks; repeatable.")
+]
+DefenseNames = "double-masking, challenger-masking, minority-reports, ds, cbn, pg-bn, pg-ds, bagcert, ibp, patchguard++"
 On = Annotated[str, typer.Option("--on", help="Where the work is done: here, or ray (a cluster).")]
 Address = Annotated[str | None, typer.Option(help="With --on ray: HOST:PORT of the head, auto, or local.")]
 Workers = Annotated[
@@ -189,13 +195,42 @@ def named_images(data: str, split: str | None, root: Path | None) -> Dataset:
     return load_dataset(data, split=split or "test", root=root)
 
 
-def defense_options(defenses: str, threshold: float | None) -> dict[str, dict[str, float]]:
-    """What each of the named defenses takes besides masks."""
-    names = defenses.split(",")
-    if threshold is not None and "minority-reports" not in names:
-        raise InputError("--threshold belongs to --defense minority-reports; the others have none")
-    asked = {"minority-reports": {"threshold": threshold}} if threshold is not None else {}
-    return {name: asked.get(name, {}) for name in names}
+def defense_options(
+    defenses: str, threshold: float | None, words: list[str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """What each of the named defenses takes besides masks: --threshold, and --option name=value."""
+    from patchcleanser.defenses import DEFENSES
+
+    taken = {name: _settings_of(DEFENSES[name]) if name in DEFENSES else {} for name in defenses.split(",")}
+    found: dict[str, dict[str, Any]] = {name: {} for name in taken}
+    if threshold is not None:
+        if not any("threshold" in kinds for kinds in taken.values()):
+            raise InputError("--threshold belongs to --defense minority-reports, ds and the like; the others have none")
+        found = {name: {"threshold": threshold} if "threshold" in kinds else {} for name, kinds in taken.items()}
+    for word in words or []:
+        key, equals, text = word.partition("=")
+        who = [name for name, kinds in taken.items() if key in kinds]
+        if not equals or not who:
+            known = ", ".join(dict.fromkeys(key for kinds in taken.values() for key in kinds)) or "none"
+            raise InputError(f"--option takes name=value of the defense's own options ({known}), got {word!r}")
+        for name in who:
+            found[name][key] = _option(key, text, taken[name][key])
+    return found
+
+
+def _settings_of(kind: type[Any]) -> dict[str, type]:
+    """A defense's own options, and the type of each; how masks are made has options of the command's own."""
+    from inspect import Parameter, signature
+
+    own = [p for p in signature(kind.__init__).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
+    return {p.name: type(p.default) for p in own if p.default is not None}
+
+
+def _option(name: str, text: str, kind: type) -> Any:
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise InputError(f"--option {name} takes a number, got {text!r}") from error
 
 
 def pair_if(text: str | None, what: str) -> tuple[int, int] | None:

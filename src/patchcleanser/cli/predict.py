@@ -11,10 +11,12 @@ import typer
 from patchcleanser.cli.options import (
     PATCH,
     AsJson,
+    DefenseNames,
     Device,
     Grid,
     Masks,
     Model,
+    Options,
     Patch,
     Patches,
     Precision,
@@ -29,7 +31,7 @@ from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from patchcleanser.core.masks import MaskSet
-    from patchcleanser.core.verdicts import DetectionVerdict, Verdict
+    from patchcleanser.core.verdicts import DetectionVerdict, LocalVerdict, Verdict
 
 
 def predict(
@@ -40,10 +42,9 @@ def predict(
     masks: Masks = None,
     stride: Stride = None,
     grid: Grid = None,
-    defense: Annotated[str, typer.Option(help="double-masking, challenger-masking or minority-reports.")] = (
-        "double-masking"
-    ),
+    defense: Annotated[str, typer.Option(help=DefenseNames)] = "double-masking",
     threshold: Threshold = None,
+    option: Options = None,
     device: Device = "auto",
     precision: Precision = "exact",
     as_json: AsJson = False,
@@ -52,12 +53,20 @@ def predict(
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.data.files import SUFFIXES
     from patchcleanser.data.pictures import decode
-    from patchcleanser.defenses import DEFENSES
+    from patchcleanser.defenses import DEFENSES, MaskDefense
 
     if defense not in DEFENSES:
         raise InputError(f"no defense {defense!r}; there are {', '.join(DEFENSES)}")
-    plan: dict[str, Any] = {"masks": pair_if(masks, "masks"), "stride": pair_if(stride, "stride")}
-    plan |= {"precision": precision, **defense_options(defense, threshold)[defense]}
+    plan: dict[str, Any] = {
+        "masks": pair_if(masks, "masks"),
+        "stride": pair_if(stride, "stride"),
+        "precision": precision,
+    }
+    if not issubclass(DEFENSES[defense], MaskDefense):
+        if masks or stride or precision != "exact":
+            raise InputError(f"{defense} has no masks; leave out --masks, --stride and --precision")
+        plan = {}
+    plan |= defense_options(defense, threshold, option)[defense]
     classifier = load_classifier(model, device=device)
     built = DEFENSES[defense](classifier, threat_of(patch, patches, grid), **plan)
     found: list[dict[str, Any]] = []
@@ -71,8 +80,9 @@ def predict(
             broken += 1
         else:
             (verdict,) = built.predict([pixels])
-            height, width = built.masked.place(pixels).shape[-2:]
-            found.append({"image": str(path), **_facts(verdict, built.mask_set((height, width)), classifier.names)})
+            height, width = built.place(pixels).shape[-2:]
+            masks_of = built.mask_set((height, width)) if isinstance(built, MaskDefense) else None
+            found.append({"image": str(path), **_facts(verdict, masks_of, classifier.names)})
         if not as_json:
             print(_sentence(found[-1]))
     if as_json:
@@ -99,18 +109,21 @@ def _read(path: Path) -> bytes:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _facts(verdict: Verdict | DetectionVerdict, masks: MaskSet, names: tuple[str, ...] | None) -> dict[str, Any]:
-    from patchcleanser.core.verdicts import DetectionVerdict
+def _facts(
+    verdict: Verdict | DetectionVerdict | LocalVerdict, masks: MaskSet | None, names: tuple[str, ...] | None
+) -> dict[str, Any]:
+    from patchcleanser.core.verdicts import DetectionVerdict, Verdict
 
     named = names[verdict.label] if names and verdict.label < len(names) else None
     facts: dict[str, Any] = {"label": verdict.label, "name": named}
     if isinstance(verdict, DetectionVerdict):
         facts |= {"alert": verdict.alert, "reporters": list(verdict.reporters)}
-    else:
+    elif isinstance(verdict, Verdict) and masks is not None:
         suspect = None if verdict.deciding_mask is None else masks.masks[verdict.deciding_mask]
         windows = suspect and [list(window.numbers) for window in suspect]
         facts |= {"case": verdict.case.value, "disagreers": list(verdict.disagreers), "suspected": windows}
-    return {**facts, "masks": len(masks), "classifications": verdict.classifications}
+    facts |= {} if masks is None else {"masks": len(masks)}
+    return {**facts, "classifications": verdict.classifications}
 
 
 def _sentence(facts: dict[str, Any]) -> str:
@@ -121,6 +134,8 @@ def _sentence(facts: dict[str, Any]) -> str:
     if "alert" in facts:
         word = "ALERT, a patch may be there; undefended label" if facts["alert"] else "no alert;"
         return f"{facts['image']}: {word} {label}, {cost}"
+    if "case" not in facts:
+        return f"{facts['image']}: {label}; {cost}"
     how = {
         "agreed": f"all {facts['masks']} masks agree",
         "disagreer": "one mask decided",

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 def train(
     model: Annotated[
-        str, typer.Option(help="Network: net:resnet, net:vit, net:resmlp, net:tiny, timm:NAME?…, trained:FOLDER.")
+        str, typer.Option(help="Network: net:resnet, net:vit, net:bagnet, net:tiny, timm:NAME?…, trained:FOLDER.")
     ],
     out: Out,
     data: Annotated[str, typer.Option(help="Labelled images: cifar10, folder:PATH, parquet:PATH.")] = "cifar10",
     root: Annotated[Path | None, typer.Option(help="Where the dataset's files lie; fetched if not given.")] = None,
-    recipe: Annotated[str, typer.Option(help="paper, scratch-cifar or scratch-cifar-tokens.")] = "scratch-cifar",
+    recipe: Annotated[
+        str, typer.Option(help="paper, scratch-cifar, scratch-cifar-tokens, or of a baseline: ds-cifar, …")
+    ] = "scratch-cifar",
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting of the recipe: epochs=30, cutout.count=0.")
     ] = None,
@@ -87,7 +89,9 @@ def train(
         "teacher": teacher,
         "teacher_weights_sha256": None if guide is None else weights_of(teacher or "", guide),
         "seed": seed,
-        "criterion": f"most held-out images right under {patch} two-mask views",
+        "criterion": f"most held-out images right under {patch} two-mask views"
+        if chosen.holdout
+        else "the last weights",
         "best_epoch": asdict(fitted.best),
         "seconds": round(sum(e.seconds for e in fitted.history), 1),
         **origin(),

@@ -197,7 +197,10 @@ def outcomes(kept: pa.Table) -> dict[str, NDArray[np.bool_]]:
     found["clean"] = right
     if attacked:
         found["robust"] = ~_bools(kept, "fooled")
-    return found | {"certified": _bools(kept, "certified"), "row_certified": _bools(kept, "row_certified")}
+    found["certified"] = _bools(kept, "certified")
+    if len(kept) and kept["row_certified"].null_count == len(kept):
+        return found  # only defenses with masks have rows of masks
+    return found | {"row_certified": _bools(kept, "row_certified")}
 
 
 def is_attack(rows: pa.Table) -> bool:

@@ -60,6 +60,28 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class LocalVerdict:
+    """The defended label of one image, from many local scores; nothing is said of the image being clean."""
+
+    label: int
+    classifications: int
+    """Inputs classified for this image."""
+
+
+@dataclass(frozen=True)
+class LocalCertificate:
+    """Whether, for a clean image and its true label, no patch of the threat changes an answer made of local scores."""
+
+    label: int
+    certified: bool
+    failing_placement: tuple[Window, ...] | None
+    """A patch the proof does not reach; None if certified."""
+    margin: float
+    """How far the true label stays ahead under the worst patch, in the defense's own scores; above 0 is certified."""
+    classifications: int
+
+
+@dataclass(frozen=True)
 class DetectionVerdict:
     """Minority Reports' answer: the undefended label, or an alert instead of it."""
 

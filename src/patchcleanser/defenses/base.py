@@ -1,29 +1,26 @@
-"""Defense: a classifier, a threat, masks that cover it, and two verbs."""
+"""MaskDefense: a classifier, a threat, masks that cover it; labels under masks decide."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchcleanser.classifiers.images import checked_images
-from patchcleanser.classifiers.load import as_classifier
 from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject
 from patchcleanser.classifiers.precision import Precision, WrongFastLabelError
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
-from patchcleanser.errors import ImageError, LabelError, MaskError, PatchCleanserError
+from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range, counted_labels
+from patchcleanser.errors import LabelError, MaskError, PatchCleanserError
 
-V = TypeVar("V")
-C = TypeVar("C")
 R = TypeVar("R")
 
 Game = Generator[Indices, None, R]
@@ -65,16 +62,14 @@ def play(games: Sequence[Game[R]], fill_in: Callable[[list[tuple[int, Indices]]]
 
 
 @dataclass(frozen=True)
-class Examined(Generic[V, C]):
-    """Everything about one labelled clean image, from one table of labels."""
+class TableExamined(Examined[V, C]):
+    """The same, from one table of labels."""
 
-    verdict: V
-    certificate: C
     table: LabelTable
     """Also holds the undefended label, at UNMASKED."""
 
 
-class Defense(ABC, Generic[V, C]):
+class MaskDefense(Defense[V, C]):
     """Wraps any classifier so that patches of the threat lose their power.
 
     `classifier` is a Classifier, a torch module, a function or a string for load_classifier.
@@ -83,9 +78,6 @@ class Defense(ABC, Generic[V, C]):
     differ in size: each size gets its own masks on the source grid. `precision="fast"` uses
     half precision, where the device is faster with it, and computes every label of small margin again in float32.
     """
-
-    may_alert = False
-    """Whether a verdict may be an alert instead of a label."""
 
     def __init__(
         self,
@@ -98,27 +90,33 @@ class Defense(ABC, Generic[V, C]):
         chunk: int | None = None,
         precision: Precision = "exact",
     ) -> None:
-        if not isinstance(threat, Threat):
-            raise PatchCleanserError(f"a threat is made by Threat.square(32) or the like, got {type(threat).__name__}")
+        super().__init__(classifier, threat)
         if mask_set is not None and (masks is not None or stride is not None):
             raise MaskError("give mask_set= or masks=/stride=, not both")
         if chunk is not None and chunk < 1:
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
-        self.classifier = as_classifier(classifier)
-        self._threat = threat
         self.masked = MaskedClassifier(self.classifier, grid=threat.grid, chunk=chunk, precision=precision)
         self._masks, self._stride, self._given = masks, stride, mask_set
         self._built: dict[Size, MaskSet] = {}
         if mask_set is not None:
             mask_set.require_cover(threat)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.classifier!r}, {self.threat})"
-
     @property
-    def threat(self) -> Threat:
-        """The patches defended against; fixed, since masks and certificates are made for it."""
-        return self._threat
+    def fast(self) -> bool:
+        """Whether there is a faster way to labels, worth checking them for."""
+        return self.masked.fast
+
+    def ready(self, size: Size) -> None:
+        """Masks that cannot be built are refused."""
+        self.mask_set(size)
+
+    def begin(self) -> None:
+        """Forget which fast labels were found to be doubtful."""
+        self.masked.recheck.begin()
+
+    def place(self, image: Tensor) -> Tensor:
+        """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
+        return self.masked.place(image)
 
     def mask_set(self, size: Size) -> MaskSet:
         """The masks for images of this size on the threat's grid, proved to cover it."""
@@ -151,14 +149,14 @@ class Defense(ABC, Generic[V, C]):
         """
         return self._labelled(images, labels, partial(self._certificate, maps=maps))
 
-    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[Examined[V, C]]:
+    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[TableExamined[V, C]]:
         """Verdict, certificate and undefended label of clean images, no label computed twice."""
 
-        def game(table: LabelTable, label: int) -> Game[Examined[V, C]]:
+        def game(table: LabelTable, label: int) -> Game[TableExamined[V, C]]:
             yield np.array([UNMASKED, *table.masks()])
             verdict = yield from self._verdict(table)
             certificate = yield from self._certificate(table, label, maps)
-            return Examined(verdict, certificate, table)
+            return TableExamined(verdict, certificate, table.mask_set.image, int(table.labels[UNMASKED]), table)
 
         return self._labelled(images, labels, game)
 
@@ -193,24 +191,9 @@ class Defense(ABC, Generic[V, C]):
     def _certificate(self, table: LabelTable, label: int, maps: bool) -> Game[C]:
         """Prove, or not, one labelled image."""
 
-    @abstractmethod
-    def _outcome(self, verdict: V) -> int:
-        """The class that `as_module` scores highest; -1 is a class of its own, the alert."""
-
-    def as_module(self) -> nn.Module:
-        """An nn.Module [N, C, H, W] in [0, 1] → scores whose argmax is the defended label.
-
-        Scores are one-hot and carry no gradient. A defense that may raise an alert has one
-        more column, the last, for it.
-        """
-        return DefendedModule(self)
-
     def _labelled(self, images: Any, labels: Iterable[int], game: Callable[..., Game[R]]) -> list[R]:
         """Play a game for each image with its label."""
-        truths = _checked_labels(labels)
-        # A tensor of no axes has a __len__ that raises; what is wrong with it is said below.
-        if hasattr(images, "__len__") and getattr(images, "shape", None) != () and len(images) != len(truths):
-            raise LabelError(f"{len(truths)} labels for {len(images)} images")
+        truths = counted_labels(images, labels)
         results: list[R] = []
         for group in self._groups(images):
             mine = truths[len(results) : len(results) + len(group)]
@@ -266,43 +249,4 @@ class Defense(ABC, Generic[V, C]):
         if self.classifier.classes is None:
             # All of them: they are needed anyway, and one alone would tell the probe nothing about batches.
             self.masked.fill_in([Request(subject, subject.table.masks())])
-        classes = self.classifier.classes or 0
-        for label in labels:
-            if not 0 <= label < classes:
-                raise LabelError(f"label {label} is out of range; the classifier has classes 0 to {classes - 1}")
-
-
-class DefendedModule(nn.Module):
-    """A defense as a module; see Defense.as_module."""
-
-    def __init__(self, defense: Defense[Any, Any]) -> None:
-        super().__init__()
-        self.defense = defense
-
-    def forward(self, images: Tensor) -> Tensor:
-        """[N, C, H, W] in [0, 1] → one-hot scores [N, classes] on the images' device."""
-        if not isinstance(images, Tensor) or images.ndim != 4:
-            got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-            raise ImageError(f"a module takes a batch of images [N, C, H, W], got {got}")
-        outcomes = [self.defense._outcome(verdict) for verdict in self.defense.predict(images)]
-        classes = self.defense.classifier.classes or 0
-        columns = classes + 1 if self.defense.may_alert else classes
-        scores = torch.zeros(len(images), columns, device=images.device)
-        index = torch.tensor(outcomes, device=images.device) % columns
-        return scores.scatter_(1, index[:, None], 1.0)
-
-
-def _checked_labels(labels: Any) -> list[int]:
-    labels = _plain(labels)
-    if not isinstance(labels, Iterable):
-        raise LabelError(f"labels are a list of class indices, one for each image, got {labels!r}")
-    values = [_plain(value) for value in labels]
-    for value in values:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise LabelError(f"a label is a class index (int), got {value!r} of type {type(value).__name__}")
-    return [int(value) for value in values]
-
-
-def _plain(value: Any) -> Any:
-    """Tensors and arrays, also of one number, as Python's numbers, whose types tell floats from class indices."""
-    return value.tolist() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value
+        check_range(labels, self.classifier.classes or 0)

@@ -12,7 +12,7 @@ import numpy as np
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import Case, Certificate, Verdict
-from patchcleanser.defenses.base import Defense, Game
+from patchcleanser.defenses.base import Game, MaskDefense
 from patchcleanser.defenses.double_masking import majority_label
 from patchcleanser.defenses.two_mask import certification
 
@@ -62,7 +62,7 @@ def challenger_masking(one: Sequence[int], pair: Callable[[int, int], int], *, s
         return verdict
 
 
-class ChallengerMasking(Defense[Verdict, Certificate]):
+class ChallengerMasking(MaskDefense[Verdict, Certificate]):
     """At most twice as many classifications as masks, the same certificate, a little less clean accuracy."""
 
     def __init__(self, classifier: Any, threat: Threat, *, seed: int | None = None, **options: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.verdicts import Case, Certificate, Verdict
-from patchcleanser.defenses.base import Defense, Game
+from patchcleanser.defenses.base import Game, MaskDefense
 from patchcleanser.defenses.two_mask import certification
 
 
@@ -51,7 +51,7 @@ def double_masking(one: Sequence[int], two: Callable[[int], Sequence[int]]) -> V
     return replace(verdict, classifications=len(one) + len(asked))
 
 
-class DoubleMasking(Defense[Verdict, Certificate]):
+class DoubleMasking(MaskDefense[Verdict, Certificate]):
     """The paper's main defense. A certified image keeps its label under every patch of the threat.
 
     >>> import torch

@@ -10,7 +10,7 @@ import numpy as np
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import DetectionCertificate, DetectionVerdict
-from patchcleanser.defenses.base import Defense, Game
+from patchcleanser.defenses.base import Game, MaskDefense
 from patchcleanser.errors import InputError
 
 
@@ -46,7 +46,7 @@ ROUNDING = 1e-5
 """A certificate asks for this much more confidence than an alert: another batch rounds differently."""
 
 
-class MinorityReports(Defense[DetectionVerdict, DetectionCertificate]):
+class MinorityReports(MaskDefense[DetectionVerdict, DetectionCertificate]):
     """Answers the undefended label, or an alert. A detection-certified image is never wrong *silently*.
 
     This is a weaker promise than recovery: an attacker can still deny an answer. Its

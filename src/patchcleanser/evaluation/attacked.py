@@ -19,10 +19,9 @@ from patchcleanser.attacks.base import place_image, require_gradients
 from patchcleanser.core.files import whole_file
 from patchcleanser.core.metrics import Share, summary
 from patchcleanser.core.records import Row, Run
-from patchcleanser.core.tables import UNMASKED
 from patchcleanser.core.verdicts import Verdict
 from patchcleanser.data.pictures import as_picture
-from patchcleanser.defenses.base import Examined
+from patchcleanser.defenses.contract import Examined
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.gallery import gallery_path
 from patchcleanser.evaluation.jobs import Job, fields_of
@@ -141,8 +140,8 @@ def attacked_rows(job: AttackJob, batch: Loaded) -> Attacked:
     if not kept:
         return result
     images, truths = [image for _, image in kept], [row["label"] for row, _ in kept]
-    job.job.built.masked.recheck.begin()  # so that no batch's rows depend on the batches before it
-    examined = job.job.built.examine(images, truths)
+    job.job.masking.begin()  # so that no batch's rows depend on the batches before it
+    examined = job.job.masking.examine(images, truths)
     every = _challenges(job, images, truths, examined)
     seconds = (time.monotonic() - started) / len(kept)
     for (row, image), clean, found in zip(kept, examined, every, strict=True):
@@ -166,7 +165,7 @@ def _challenges(
     job: AttackJob, images: Sequence[Tensor], labels: Sequence[int], examined: Sequence[Examined[Any, Any]]
 ) -> list[list[Challenged]]:
     """For each image every attacked version, and what the defense says of it."""
-    defense = job.job.built
+    defense = job.job.masking
     if job.attack == ADAPTIVE:
         return [[found] for found in AdaptiveAttack(defense, job.settings).challenge(images, labels)]
     candidates = ATTACKS[job.attack](defense.classifier, defense.threat, job.settings).candidates(images, labels)
@@ -182,7 +181,7 @@ def _challenges(
 def _attacked(clean: Examined[Any, Any], every: Sequence[Challenged], worst: Challenged, label: int) -> Row:
     """The clean image itself is one the attacker may choose, so who is wrong there is fooled already."""
     verdict = worst.verdict
-    undefended = int(clean.table.labels[UNMASKED])
+    undefended = clean.undefended
     return {
         "undefended_fooled": undefended != label or any(c.attacked.label != label for c in every),
         "fooled": is_fooled(clean.verdict, label) or worst.fooled,

@@ -80,6 +80,8 @@ def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
     """
     if run.job.get("kind", "certify") != "certify":
         raise RecordError(f"{run.folder} holds no certificates to audit, but a run of kind {run.job['kind']!r}")
+    if run.job["masks"] is None and run.job["stride"] is None:
+        raise RecordError(f"{run.folder} was made by {run.job['defense']}; only defenses with masks can be audited")
     if not run.finished:
         raise RecordError(
             f"{run.folder} is not finished: {len(run.missing())} of {run.batches} batches are missing; "
@@ -371,7 +373,7 @@ def _compare(what: str, stored: int, seen: Look) -> Iterator[tuple[str, Any, Any
 
 def _attack(job: Job, rows: list[Row], images: list[Tensor], settings: Settings, result: Audit) -> None:
     """Attack certified images as one who knows the defense; whoever is fooled is kept with all that is needed."""
-    found = AdaptiveAttack(job.built, settings).challenge(images, [row["label"] for row in rows])
+    found = AdaptiveAttack(job.masking, settings).challenge(images, [row["label"] for row in rows])
     for row, challenged in zip(rows, found, strict=True):
         result.attacked.append(row["index"])
         if challenged.fooled:

@@ -18,9 +18,15 @@ EACH = 8
 LONGEST = 512
 """Larger pictures are shrunk to this side, in pixels."""
 
+
+def _unproved(row: Row) -> bool:
+    """Whether the certificate was tried and not given; without masks there is no row certificate."""
+    return (row["certified"] if row["row_certified"] is None else row["row_certified"]) is False
+
+
 KINDS: dict[str, Callable[[Row], bool]] = {
     "certified": lambda row: bool(row["certified"] or row["detection_certified"]),
-    "vulnerable": lambda row: row["answer"] == row["label"] and row["row_certified"] is False,
+    "vulnerable": lambda row: row["answer"] == row["label"] and _unproved(row),
     "wrong": lambda row: row["answer"] != row["label"],
     "disagreer": lambda row: row["case"] == "disagreer",
     "majority": lambda row: row["case"] == "majority",

@@ -15,7 +15,8 @@ from patchcleanser.classifiers.precision import Precision
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import Dataset
 from patchcleanser.defenses import DEFENSES
-from patchcleanser.defenses.base import Defense
+from patchcleanser.defenses.base import MaskDefense
+from patchcleanser.defenses.contract import Defense
 from patchcleanser.errors import DataError, InputError, PatchCleanserError, ThreatError
 
 LABELS = 2
@@ -49,6 +50,8 @@ class Job:
         self.labels  # noqa: B018  # a job without labels is not made
         if self.table and DEFENSES[self.defense].may_alert:
             raise InputError(f"{self.defense} looks at one mask at a time and has no table; leave out the table")
+        if not self.has_masks and (self.table or self.masks or self.stride or self.precision != "exact"):
+            raise InputError(f"{self.defense} has no masks; leave out masks, stride, table and precision")
 
     def __getstate__(self) -> dict[str, Any]:
         return fields_of(self)
@@ -63,10 +66,24 @@ class Job:
             )
         return self.dataset.labels
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether the defense hides places by a set of masks."""
+        return issubclass(DEFENSES[self.defense], MaskDefense)
+
+    @property
+    def masking(self) -> MaskDefense[Any, Any]:
+        """The defense, where only one with masks will do."""
+        if not isinstance(self.built, MaskDefense):
+            raise InputError(f"only defenses with masks can be attacked or spread, and {self.defense} has none")
+        return self.built
+
     @cached_property
     def built(self) -> Defense[Any, Any]:
         """The defense, ready to work."""
-        plan: dict[str, Any] = {"masks": self.masks, "stride": self.stride, "precision": self.precision}
+        plan: dict[str, Any] = {}
+        if self.has_masks:
+            plan = {"masks": self.masks, "stride": self.stride, "precision": self.precision}
         try:
             return DEFENSES[self.defense](self.classifier, self.threat, **plan, **self.options)
         except TypeError as error:
@@ -82,8 +99,8 @@ class Job:
         failed: PatchCleanserError | None = None
         for index in range(min(TRIED, len(self.dataset))):
             try:
-                height, width = self.built.masked.place(self.dataset.image(index)).shape[-2:]
-                self.built.mask_set((height, width))
+                height, width = self.built.place(self.dataset.image(index)).shape[-2:]
+                self.built.ready((height, width))
                 return
             except (DataError, ThreatError) as error:
                 failed = failed or error
@@ -99,11 +116,12 @@ class Job:
             "labels": LABELS,
             "classifier": self.classifier.fingerprint,
             "device": self.classifier.device.type,  # kernels of another kind of device round differently
-            "precision": "fast" if self.built.masked.fast else "exact",
+            "precision": "fast" if self.built.fast else "exact",
             "data": self.dataset.fingerprint,
             "images": len(self.dataset),
             "threat": self.threat.to_json(),
-            "masks": _listed(self.masks if self.masks or self.stride else 6),  # 6 is what the defense takes then
+            # 6 is what a defense with masks takes then
+            "masks": _listed(self.masks if self.masks or self.stride or not self.has_masks else 6),
             "stride": _listed(self.stride),
             "defense": self.defense,
             "options": dict(self.options),

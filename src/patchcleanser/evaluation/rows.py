@@ -11,9 +11,17 @@ import numpy as np
 from torch import Tensor
 
 from patchcleanser.core.records import Row
-from patchcleanser.core.tables import UNMASKED
-from patchcleanser.core.verdicts import Certificate, DetectionCertificate, DetectionVerdict, Verdict
-from patchcleanser.defenses.base import Examined
+from patchcleanser.core.tables import LabelTable
+from patchcleanser.core.verdicts import (
+    Certificate,
+    DetectionCertificate,
+    DetectionVerdict,
+    LocalCertificate,
+    LocalVerdict,
+    Verdict,
+)
+from patchcleanser.defenses.base import TableExamined
+from patchcleanser.defenses.contract import Examined
 from patchcleanser.errors import DataError, ImageError, PatchCleanserError, ThreatError
 from patchcleanser.evaluation.jobs import Job
 
@@ -57,7 +65,7 @@ def rows_of(job: Job, batch: Loaded) -> list[Row]:
     """The rows of a batch of images."""
     started = time.monotonic()
     kept = [row for row in batch.rows if row["skipped"] is None]
-    job.built.masked.recheck.begin()  # so that no batch's rows depend on the batches before it
+    job.built.begin()  # so that no batch's rows depend on the batches before it
     examined = job.built.examine(batch.images, [row["label"] for row in kept], maps=job.table) if kept else []
     seconds = (time.monotonic() - started) / max(1, len(kept))
     for row, found in zip(kept, examined, strict=True):
@@ -77,40 +85,49 @@ def _named(error: PatchCleanserError, name: str) -> PatchCleanserError:
 
 
 def facts(found: Examined[Any, Any], *, table: bool = False) -> Row:
-    """What was found out about one clean image, by column."""
-    masks = len(found.table.mask_set)
-    height, width = found.table.mask_set.image
+    """What was found out about one clean image, by column; what its defense does not have stays null."""
     return {
-        "height": height,
-        "width": width,
-        "undefended": int(found.table.labels[UNMASKED]),
-        "one_mask_labels": found.table.labels[:masks],
-        "one_mask_margins": found.table.margins[:masks],
-        "one_mask_confidences": found.table.confidences[:masks],
-        "table": found.table.labels[:-1].astype(np.int32) if table else None,
+        "height": found.size[0],
+        "width": found.size[1],
+        "undefended": found.undefended,
         "margin": found.certificate.margin,
-        "classifications": found.table.spent,
-        "rechecked": found.table.rechecked,
-        "flipped": found.table.flipped,
-        "audited": found.table.audited,
+        "classifications": found.certificate.classifications,
+        **(_labels(found.table, table) if isinstance(found, TableExamined) else {}),
         **_verdict(found.verdict),
         **_certificate(found.certificate),
     }
 
 
-def _verdict(verdict: Verdict | DetectionVerdict) -> Row:
+def _labels(known: LabelTable, table: bool) -> Row:
+    masks = len(known.mask_set)
+    return {
+        "one_mask_labels": known.labels[:masks],
+        "one_mask_margins": known.margins[:masks],
+        "one_mask_confidences": known.confidences[:masks],
+        "table": known.labels[:-1].astype(np.int32) if table else None,
+        "classifications": known.spent,
+        "rechecked": known.rechecked,
+        "flipped": known.flipped,
+        "audited": known.audited,
+    }
+
+
+def _verdict(verdict: Verdict | DetectionVerdict | LocalVerdict) -> Row:
     if isinstance(verdict, DetectionVerdict):
         return {"answer": verdict.label, "alert": verdict.alert}
+    if isinstance(verdict, LocalVerdict):
+        return {"answer": verdict.label}
     return {"answer": verdict.label, "case": verdict.case.value, "deciding_mask": verdict.deciding_mask}
 
 
-def _certificate(certificate: Certificate | DetectionCertificate) -> Row:
+def _certificate(certificate: Certificate | DetectionCertificate | LocalCertificate) -> Row:
     if isinstance(certificate, DetectionCertificate):
         return {"detection_certified": certificate.detection_certified}
     weakest = certificate.failing_placement
-    return {
+    row = {
         "certified": certificate.certified,
-        "row_certified": certificate.row_certified,
-        "failing_pair": certificate.failing_pair,
         "weakest": weakest and [n for window in weakest for n in window.numbers],
     }
+    if isinstance(certificate, LocalCertificate):
+        return row
+    return {**row, "row_certified": certificate.row_certified, "failing_pair": certificate.failing_pair}

@@ -52,7 +52,8 @@ def time_images(job: Job, folder: str | Path, *, about: dict[str, Any] | None = 
     found: dict[str, float] = {"undefended": _timed(lambda image: _plain(job, image), images, clock)}
     spent: dict[str, float] = {"undefended": 1.0}
     for name in TIMED:
-        defense = DEFENSES[name](job.classifier, job.threat, masks=job.masks, precision=job.precision)
+        made: Any = DEFENSES[name]
+        defense = made(job.classifier, job.threat, masks=job.masks, precision=job.precision)
         counts: list[int] = []
 
         def ask(image: Tensor, defense: Any = defense, counts: list[int] = counts) -> None:

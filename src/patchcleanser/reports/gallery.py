@@ -103,6 +103,8 @@ def _deciding(study: Study, row: Row) -> tuple[list[Window], list[Window]]:
 
 def _reporters(study: Study, row: Row) -> tuple[list[Window], list[Window]]:
     """The mask whose label contradicts the undefended one most confidently."""
+    if row["one_mask_labels"] is None:  # windows of features have no place to draw
+        return [], []
     against = [
         (sure, mask)
         for mask, (label, sure) in enumerate(zip(row["one_mask_labels"], row["one_mask_confidences"], strict=True))
@@ -110,6 +112,11 @@ def _reporters(study: Study, row: Row) -> tuple[list[Window], list[Window]]:
     ]
     masks = study.run.mask_set((row["height"], row["width"])).masks
     return [], list(masks[max(against)[1]]) if against else []
+
+
+def _unproved(row: Row) -> bool:
+    """Without masks there is no row certificate, and the certificate itself counts."""
+    return (row["certified"] if row["row_certified"] is None else row["row_certified"]) is False
 
 
 KINDS = (
@@ -127,7 +134,7 @@ KINDS = (
         "Right, but not proved",
         "Answered rightly, but the proof does not reach the patch drawn here (hatched): nobody showed that an "
         "attacker succeeds, and nobody can rule it out.",
-        lambda row: row["answer"] == row["label"] and row["row_certified"] is False,
+        lambda row: row["answer"] == row["label"] and _unproved(row),
         _weakest,
     ),
     Kind(

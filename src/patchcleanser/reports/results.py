@@ -168,7 +168,7 @@ def cost_table(studies: Sequence[Study], names: dict[Study, str]) -> Table:
         rows.append(
             {
                 "run": names[study],
-                "masks": len(study.masks),
+                "masks": len(study.masks) if study.has_masks else None,
                 "classifications": classifications,
                 "seconds": seconds,
                 "minutes": study.summary.seconds / 60,

@@ -66,6 +66,11 @@ class Study:
         """The commonest size."""
         return next(iter(self.sizes))
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether the defense hides places by masks; others have none to show."""
+        return bool(self.run.job.get("masks") or self.run.job.get("stride"))
+
     @cached_property
     def masks(self) -> MaskSet:
         """The masks of images of the commonest size."""

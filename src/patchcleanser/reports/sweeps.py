@@ -91,7 +91,7 @@ def patch_sizes(studies: Sequence[Study]) -> Drawing | None:
 
 def mask_counts(studies: Sequence[Study]) -> Drawing | None:
     """Certified against the number of masks."""
-    lines = _lines(studies, "Masks", lambda study: float(len(study.masks)))
+    lines = _lines(studies, "Masks", lambda study: float(len(study.masks)) if study.has_masks else 0.0)
     if not lines:
         return None
     figure, axes = blank()

@@ -16,6 +16,13 @@ DEFENSES = {
     "double-masking": "double-masking",
     "challenger-masking": "challenger masking",
     "minority-reports": "Minority Reports",
+    "ds": "de-randomized smoothing",
+    "cbn": "Clipped BagNet",
+    "pg-bn": "PatchGuard on BagNet features",
+    "pg-ds": "PatchGuard on de-randomized smoothing",
+    "bagcert": "BagCert",
+    "ibp": "interval bound propagation",
+    "patchguard++": "PatchGuard++",
 }
 ATTACKS = {"pgd": "PGD", "apgd": "Auto-PGD", "square": "random search", "adaptive": "adaptive"}
 PATHS = re.compile(r"(?<![\w.~<>/])~?/(?:[^\s\"',:;/<>]+/)+([^\s\"',:;/<>]+)/?")
@@ -26,6 +33,14 @@ HOW = {
     "against each other, two at a time, until one label is left.",
     "minority-reports": "Every image is classified under each mask; if a confident label contradicts the "
     "undefended one, the answer is an alert instead of a label.",
+    "ds": "The classifier sees one band or block of the image at a time, and the views vote.",
+    "cbn": "Every local logit of a network of small receptive fields is squashed into [-1, 1], and they are summed.",
+    "pg-bn": "For each class, the window of local logits that speaks for it most is taken away.",
+    "pg-ds": "For each class, the window of votes that speaks for it most is taken away.",
+    "bagcert": "Every place of a network of small receptive fields votes yes or no for each class.",
+    "ibp": "The network answers as it is; the proof bounds its logits for every content of a patch at every place.",
+    "patchguard++": "Every window of local logits is hidden once; if a confident label then contradicts the undefended "
+    "one, the answer is an alert instead of a label.",
 }
 
 
@@ -91,12 +106,16 @@ def masks(study: Study) -> str:
     stride, counts = study.run.job.get("stride"), study.run.job.get("masks")
     if stride:
         return f"stride {stride[0]}" if stride[0] == stride[1] else f"stride {stride[0]}×{stride[1]}"
-    down, across = counts or (6, 6)
+    if counts is None:
+        return "none"
+    down, across = counts
     return f"{down}×{across}"
 
 
 def mask_sizes(study: Study) -> str:
     """The masks themselves: "9 masks of 15×15 px"; of many sizes of images, those of the commonest."""
+    if not study.has_masks:
+        return "no masks"
     sizes = {(w.height, w.width) for mask in study.masks.masks for w in mask}
     of = f" of {px(next(iter(sizes)))}" if len(sizes) == 1 and study.run.threat.count == 1 else ""
     many = len(study.sizes)
@@ -106,6 +125,8 @@ def mask_sizes(study: Study) -> str:
 
 def counted(study: Study) -> str:
     """What the number of classifications counts: the documents speak of the masks alone."""
+    if not study.has_masks:
+        return "A classification is one input of the network, whole or ablated."
     pairs = len(study.masks) if study.detects else len(study.masks.unions)
     if study.per_image[0] != pairs + 1:
         return "Of the classifications of an image one is the undefended answer."

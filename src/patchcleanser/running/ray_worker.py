@@ -91,7 +91,7 @@ class Worker:
             torch.set_num_threads(self.threads)  # in this thread too
             if helpers:
                 asked = [partial(_ask, helper, number, held) for helper in helpers]
-                work.job.built.masked = SpreadMaskedClassifier(work.job.built.masked, asked)
+                work.job.masking.masked = SpreadMaskedClassifier(work.job.masking.masked, asked)
             result = work.done(task, read)
             self.tasks.inc(tags=self.tags)
             self.images.inc(len(getattr(task, "indices", getattr(task, "rows", ()))), tags=self.tags)
@@ -103,7 +103,7 @@ class Worker:
         work = self._work(number, held)
         with self.working:
             torch.set_num_threads(self.threads)
-            return run_errand(work.job.built.masked, work.job.built.mask_set, errand).numpy()
+            return run_errand(work.job.masking.masked, work.job.masking.mask_set, errand).numpy()
 
     def _work(self, number: int, held: list[Any]) -> Work[Any, Any]:
         with self.unpacking:

@@ -23,7 +23,7 @@ from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.core.windows import Size
 from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture, decode
-from patchcleanser.defenses import DEFENSES, Defense
+from patchcleanser.defenses import DEFENSES, MaskDefense
 from patchcleanser.defenses.base import Game
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
 from patchcleanser.evaluation.matching import match_labels
@@ -36,6 +36,9 @@ BLANKS = (64, 224, 512, 1024)
 """Sides of images without content, for a model without samples; the threat must fit one to warm up."""
 
 Start = Callable[[LabelTable], Game[Any]]
+
+SERVED = {name: kind for name, kind in DEFENSES.items() if issubclass(kind, MaskDefense)}
+"""Requests are games about labels under masks, so these are the defenses that can be served."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ class Engine:
     """
 
     def __init__(self, settings: Settings) -> None:
-        if settings.defense not in DEFENSES:
-            raise InputError(f"no defense {settings.defense!r}; there are {', '.join(DEFENSES)}")
+        if settings.defense not in SERVED:
+            raise InputError(f"no defense {settings.defense!r} with masks to serve; there are {', '.join(SERVED)}")
         self.settings = settings
         model, named = settings.model, isinstance(settings.model, str)
         self.classifier: Classifier = load_classifier(model, device=settings.device) if named else as_classifier(model)
@@ -64,7 +67,7 @@ class Engine:
         with suppress(ClassifierError):  # a plain function has none, and nothing is stored here
             self.fingerprint = self.classifier.fingerprint
         self.defense = self._build(settings.masks, settings.stride)
-        self._variants: dict[int, Defense[Any, Any]] = {}
+        self._variants: dict[int, MaskDefense[Any, Any]] = {}
         self._lock = threading.Lock()
         found = _samples(settings.samples, self.classifier) if settings.samples else ()
         self.samples = tuple(sample for sample in found if self._fits(self._decoded(sample.content)))
@@ -128,17 +131,17 @@ class Engine:
     def _decoded(self, content: bytes) -> torch.Tensor:
         return decode(content, "sent", formats=self.settings.limits.formats)
 
-    def _variant(self, masks: int | None) -> Defense[Any, Any]:
+    def _variant(self, masks: int | None) -> MaskDefense[Any, Any]:
         if masks is None:
             return self.defense
         if masks not in self._variants:
             self._variants[masks] = self._build(masks, None)
         return self._variants[masks]
 
-    def _build(self, masks: int | tuple[int, int] | None, stride: int | tuple[int, int] | None) -> Defense[Any, Any]:
+    def _build(self, masks: int | tuple[int, int] | None, stride: int | tuple[int, int] | None) -> MaskDefense[Any, Any]:
         chosen = self.settings
         plan = {"masks": masks, "stride": stride, "precision": chosen.precision, **chosen.options}
-        return DEFENSES[chosen.defense](self.classifier, chosen.threat, **plan)
+        return SERVED[chosen.defense](self.classifier, chosen.threat, **plan)
 
 
 def _shown(spec: str) -> str:

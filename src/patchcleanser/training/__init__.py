@@ -1,7 +1,7 @@
 """Classifiers that survive masking: training from labels, and hardening without them."""
 
-from patchcleanser.training.cutout import Cutout, GreedyCutout
+from patchcleanser.training.cutout import Ablation, Cutout, GreedyCutout
 from patchcleanser.training.fit import fit
 from patchcleanser.training.recipes import RECIPES, Recipe
 
-__all__ = ["RECIPES", "Cutout", "GreedyCutout", "Recipe", "fit"]
+__all__ = ["RECIPES", "Ablation", "Cutout", "GreedyCutout", "Recipe", "fit"]

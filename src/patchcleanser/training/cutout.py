@@ -63,6 +63,34 @@ class Cutout:
 
 
 @dataclass(frozen=True)
+class Ablation(Cutout):
+    """Hides all of an image but one band of columns or rows, or one block, of `keep` px, at a random place.
+
+    Bands and blocks go on at the other side of the image, as those of de-randomized smoothing do.
+    """
+
+    count: int = 1
+    ablation: str = "columns"
+    keep: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ablation not in ("columns", "rows", "blocks") or self.keep < 1:
+            raise InputError(
+                f"an ablation keeps columns, rows or blocks of some px, got {self.ablation!r}, {self.keep}"
+            )
+
+    def one(self, number: int, size: tuple[int, int], generator: torch.Generator, device: torch.device) -> Tensor:
+        """One random ablation for each of `number` images, bool [number, H, W], True where hidden."""
+        shown = []
+        for axis, length in zip(("rows", "columns"), size, strict=True):
+            start = torch.randint(0, length, (number, 1), generator=generator, device=device)
+            band = (torch.arange(length, device=device) - start) % length < self.keep
+            shown.append(band if self.ablation in (axis, "blocks") else torch.ones_like(band))
+        return ~(shown[0][:, :, None] & shown[1][:, None, :])
+
+
+@dataclass(frozen=True)
 class GreedyCutout(Cutout):
     """Masks where the current model's loss is worst, chosen one after the other.
 

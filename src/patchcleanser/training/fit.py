@@ -26,6 +26,7 @@ from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, GreedyCutout
 from patchcleanser.training.journal import Epoch, draw, open_board, write_log
 from patchcleanser.training.judge import Judge
+from patchcleanser.training.losses import interval_loss, margin_loss, pixel_ends
 from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.speed import compiled, tuned
 
@@ -135,6 +136,8 @@ def fit(
     """
     device = next(module.parameters()).device
     accelerator = _accelerator(device)
+    if recipe.loss == "interval" and accelerator.num_processes > 1:
+        raise TrainingError("interval bounds are trained by one process; start it without accelerate launch")
     torch.manual_seed(seed)
     run = _Run(module, recipe, seed, accelerator)
     threat = threat or Threat.share(0.024)
@@ -175,6 +178,8 @@ def fit(
         board.close()
     if run.best is not None:
         run.module.load_state_dict(run.best[1])
+    elif run.ema is not None:  # nothing was held out to choose by
+        run.module.load_state_dict(run.ema.module.state_dict())
     if accelerator.is_main_process:
         write_log(run.history, out / "metrics.csv")
     judged = [e for e in run.history if e.survival is not None] or run.history
@@ -192,6 +197,7 @@ class _Step:
         if self.teacher is not None and run.device.type == "cuda":
             self.teacher = compiled(self.teacher.to(memory_format=torch.channels_last), run.device, steps)
         self.cutout: Cutout = run.recipe.cutout
+        self.progress = 0.0
 
     def losses(self, labels: Tensor) -> Any:
         """Each image's loss under the current weights, for GreedyCutout."""
@@ -203,18 +209,38 @@ class _Step:
 
         return of
 
+    def _shown(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Inputs under masks; a mask-aware network is told what is hidden."""
+        run = self.run
+        if getattr(run.module, "mask_aware", False):
+            hidden = self.cutout.hidden(inputs, run.generator)[:, None]
+            return torch.cat([inputs.masked_fill(hidden, 0.0), hidden.to(inputs.dtype)], dim=1)
+        run.module.eval()  # masks are chosen by the model as it answers in use
+        masked = self.cutout(inputs, self.losses(labels), run.generator)
+        run.module.train()
+        return masked
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        recipe = self.run.recipe
+        if recipe.loss == "margin":
+            return margin_loss(logits, labels, recipe.margin)
+        return functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
+
     def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         run, recipe = self.run, self.run.recipe
         images = augment(images, run.generator, shift=recipe.shift, strength=recipe.strength, flip=recipe.flip)
         inputs = self.preprocessing(images)
         if run.device.type == "cuda":
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        run.module.eval()  # masks are chosen by the model as it answers in use
-        masked = self.cutout(inputs, self.losses(labels), run.generator)
-        run.module.train()
-        with run.autocast():
-            logits = self.forward(masked)
-        loss = functional.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
+        if recipe.loss == "interval":
+            strength = min(1.0, self.progress / recipe.ramp) if recipe.ramp else 1.0
+            ends = pixel_ends(self.preprocessing, inputs.shape[1], inputs.device)
+            loss, logits = interval_loss(run.module, inputs, labels, self.cutout, run.generator, strength, ends)
+        else:
+            shown = self._shown(inputs, labels)
+            with run.autocast():
+                logits = self.forward(shown)
+            loss = self._loss(logits.float(), labels)
         if self.teacher is not None and recipe.teacher_weight > 0:
             with torch.no_grad(), run.autocast():
                 wanted = self.teacher(inputs).float()
@@ -250,8 +276,9 @@ def _epoch(run: _Run, step: _Step, pixels: Tensor, labels: Tensor, kept: Any) ->
     losses, rights = [], []
     for number in range(steps):
         mine = order[number * recipe.batch :][accelerator.process_index * share :][:share]
+        step.progress = run.step / (steps * recipe.epochs)
         for group in run.optimizer.param_groups:
-            group["lr"] = recipe.rate * rate_at(run.step / (steps * recipe.epochs), recipe)
+            group["lr"] = recipe.rate * rate_at(step.progress, recipe)
         loss, right = step(_floats(pixels, mine), labels[torch.as_tensor(mine, device=run.device)])
         losses.append(loss)
         rights.append(right)

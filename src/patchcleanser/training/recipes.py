@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from patchcleanser.errors import InputError
-from patchcleanser.training.cutout import Cutout, GreedyCutout
+from patchcleanser.training.cutout import Ablation, Cutout, GreedyCutout
 
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["cosine", "onecycle", "step"]
+Loss = Literal["label", "margin", "interval"]
 Numbers = Literal["no", "bf16"]
 
 
@@ -45,6 +46,12 @@ class Recipe:
     teacher_weight: float = 0.0
     """Share of the loss that follows a teacher's answer to the unmasked image."""
     temperature: float = 2.0
+    loss: Loss = "label"
+    """What is made small: cross-entropy; BagCert's margin of votes; or the worst case of interval bounds."""
+    margin: float = 0.3
+    """For BagCert: by which share of all votes the true class should lead."""
+    ramp: float = 0.5
+    """For interval bounds: the share of the steps over which patches and their weight grow."""
     precision: Numbers = "bf16"
     holdout: float = 0.02
     """Share of the training set kept out of training, by which the checkpoint is chosen."""
@@ -52,7 +59,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
             raise InputError(f"epochs and batch are at least 1, got {self.epochs} and {self.batch}")
-        for name, kind in (("optimizer", Optimizer), ("schedule", Schedule), ("precision", Numbers)):
+        for name, kind in (("optimizer", Optimizer), ("schedule", Schedule), ("loss", Loss), ("precision", Numbers)):
             if getattr(self, name) not in get_args(kind):
                 raise InputError(f"{name} is one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
         if not self.rate > 0:
@@ -62,7 +69,10 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the kind of cutout named."""
-        return {**asdict(self), "cutout": {"kind": type(self.cutout).__name__, **asdict(self.cutout)}}
+        plain = {"loss", "margin", "ramp"} if self.loss == "label" else set()
+        settings = {name: value for name, value in asdict(self).items() if name not in plain}
+        named = {"kind": type(self.cutout).__name__, **asdict(self.cutout)}
+        return {**settings, "cutout": named}
 
     @property
     def fingerprint(self) -> str:
@@ -92,6 +102,20 @@ _WORDS = {int: "a whole number", float: "a number"}
 
 # Two 9-px masks hide a 5×5 patch anywhere on 32×32 (6×6 masks); training sees a little more.
 _CIFAR_MASKS = GreedyCutout(count=2, smallest=7, largest=12, inside=True, tries=4, share=0.5)
+
+# What the networks of the baselines have in common; nothing is held out, and the last averaged weights are kept.
+_LOCAL = Recipe(
+    epochs=100,
+    batch=512,
+    optimizer="sgd",
+    rate=0.4,
+    schedule="onecycle",
+    warmup=0.15,
+    weight_decay=5e-4,
+    clip=5.0,
+    ema=0.998,
+    holdout=0.0,
+)
 
 RECIPES: dict[str, Recipe] = {
     # Fine-tuning as in the paper; the rate is 0.001 for ViT and ResMLP (--set rate=0.001).
@@ -135,5 +159,39 @@ RECIPES: dict[str, Recipe] = {
         strength=0.4,
         cutout=replace(_CIFAR_MASKS, smallest=6, largest=11, tries=3),
         greedy_from=0.7,
+    ),
+    # The base classifier of de-randomized smoothing: it sees one band of 4 px and nothing else.
+    "ds-cifar": replace(_LOCAL, epochs=150, shift=4, cutout=Ablation(keep=4)),
+    "smoothed-vit-cifar": replace(
+        _LOCAL,
+        epochs=200,
+        optimizer="adamw",
+        rate=1e-3,
+        schedule="cosine",
+        warmup=0.05,
+        weight_decay=0.05,
+        clip=1.0,
+        shift=4,
+        cutout=Ablation(keep=4),
+    ),
+    # A BagNet for Clipped BagNet, PatchGuard and PatchGuard++.
+    "bagnet-cifar": replace(_LOCAL, epochs=100, shift=4),
+    # Votes stop answering to large steps: with SGD all of them fall silent.
+    "bagcert-cifar": replace(
+        _LOCAL, epochs=150, optimizer="adamw", rate=2e-3, weight_decay=0.01, shift=4, loss="margin"
+    ),
+    # Patches of 5 px at 4 random places a step; for 2 px: --set cutout.smallest=2 --set cutout.largest=2.
+    "ibp-cifar": replace(
+        _LOCAL,
+        epochs=200,
+        optimizer="adamw",
+        rate=5e-4,
+        schedule="cosine",
+        weight_decay=0.0,
+        clip=1.0,
+        ema=0.0,
+        cutout=Cutout(4, 5, 5, inside=True),
+        loss="interval",
+        precision="no",
     ),
 }

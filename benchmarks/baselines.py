@@ -1,0 +1,182 @@
+"""Measure the certified defenses that PatchCleanser is compared with, each with the network made for it.
+
+    python benchmarks/baselines.py --commands                     # what to run, and about how long it takes
+    python benchmarks/baselines.py ds bagcert --models runs/baselines --out results/baselines.json
+
+A row says defense, patch, images, clean, certified and ms an image, with the weights, the command and the hardware;
+a row of the same defense and patch is replaced. The run folders hold a record for each image; a run that stopped
+goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from patchcleanser import Threat, load_classifier
+from patchcleanser.classifiers.trained import read_card
+from patchcleanser.cli.certify import about_run, run_job
+from patchcleanser.core.metrics import COLUMNS, summary
+from patchcleanser.data import chosen, load_dataset
+from patchcleanser.evaluation import Job
+from patchcleanser.training.cards import versions
+
+PATCHES = ("2", "5")
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A defense, the network it needs, and what the paper prints for 2×2 and 5×5 px on CIFAR-10 (clean, certified)."""
+
+    defense: str
+    folder: str
+    network: str
+    recipe: str
+    minutes: float
+    """About how long training takes on one H200: guessed from the operations of the network, not measured."""
+    printed: dict[str, tuple[float, float]]
+    change: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    by_patch: bool = False
+    """Whether every patch size has weights of its own."""
+
+    def weights(self, root: Path, patch: str) -> Path:
+        """Where they lie."""
+        return root / (f"{self.folder}-{patch}" if self.by_patch else self.folder)
+
+    def training(self, root: Path, patch: str) -> str:
+        """The command that makes the weights."""
+        words = ["patchcleanser", "train", "--model", self.network, "--recipe", self.recipe]
+        for change in self.change:
+            words += ["--set", change.format(patch=patch)]
+        return shlex.join([*words, "--out", str(self.weights(root, patch))])
+
+
+BASELINES = [
+    Baseline("ds", "ablated", "net:ablated", "ds-cifar", 6, {"2": (83.9, 68.9), "5": (83.9, 56.2)}),
+    Baseline("pg-ds", "ablated", "net:ablated", "ds-cifar", 6, {"2": (84.7, 69.2), "5": (84.6, 57.7)}),
+    Baseline("cbn", "bagnet", "net:bagnet?field=7", "bagnet-cifar", 6, {"2": (84.2, 44.2), "5": (84.2, 9.3)}),
+    Baseline("pg-bn", "bagnet", "net:bagnet?field=7", "bagnet-cifar", 6, {"2": (84.5, 63.8), "5": (83.9, 47.3)}),
+    Baseline("patchguard++", "bagnet", "net:bagnet?field=7", "bagnet-cifar", 6, {}),
+    Baseline(
+        "bagcert",
+        "bagcert",
+        "net:bagnet?field=7&votes=true",
+        "bagcert-cifar",
+        8,
+        {"2": (86.0, 72.9), "5": (86.0, 60.0)},
+    ),
+    Baseline(
+        "ibp",
+        "interval",
+        "net:interval",
+        "ibp-cifar",
+        10,
+        {"2": (65.8, 51.9), "5": (47.8, 30.8)},
+        change=("cutout.smallest={patch}", "cutout.largest={patch}"),
+        by_patch=True,
+    ),
+    Baseline("ds", "smoothed-vit", "net:smoothed-vit", "smoothed-vit-cifar", 10, {}),
+]
+
+
+def row_of(baseline: Baseline, patch: str, root: Path, limit: int | None) -> dict[str, Any]:
+    """One measurement."""
+    weights = baseline.weights(root, patch)
+    card, spec = read_card(weights), f"trained:{weights}"
+    dataset = chosen(load_dataset("cifar10", split="test"), limit, subset="first")
+    job = Job(load_classifier(spec), dataset, Threat.parse(patch), baseline.defense, options=baseline.options)
+    command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
+    about = {**about_run(spec, "cifar10", "test", job), "command": command}
+    run = run_job(job, root / f"{baseline.defense}-{weights.name}-{patch}", about, batch=None, skip=False, quiet=False)
+    found = summary(run.read(COLUMNS))
+    shares = {name: round(share.percent, 2) for name, share in found.shares.items() if share.total}
+    return {
+        "defense": baseline.defense,
+        "network": card["model"],
+        "patch": f"{patch}x{patch}",
+        "images": found.images,
+        **shares,
+        "ms": round(1000 * found.seconds / max(1, found.images), 3),
+        "classifications": found.classifications / max(1, found.images),
+        "printed": baseline.printed.get(patch),
+        "options": baseline.options,
+        "recipe": card["recipe"],
+        "seed": card["seed"],
+        "weights_sha256": card["weights_sha256"],
+        "train_command": card["command"],
+        "command": command,
+        "versions": versions(),
+    }
+
+
+def keep(row: dict[str, Any], out: Path) -> None:
+    """Write a row, in place of one of the same defense, network and patch."""
+    rows = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else []
+    same = ("defense", "network", "patch")
+    rows = [old for old in rows if any(old[name] != row[name] for name in same)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
+
+
+SMOKE = {
+    "ds": "--model torchvision:resnet50 --option keep=25 --threshold 0.2",
+    "pg-ds": "--model torchvision:resnet50 --option keep=25 --threshold 0.2",
+    "cbn": "--model net:bagnet17",
+    "pg-bn": "--model net:bagnet17",
+    "patchguard++": "--model net:bagnet17",
+    "bagcert": "--model 'net:bagnet17?votes=true'",
+    "ibp": "--model 'net:interval?size=224&classes=1000&width=8'",
+}
+"""What each costs on 200 images of ImageNet's size; these networks were not trained for it."""
+
+
+def smoke(root: Path) -> list[str]:
+    """The commands for it."""
+    common = "--data imagenet --labels number --limit 200 --patch 2% --grid input"
+    return [
+        f"patchcleanser certify --defense {defense} {words} {common} --out {root}/imagenet-{defense}"
+        for defense, words in SMOKE.items()
+    ]
+
+
+def commands(root: Path, out: Path) -> list[str]:
+    """Every command, in order; weights that several defenses share are made once."""
+    lines: dict[str, str] = {}
+    for baseline in BASELINES:
+        for patch in PATCHES if baseline.by_patch else PATCHES[:1]:
+            lines.setdefault(baseline.training(root, patch), f"about {baseline.minutes:g} min on an H200 (a guess)")
+    names = list(dict.fromkeys(baseline.defense for baseline in BASELINES))
+    measure = ["python", "benchmarks/baselines.py", *names, "--models", str(root), "--out", str(out)]
+    lines[shlex.join(measure)] = "about 15 min for 10,000 images and both patches (a guess)"
+    return [*(f"{command}  # {note}" for command, note in lines.items()), *smoke(root)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("defenses", nargs="*", help="which ones; all that have weights if none is named")
+    parser.add_argument("--commands", action="store_true", help="print what to run")
+    parser.add_argument("--models", type=Path, default=Path("runs/baselines"))
+    parser.add_argument("--patch", action="append", choices=PATCHES)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--out", type=Path, default=Path("results/baselines.json"))
+    words = parser.parse_args()
+    if words.commands:
+        print("\n".join(commands(words.models, words.out)))
+        return
+    for baseline in BASELINES:
+        for patch in words.patch or PATCHES:
+            named = not words.defenses or baseline.defense in words.defenses
+            if named and (baseline.weights(words.models, patch) / "card.json").is_file():
+                row = row_of(baseline, patch, words.models, words.limit)
+                keep(row, words.out)
+                print({name: row.get(name) for name in ("defense", "network", "patch", "clean", "certified", "ms")})
+
+
+if __name__ == "__main__":
+    main()

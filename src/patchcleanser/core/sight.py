@@ -1,0 +1,125 @@
+"""Sight: which pixels a grid of local scores sees, and so which scores a patch can reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from patchcleanser.core.threats import Threat
+from patchcleanser.core.windows import Size, Window
+from patchcleanser.errors import InputError
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """Every placement of one patch shape, by the scores it reaches.
+
+    The patch whose top is tops[a] and whose left is lefts[b] reaches the scores (i, j) with rows[a, i]
+    and columns[b, j]. Of all placements only those are listed that no other one outdoes: what reaches
+    fewer scores can do less.
+    """
+
+    shape: Size
+    tops: tuple[int, ...]
+    lefts: tuple[int, ...]
+    rows: Bools
+    columns: Bools
+
+    @property
+    def most(self) -> int:
+        """The most scores one such patch can reach."""
+        return int(self.rows.sum(1).max() * self.columns.sum(1).max())
+
+    def window(self, placement: int) -> Window:
+        """A patch with this number, counted row by row."""
+        down, across = divmod(placement, len(self.lefts))
+        return Window(self.tops[down], self.lefts[across], *self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """Score (i, j) sees the pixels in rows `down[i]` and columns `across[j]`, and no others.
+
+    `down` is bool [scores down, image height] and `across` bool [scores across, image width].
+    """
+
+    down: Bools
+    across: Bools
+
+    @classmethod
+    def bands(cls, size: Size, width: int, *, columns: bool = True) -> Sight:
+        """One score for each band of columns (or rows) of this width; bands go on at the other side of the image.
+
+        >>> Sight.bands((2, 4), 3).across.astype(int).tolist()
+        [[1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1]]
+        """
+        whole = [np.ones((1, side), dtype=bool) for side in size]
+        around = _around(size[1 if columns else 0], width)
+        return cls(whole[0], around) if columns else cls(around, whole[1])
+
+    @classmethod
+    def blocks(cls, size: Size, side: int) -> Sight:
+        """One score for each square block of this side, which go on at the other side of the image."""
+        return cls(_around(size[0], side), _around(size[1], side))
+
+    @classmethod
+    def fields(cls, size: Size, field: int, jump: int) -> Sight:
+        """One score for each receptive field of `field`×`field` px that lies in the image, `jump` px apart.
+
+        >>> Sight.fields((3, 5), field=3, jump=2).across.astype(int).tolist()
+        [[1, 1, 1, 0, 0], [0, 0, 1, 1, 1]]
+        """
+        if field > min(size):
+            raise InputError(f"a receptive field of {field} px does not fit an image of {size[0]}×{size[1]} px")
+        return cls(*(_fields(side, field, jump) for side in size))
+
+    @property
+    def size(self) -> Size:
+        """Of the images."""
+        return self.down.shape[1], self.across.shape[1]
+
+    @property
+    def grid(self) -> Size:
+        """How many scores there are, down and across."""
+        return len(self.down), len(self.across)
+
+    def reaches(self, threat: Threat) -> tuple[Reach, ...]:
+        """What one patch of the threat can reach, for each of its shapes.
+
+        A score may change only if it sees a pixel of the patch: a row of it and a column of it.
+        """
+        room, found = threat.room(self.size), []
+        for height, width in threat.shapes(self.size):
+            tops, rows = _reached(self.down, height, range(room.top, room.bottom - height + 1))
+            lefts, columns = _reached(self.across, width, range(room.left, room.right - width + 1))
+            found.append(Reach((height, width), tops, lefts, rows, columns))
+        return tuple(found)
+
+
+def _around(side: int, width: int) -> Bools:
+    if not 1 <= width <= side:
+        raise InputError(f"an ablation keeps between 1 and {side} px of a side of {side} px, got {width}")
+    starts, pixels = np.arange(side)[:, None], np.arange(side)[None]
+    around: Bools = (pixels - starts) % side < width
+    return around
+
+
+def _fields(side: int, field: int, jump: int) -> Bools:
+    starts, pixels = np.arange(0, side - field + 1, jump)[:, None], np.arange(side)[None]
+    seen: Bools = (pixels >= starts) & (pixels < starts + field)
+    return seen
+
+
+def _reached(sight: Bools, length: int, starts: range) -> tuple[tuple[int, ...], Bools]:
+    """Along one axis: the starts of a patch that no other start outdoes, and the scores reached from each."""
+    reached = np.stack([sight[:, start : start + length].any(axis=1) for start in starts])
+    distinct, first = np.unique(reached, axis=0, return_index=True)
+    # Row a is outdone if another one holds all of its scores; distinct rows cannot hold each other.
+    inside = ~(distinct[:, None] & ~distinct[None]).any(axis=2)
+    kept = inside.sum(axis=1) == 1
+    order = np.argsort(first[kept])
+    return tuple(int(starts[i]) for i in first[kept][order]), distinct[kept][order]

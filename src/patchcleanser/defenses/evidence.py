@@ -1,0 +1,159 @@
+"""Evidence: where local scores come from. A network of small receptive fields, or one that sees ablated images."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.masked import default_chunk
+from patchcleanser.classifiers.precision import TIE, plain_float32
+from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
+from patchcleanser.core.sight import Sight
+from patchcleanser.core.threats import Grid
+from patchcleanser.core.windows import Size
+from patchcleanser.errors import InputError
+
+Ablation = Literal["columns", "rows", "blocks"]
+
+
+@dataclass(frozen=True)
+class Local:
+    """Local scores of some images [N, classes, down, across], and the undefended logits [N, classes].
+
+    `low` and `high` are what a score may be in another batch, where kernels round differently.
+    Certificates count the true class by `low` and every other one by `high`.
+    """
+
+    score: Tensor
+    low: Tensor
+    high: Tensor
+    whole: Tensor
+    spent: int
+    """Inputs classified for each image."""
+
+
+class Evidence(ABC):
+    """Local scores of images, each a function of the pixels that `sight` says, and of nothing else."""
+
+    def __init__(self, classifier: Classifier, grid: Grid) -> None:
+        self.classifier, self.grid = classifier, grid
+        self.rounding = ROUNDING if classifier.dtype in (torch.float32, torch.float64) else HALF_ROUNDING
+
+    @abstractmethod
+    def sight(self, size: Size) -> Sight:
+        """What the scores of images of this size (on the threat's grid) see."""
+
+    @abstractmethod
+    def __call__(self, pixels: Tensor) -> Local:
+        """Scores of images [N, C, H, W] of one size on the threat's grid."""
+
+
+class LocalLogits(Evidence):
+    """The logits of a network at every place of its last feature map (classifiers/bagnet.py).
+
+    The module has `local(inputs)` → [N, classes, down, across], where place (i, j) sees `field`×`field` px
+    from (i * jump, j * jump), and its own output is their mean.
+    """
+
+    def __init__(self, classifier: Classifier, grid: Grid) -> None:
+        super().__init__(classifier, grid)
+        module: Any = getattr(classifier, "module", None)
+        if not isinstance(classifier, TorchClassifier) or not hasattr(module, "local"):
+            raise InputError(
+                f"local logits come from a network of small receptive fields such as net:bagnet, got {classifier!r}"
+            )
+        self.module = module
+
+    def sight(self, size: Size) -> Sight:
+        """The receptive fields; a resized image is refused, since resizing spreads a patch."""
+        if self.grid == "source" and not self.classifier.preprocessing.keeps(size):
+            raise InputError(
+                f"receptive fields are counted on the classifier's input, and images of {size[0]}×{size[1]} px are "
+                "resized or cropped; use a threat on the input grid (--grid input)"
+            )
+        return Sight.fields(size, self.module.field, self.module.jump)
+
+    def __call__(self, pixels: Tensor) -> Local:
+        """One pass through the network."""
+        refuse_train_mode(self.module)
+        device = self.classifier.device
+        chunk = default_chunk(device, pixels[0].numel())
+        with torch.inference_mode(), plain_float32(device):
+            inputs = self.classifier.prepare(pixels) if self.grid == "source" else pixels
+            parts = [self.module.local(part.to(self.classifier.dtype)).float() for part in torch.split(inputs, chunk)]
+        local = torch.cat(parts)
+        if self.classifier.classes is None:
+            self.classifier.classes = local.shape[1]
+        # Not numbers are no evidence; endless ones would drown what they are added to.
+        local = local.nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST).clamp(-LARGEST, LARGEST)
+        slack = self.rounding * (1 + local.abs().amax((1, 2, 3), keepdim=True))
+        return Local(local, local - slack, local + slack, local.mean((2, 3)), spent=1)
+
+
+class AblationVotes(Evidence):
+    """Votes of any classifier that is shown one band or block of the image and nothing else.
+
+    A view votes (1) for every class whose confidence is above the threshold, so for several or none.
+    A mask-aware classifier is told what is hidden; another one sees the mask colour there.
+    """
+
+    def __init__(self, classifier: Classifier, grid: Grid, *, ablation: Ablation, keep: int, threshold: float) -> None:
+        super().__init__(classifier, grid)
+        if ablation not in get_args(Ablation):
+            raise InputError(f"an ablation keeps {', '.join(get_args(Ablation))}, got {ablation!r}")
+        if not 0 <= threshold < 1:
+            raise InputError(f"a confidence threshold lies in [0, 1), got {threshold}")
+        self.ablation, self.keep, self.threshold = ablation, keep, threshold
+
+    def sight(self, size: Size) -> Sight:
+        """What each ablated view keeps."""
+        preprocessing = self.classifier.preprocessing
+        if self.classifier.mask_aware and self.grid == "source" and not preprocessing.keeps(size):
+            raise InputError(
+                f"a mask-aware classifier must know which of its input's pixels are hidden, and images of {size[0]}×"
+                f"{size[1]} px are resized or cropped; use a threat on the input grid (--grid input)"
+            )
+        if self.ablation == "blocks":
+            return Sight.blocks(size, self.keep)
+        return Sight.bands(size, self.keep, columns=self.ablation == "columns")
+
+    def __call__(self, pixels: Tensor) -> Local:
+        """One classification for each view, and one of the whole image."""
+        sight = self.sight((pixels.shape[2], pixels.shape[3]))
+        down, across = (torch.from_numpy(seen).to(pixels.device) for seen in (sight.down, sight.across))
+        views = len(down) * len(across)
+        pairs = torch.arange(len(pixels) * views, device=pixels.device)
+        found = []
+        for part in torch.split(pairs, default_chunk(self.classifier.device, pixels[0].numel())):
+            image, view = part // views, part % views
+            visible = down[view // len(across)][:, :, None] & across[view % len(across)][:, None, :]
+            found.append(self._logits(pixels[image], visible).softmax(1).nan_to_num(0.0))
+        sure = torch.cat(found).reshape(len(pixels), *sight.grid, -1).permute(0, 3, 1, 2)
+        votes, low, high = ((sure > self.threshold + slack).float() for slack in (0.0, self.rounding, -self.rounding))
+        whole = self._logits(pixels, torch.ones_like(pixels[:, 0], dtype=torch.bool))
+        return Local(votes, low, high, whole, spent=views + 1)
+
+    def _logits(self, images: Tensor, visible: Tensor) -> Tensor:
+        """Logits of images of which only some pixels [N, H, W] are visible."""
+        source, preprocessing = self.grid == "source", self.classifier.preprocessing
+        channels = images.shape[1]
+        fill = preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
+        colour = torch.tensor(fill, dtype=images.dtype, device=images.device)[:, None, None]
+        with torch.inference_mode(), plain_float32(self.classifier.device):
+            images = torch.where(visible[:, None], images, colour)
+            images = self.classifier.prepare(images) if source else images
+            if self.classifier.mask_aware:
+                images = torch.cat([images, (~visible)[:, None].to(images.dtype)], dim=1)
+            return self.classifier.checked_logits(images)
+
+
+LARGEST = 1e4
+"""Local logits are cut off here, so that sums in float64 keep what lies beside an enormous one."""
+
+ROUNDING, HALF_ROUNDING = TIE, 2e-2
+"""How far, relative to its size, a score may move with the batch it is in; of a half-precision network further."""

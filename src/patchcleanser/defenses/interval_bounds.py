@@ -1,0 +1,141 @@
+"""Interval bound propagation: the network answers as it is, and bounds prove that no patch changes the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from patchcleanser.classifiers.images import checked_images
+from patchcleanser.classifiers.interval import IntervalNet, boxes
+from patchcleanser.classifiers.masked import default_chunk
+from patchcleanser.classifiers.precision import TIE, plain_float32
+from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
+from patchcleanser.core.threats import Threat
+from patchcleanser.core.verdicts import LocalCertificate, LocalVerdict
+from patchcleanser.core.windows import Size, Window
+from patchcleanser.defenses.contract import Defense, Examined, check_range, counted_labels, each_labelled
+from patchcleanser.defenses.local import others
+from patchcleanser.errors import InputError, OutputError, ThreatError
+
+
+class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
+    """IBP, by Chiang et al. (2020), of a network with bounds (`net:interval`).
+
+    Certificate: for every position of the patch, and whatever pixels in [0, 1] it shows, no class's logit
+    can exceed the true one's.
+
+    Proof. The images with some content of a patch at one position form a box: the pixels of the patch
+    anywhere in [0, 1], all others as they are. IntervalNet.behind bounds from above how far each class gets
+    ahead of the true one anywhere in the box. All bounds are below 0 (by more than rounding) for every box,
+    and every attacked image lies in one of them, so the true class has the largest logit. A smaller
+    patch lies inside a larger one. One patch is meant.
+    """
+
+    def __init__(self, classifier: Any, threat: Threat) -> None:
+        super().__init__(classifier, threat)
+        module = getattr(self.classifier, "module", None)
+        if not isinstance(self.classifier, TorchClassifier) or not isinstance(module, IntervalNet):
+            raise InputError(f"interval bounds need a network that has them, such as net:interval, got {classifier!r}")
+        if threat.count > 1:
+            raise ThreatError(f"the certificate of IntervalBounds is for one patch, got {threat}")
+        self.module = module
+
+    def ready(self, size: Size) -> None:
+        """Patches that do not fit are refused, and resized images: resizing spreads a patch."""
+        if self.threat.grid == "source" and not self.classifier.preprocessing.keeps(size):
+            raise InputError(
+                f"bounds are of the classifier's input, and images of {size[0]}×{size[1]} px are resized or cropped; "
+                "use a threat on the input grid (--grid input)"
+            )
+        self.threat.shapes(size)
+
+    def predict(self, images: Any) -> list[LocalVerdict]:
+        """The network's own labels."""
+        return [LocalVerdict(int(self._logits(pixels).argmax()), 1) for pixels in self._inputs(images)]
+
+    def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[LocalCertificate]:
+        """A certificate for each clean image with its true label."""
+        return [found.certificate for found in self.examine(images, labels, maps=maps)]
+
+    def examine(
+        self, images: Any, labels: Iterable[int], *, maps: bool = False
+    ) -> list[Examined[LocalVerdict, LocalCertificate]]:
+        """Label and certificate of clean images; the undefended label is the answer itself."""
+        if maps:
+            raise InputError("IntervalBounds has no map of positions; leave out maps=")
+
+        def one(inputs: Tensor, label: int) -> Examined[LocalVerdict, LocalCertificate]:
+            logits = self._logits(inputs)
+            check_range([label], len(logits))
+            verdict, size = LocalVerdict(int(logits.argmax()), 1), (inputs.shape[1], inputs.shape[2])
+            return Examined(verdict, self._certificate(inputs, label, logits), size, verdict.label)
+
+        return each_labelled(self._inputs(images), counted_labels(images, labels), one)
+
+    def _inputs(self, images: Any) -> Iterable[Tensor]:
+        """Each image as the network's input, refused where the bounds would not speak of its pixels."""
+        for image in checked_images(images, self.classifier.preprocessing.channels):
+            pixels = self.place(image)
+            self.ready((pixels.shape[1], pixels.shape[2]))
+            if self.threat.grid == "input":
+                yield pixels
+                continue
+            with torch.inference_mode(), plain_float32(self.classifier.device):
+                inputs = self.classifier.prepare(pixels[None])[0]
+            yield inputs
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        with torch.inference_mode(), plain_float32(self.classifier.device):
+            logits = self.classifier.checked_logits(inputs[None])[0]
+        if not torch.isfinite(logits).all():
+            raise OutputError("the classifier returned NaN or infinite logits; check its weights and preprocessing")
+        return logits
+
+    def _certificate(self, inputs: Tensor, label: int, logits: Tensor) -> LocalCertificate:
+        refuse_train_mode(self.module)
+        ends = torch.stack([torch.zeros_like(inputs[:, :1, :1]), torch.ones_like(inputs[:, :1, :1])])
+        low, high = self.classifier.preprocessing.normalise(ends)[:, :, 0, 0]
+        slack = TIE * (1 + float(logits.abs().max()))
+        worst, where, done = torch.inf, None, 0
+        windows = _windows(self.threat, (inputs.shape[1], inputs.shape[2]))
+        if int(logits.argmax()) != label:  # no bound can hold, since the clean image lies in every box
+            windows = windows[:1]
+        step = default_chunk(inputs.device, 2 * inputs.numel())
+        for start in range(0, len(windows), step):
+            part = windows[start : start + step]
+            done += 2 * len(part)  # two passes, for the middle and for half the width
+            ahead = -self._behind(inputs, part, label, low, high) - slack
+            place = int(ahead.argmin())
+            if float(ahead[place]) < worst:
+                worst, where = float(ahead[place]), part[place]
+            if worst <= 0:
+                break  # refuted; the rest cannot help
+        failing = None if worst > 0 or where is None else (where,)
+        return LocalCertificate(label, worst > 0, failing, worst, 1 + done)
+
+    def _behind(self, inputs: Tensor, windows: list[Window], label: int, low: Tensor, high: Tensor) -> Tensor:
+        """For each position the most by which any other class can exceed the label."""
+        hidden = torch.zeros(len(windows), *inputs.shape[1:], dtype=torch.bool, device=inputs.device)
+        for k, w in enumerate(windows):
+            hidden[k, w.top : w.bottom, w.left : w.right] = True
+        with torch.inference_mode(), plain_float32(self.classifier.device):
+            labels = torch.full((len(windows),), label, device=inputs.device)
+            behind = self.module.behind(*boxes(inputs.expand(len(windows), -1, -1, -1), hidden, low, high), labels)
+        return others(behind.T, label).amax(0)
+
+    def _outcome(self, verdict: LocalVerdict) -> int:
+        return verdict.label
+
+
+def _windows(threat: Threat, size: Size) -> list[Window]:
+    """Every position of every shape."""
+    room = threat.room(size)
+    return [
+        Window(top, left, height, width)
+        for height, width in threat.shapes(size)
+        for top in range(room.top, room.bottom - height + 1)
+        for left in range(room.left, room.right - width + 1)
+    ]

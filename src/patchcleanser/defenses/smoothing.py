@@ -1,0 +1,67 @@
+"""De-randomized smoothing: each view keeps one band or block, and the classes are voted on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from patchcleanser.core.sight import Reach
+from patchcleanser.core.threats import Threat
+from patchcleanser.defenses.evidence import Ablation, AblationVotes
+from patchcleanser.defenses.local import LocalDefense, Scores
+
+
+class Smoothing(LocalDefense):
+    """DS, by Levine and Feizi (2020). `ablation` is columns, rows or blocks, of `keep` px.
+
+    The classifier sees every band (or block) of the image alone, in all positions, going on at the
+    other side of the image. A view votes for every class whose confidence is above `threshold`; the class
+    with the most votes is the answer, of equals the smallest. With a mask-aware ViT that drops
+    hidden tokens (`tokens:…`) this is Smoothed ViT (Salman et al., 2022).
+
+    Certificate: n(y) ≥ n(c) + [c < y] + 2Δ for every other class c, where Δ is the most views that
+    the threat's patches can reach: m + s - 1 for bands of s px and one patch of m px.
+
+    Proof. A view that sees no pixel of a patch is the same on the attacked image, and so are its
+    votes. Each of the at most Δ others takes at most one vote from y and gives at most one to c. So
+    n(y) ≥ n(c) + [c < y] still holds under attack, and y wins, also where votes are equal. Several
+    patches reach at most Δ views each.
+
+    >>> import torch
+    >>> from patchcleanser import CallableClassifier
+    >>> bright = lambda x: 9 * torch.stack([x.amax((1, 2, 3)), 1 - x.amax((1, 2, 3))], 1)
+    >>> defense = Smoothing(CallableClassifier(bright, array="torch"), Threat.square(2), keep=2)
+    >>> [c.certified for c in defense.certify(torch.ones(1, 3, 16, 16), [0])]
+    [True]
+    """
+
+    def __init__(
+        self,
+        classifier: Any,
+        threat: Threat,
+        *,
+        ablation: Ablation = "columns",
+        keep: int = 4,
+        threshold: float = 0.3,
+    ) -> None:
+        self.ablation, self.keep, self.threshold = ablation, keep, threshold
+        super().__init__(classifier, threat)
+
+    def _evidence(self) -> AblationVotes:
+        return AblationVotes(
+            self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep, threshold=self.threshold
+        )
+
+    def _totals(self, case: Scores) -> Tensor:
+        return case.score.sum((1, 2))
+
+    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
+        """The same for every placement, as published: only the number of views that can be reached counts."""
+        sure, possible = case.low.sum((1, 2))[label], case.high.sum((1, 2))
+        possible = possible + (torch.arange(len(possible), device=possible.device) < label)
+        possible[label] = -torch.inf
+        # Votes are whole numbers, so ≥ is > with one vote less.
+        ahead = sure - possible.max() - 2 * case.patches * reach.most + 1
+        return ahead.expand(1, 1)

@@ -1,0 +1,111 @@
+"""The baselines from the command line: certify with records and resume, predict, report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from patchcleanser.cli.app import main
+from patchcleanser.core.records import Run
+from patchcleanser.data import load_dataset
+from patchcleanser.data.pictures import as_picture
+
+MODELS = {
+    "ds": "zoo:tiny",
+    "pg-ds": "net:smoothed-vit?width=48&depth=2",
+    "cbn": "net:bagnet?width=16&depth=3",
+    "pg-bn": "net:bagnet?width=16&depth=3",
+    "bagcert": "net:bagnet?width=16&depth=3&votes=true",
+    "ibp": "net:interval?width=4&hidden=16",
+    "patchguard++": "net:bagnet?width=16&depth=3",
+}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["patchcleanser", *words])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("defense", MODELS)
+def test_a_baseline_is_certified_with_rows_and_reported(
+    defense: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["certify", "--defense", defense, "--model", MODELS[defense], "--limit", "4", "--patch", "2"]
+    assert run(monkeypatch, *words, "--device", "cpu", "--out", str(tmp_path / "run")) == 0
+    rows = Run.open(tmp_path / "run").read().to_pylist()
+    assert len(rows) == 4
+    promise = "detection_certified" if defense == "patchguard++" else "certified"
+    for row in rows:
+        assert row[promise] is not None
+        assert row["undefended"] is not None
+        assert row["row_certified"] is None  # there are no masks
+        assert row["one_mask_labels"] is None
+        assert row["classifications"] >= 1
+    assert "masks" not in capsys.readouterr().out
+    assert run(monkeypatch, "report", str(tmp_path / "run"), "--out", str(tmp_path / "report")) == 0
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "with 6×6 masks" not in page
+    assert "36 masks" not in page
+
+
+def test_a_stopped_run_of_a_baseline_goes_on_with_the_same_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = ["certify", "--defense", "ds", "--limit", "6", "--batch", "2", "--device", "cpu", "--option", "keep=3"]
+    assert run(monkeypatch, *words, "--out", str(tmp_path / "run")) == 0
+    whole = Run.open(tmp_path / "run").read().drop_columns(["seconds"])
+    (tmp_path / "run" / "rows-00001.parquet").unlink()
+    assert run(monkeypatch, *words, "--out", str(tmp_path / "run")) == 0
+    assert Run.open(tmp_path / "run").read().drop_columns(["seconds"]) == whole
+    assert Run.open(tmp_path / "run").job["options"] == {"keep": 3}
+
+
+def test_a_baseline_answers_pictures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    as_picture(load_dataset("sample").image(0)).save(tmp_path / "a.png")
+    assert run(monkeypatch, "predict", str(tmp_path / "a.png"), "--defense", "ds", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["classifications"] == 33
+    assert "masks" not in found
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--defense", "cbn"], "come from a network of small receptive fields such as net:bagnet"),
+        (["--defense", "ibp"], "need a network that has them, such as net:interval"),
+        (["--defense", "ds", "--masks", "3"], "ds has no masks"),
+        (["--defense", "ds", "--option", "keep=wide"], "--option keep takes a number, got 'wide'"),
+        (["--defense", "ds", "--option", "size=4"], "(ablation, keep, threshold), got 'size=4'"),
+        (["--defense", "ds", "--option", "ablation=stars"], "an ablation keeps columns, rows, blocks, got 'stars'"),
+        (["--defense", "pg-ds", "--patches", "2"], "is for one patch, got 2 patches of 2x2"),
+        (["--defense", "ds", "--option", "keep=40"], "keeps between 1 and 32 px of a side of 32 px, got 40"),
+    ],
+)
+def test_what_a_baseline_cannot_do_is_refused_with_the_reason(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    common = ["--patch", "2", "--limit", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
+    assert run(monkeypatch, "certify", *words, *common) != 0
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_attack_and_audit_say_that_they_need_masks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--defense", "ds", "--limit", "2", "--device", "cpu"]
+    assert run(monkeypatch, "attack", *words, "--out", str(tmp_path / "attack")) != 0
+    assert "only defenses with masks can be attacked or spread, and ds has none" in capsys.readouterr().err
+    assert run(monkeypatch, "certify", *words, "--out", str(tmp_path / "run")) == 0
+    capsys.readouterr()
+    assert run(monkeypatch, "audit", str(tmp_path / "run")) != 0
+    assert "was made by ds; only defenses with masks can be audited" in capsys.readouterr().err

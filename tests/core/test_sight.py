@@ -1,0 +1,80 @@
+"""What a patch can reach, against a count of every pixel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from patchcleanser.core.sight import Sight
+from patchcleanser.core.threats import Threat
+from patchcleanser.core.windows import Window
+from patchcleanser.errors import InputError
+
+SIGHTS = {
+    "columns": Sight.bands((5, 7), 2),
+    "rows": Sight.bands((5, 7), 3, columns=False),
+    "blocks": Sight.blocks((5, 6), 2),
+    "fields": Sight.fields((7, 9), 3, 2),
+    "fields that leave a border unseen": Sight.fields((8, 8), 3, 4),
+}
+THREATS = [
+    Threat.square(1),
+    Threat.rectangle(2, 3),
+    Threat.any_rectangle(4),
+    Threat.square(2, region=Window(1, 1, 3, 3)),
+]
+
+
+def every_reach(sight: Sight, threat: Threat) -> list[np.ndarray]:  # type: ignore[type-arg]
+    """For each placement the scores that see one of its pixels, pixel by pixel."""
+    room, found = threat.room(sight.size), []
+    for height, width in threat.shapes(sight.size):
+        for top in range(room.top, room.bottom - height + 1):
+            for left in range(room.left, room.right - width + 1):
+                reached = np.zeros(sight.grid, dtype=bool)
+                for row in range(top, top + height):
+                    for column in range(left, left + width):
+                        reached |= sight.down[:, row][:, None] & sight.across[:, column][None]
+                found.append(reached)
+    return found
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=str)
+@pytest.mark.parametrize("name", SIGHTS)
+def test_reaches_hold_every_placement_and_nothing_that_no_placement_reaches(name: str, threat: Threat) -> None:
+    sight = SIGHTS[name]
+    listed = [
+        rows[:, None] & columns[None]
+        for reach in sight.reaches(threat)
+        for rows in reach.rows
+        for columns in reach.columns
+    ]
+    every = every_reach(sight, threat)
+    assert all(any((reached <= other).all() for other in listed) for reached in every)
+    assert all(any((other == reached).all() for reached in every) for other in listed)
+    assert max(reach.most for reach in sight.reaches(threat)) == max(int(reached.sum()) for reached in every)
+
+
+@pytest.mark.parametrize(("keep", "patch"), [(4, 2), (4, 5), (25, 3)])
+def test_a_patch_reaches_as_many_bands_as_the_paper_says(keep: int, patch: int) -> None:
+    (reach,) = Sight.bands((32, 32), keep).reaches(Threat.square(patch))
+    assert reach.most == keep + patch - 1
+    (reach,) = Sight.blocks((32, 32), keep).reaches(Threat.square(patch))
+    assert reach.most == (keep + patch - 1) ** 2
+
+
+def test_the_window_of_a_placement_reaches_what_is_said() -> None:
+    sight, threat = Sight.fields((7, 9), 3, 2), Threat.rectangle(2, 3)
+    (reach,) = sight.reaches(threat)
+    for placement in range(len(reach.tops) * len(reach.lefts)):
+        window = reach.window(placement)
+        down, across = divmod(placement, len(reach.lefts))
+        assert (sight.down[:, window.top : window.bottom].any(1) == reach.rows[down]).all()
+        assert (sight.across[:, window.left : window.right].any(1) == reach.columns[across]).all()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="keeps between 1 and 32 px of a side of 32 px, got 40"):
+        Sight.bands((32, 32), 40)
+    with pytest.raises(InputError, match="a receptive field of 17 px does not fit an image of 16×32 px"):
+        Sight.fields((16, 32), 17, 8)
