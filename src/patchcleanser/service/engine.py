@@ -26,6 +26,7 @@ from patchcleanser.data.pictures import as_picture, decode
 from patchcleanser.defenses import DEFENSES, MaskDefense
 from patchcleanser.defenses.base import Game
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
+from patchcleanser.evaluation.jobs import Pair
 from patchcleanser.evaluation.matching import match_labels
 from patchcleanser.service.settings import Settings
 
@@ -138,7 +139,7 @@ class Engine:
             self._variants[masks] = self._build(masks, None)
         return self._variants[masks]
 
-    def _build(self, masks: int | tuple[int, int] | None, stride: int | tuple[int, int] | None) -> MaskDefense[Any, Any]:
+    def _build(self, masks: Pair, stride: Pair) -> MaskDefense[Any, Any]:
         chosen = self.settings
         plan = {"masks": masks, "stride": stride, "precision": chosen.precision, **chosen.options}
         return SERVED[chosen.defense](self.classifier, chosen.threat, **plan)
