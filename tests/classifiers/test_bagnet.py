@@ -8,7 +8,10 @@ from torch import nn
 
 from patchcleanser.classifiers.bagnet import BagNet
 from patchcleanser.classifiers.networks import build_network
+from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.sight import Sight
+from patchcleanser.core.threats import Threat
+from patchcleanser.defenses import BagCert
 from patchcleanser.errors import ClassifierError
 
 
@@ -55,6 +58,8 @@ def test_the_output_is_the_mean_of_local_logits_or_the_share_of_votes() -> None:
         local = network.local(images)
         expected = (local > 0).float().mean((2, 3)) if votes else local.mean((2, 3))
         assert torch.allclose(network(images), expected, atol=1e-6)
+        (found,) = BagCert(TorchClassifier(network), Threat.square(1)).examine(images[:1].sigmoid(), [0])
+        assert found.undefended == int(network(images[:1].sigmoid()).argmax())
 
 
 def test_a_field_that_no_such_network_has_is_refused() -> None:

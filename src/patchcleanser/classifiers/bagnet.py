@@ -66,8 +66,11 @@ class BagNet(nn.Module):
         return logits
 
     def forward(self, images: Tensor) -> Tensor:
+        """[N, C, H, W] → logits [N, classes]."""
+        return self.pooled(self.local(images))
+
+    def pooled(self, local: Tensor) -> Tensor:
         """The mean of the local logits; or the share of votes, whose gradient is that of a sigmoid."""
-        local = self.local(images)
         if self.votes:
             soft = local.sigmoid()
             local = (local > 0).to(soft) + soft - soft.detach()

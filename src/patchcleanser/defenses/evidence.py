@@ -57,7 +57,7 @@ class LocalLogits(Evidence):
     """The logits of a network at every place of its last feature map (classifiers/bagnet.py).
 
     The module has `local(inputs)` → [N, classes, down, across], where place (i, j) sees `field`×`field` px
-    from (i * jump, j * jump), and its own output is their mean.
+    from (i * jump, j * jump). Its own output is their mean, or what its `pooled` makes of them.
     """
 
     def __init__(self, classifier: Classifier, grid: Grid) -> None:
@@ -92,7 +92,9 @@ class LocalLogits(Evidence):
         # Not numbers are no evidence; endless ones would drown what they are added to.
         local = local.nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST).clamp(-LARGEST, LARGEST)
         slack = self.rounding * (1 + local.abs().amax((1, 2, 3), keepdim=True))
-        return Local(local, local - slack, local + slack, local.mean((2, 3)), spent=1)
+        with torch.inference_mode():
+            whole = self.module.pooled(local) if hasattr(self.module, "pooled") else local.mean((2, 3))
+        return Local(local, local - slack, local + slack, whole, spent=1)
 
 
 class AblationVotes(Evidence):
