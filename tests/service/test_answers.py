@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 
 from patchcleanser import DoubleMasking
 from patchcleanser.data.pictures import decode
-from patchcleanser.defenses import DEFENSES
 from patchcleanser.service.app import create_app
+from patchcleanser.service.engine import SERVED
 
 
 def pictures(kit: Any, number: int) -> list[bytes]:
@@ -24,11 +24,11 @@ def offline(defense: Any, contents: list[bytes]) -> list[Any]:
     return defense.predict([decode(content, "x") for content in contents])
 
 
-@pytest.mark.parametrize("name", DEFENSES)
+@pytest.mark.parametrize("name", SERVED)
 def test_every_defense_answers_as_its_predict(kit: Any, name: str) -> None:
     settings = kit.toy(defense=name)
     contents = pictures(kit, 12)
-    expected = offline(DEFENSES[name](settings.model, settings.threat, masks=3), contents)
+    expected = offline(SERVED[name](settings.model, settings.threat, masks=3), contents)
     with TestClient(create_app(settings)) as client:
         found = client.post("/v1/predict", files=kit.upload(*contents)).json()["predictions"]
     for one, verdict in zip(found, expected, strict=True):
