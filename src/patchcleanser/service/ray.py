@@ -104,7 +104,7 @@ def _application(settings: Settings, replicas: Replicas) -> Any:
 
         def check_health(self) -> None:
             """Asked now and then by Ray Serve, which replaces a replica that does not answer or raises."""
-            if made and made[0].state.service.warm and not made[0].state.service.worker.alive:
+            if made and not made[0].state.service.closing and not made[0].state.service.worker.alive:
                 raise ClusterError("the thread that runs the model is dead")
 
     deployed = serve.deployment(serve.ingress(build)(Defended)).options(
