@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,8 +119,12 @@ def _application(settings: Settings, replicas: Replicas) -> Any:
 
 
 def _reason(otherwise: str) -> str:
-    """The last line of the replicas' complaints that names an error."""
-    found = serve.status().applications.get(NAME)
-    said = [one.message for one in found.deployments.values()] if found else []
-    lines = [line.strip() for line in "\n".join(said).splitlines() if "Error" in line]
-    return (lines or [otherwise])[-1][:500]
+    """The last line of the replicas' complaints that names an error; they may take a moment to arrive."""
+    until = time.monotonic() + 5
+    while True:
+        found = serve.status().applications.get(NAME)
+        said = [one.message for one in found.deployments.values()] if found else []
+        lines = [line.strip() for line in "\n".join(said).splitlines() if "Error" in line]
+        if lines or time.monotonic() > until:
+            return (lines or [otherwise])[-1][:500]
+        time.sleep(0.2)
