@@ -103,9 +103,9 @@ _WORDS = {int: "a whole number", float: "a number"}
 # Two 9-px masks hide a 5×5 patch anywhere on 32×32 (6×6 masks); training sees a little more.
 _CIFAR_MASKS = GreedyCutout(count=2, smallest=7, largest=12, inside=True, tries=4, share=0.5)
 
-# What the networks of the baselines have in common; nothing is held out, and the last averaged weights are kept.
-_LOCAL = Recipe(
-    epochs=100,
+# How a convolutional network learns at 32×32 from nothing.
+_SCRATCH = Recipe(
+    epochs=120,
     batch=512,
     optimizer="sgd",
     rate=0.4,
@@ -114,8 +114,21 @@ _LOCAL = Recipe(
     weight_decay=5e-4,
     clip=5.0,
     ema=0.998,
-    holdout=0.0,
+    shift=4,
 )
+
+# How one learns that sees tokens or single bands: by AdamW.
+_GENTLE: dict[str, Any] = {
+    "optimizer": "adamw",
+    "rate": 1e-3,
+    "schedule": "cosine",
+    "warmup": 0.05,
+    "weight_decay": 0.05,
+    "clip": 1.0,
+}
+
+# The networks of the baselines: nothing is held out, and the last averaged weights are kept.
+_LOCAL = replace(_SCRATCH, epochs=100, holdout=0.0)
 
 RECIPES: dict[str, Recipe] = {
     # Fine-tuning as in the paper; the rate is 0.001 for ViT and ResMLP (--set rate=0.001).
@@ -129,57 +142,22 @@ RECIPES: dict[str, Recipe] = {
         cutout=Cutout(2),
         precision="no",
     ),
-    "scratch-cifar": Recipe(
-        epochs=120,
-        batch=512,
-        optimizer="sgd",
-        rate=0.4,
-        schedule="onecycle",
-        warmup=0.15,
-        weight_decay=5e-4,
+    "scratch-cifar": replace(_SCRATCH, label_smoothing=0.1, strength=0.4, cutout=_CIFAR_MASKS, greedy_from=0.6),
+    "scratch-cifar-tokens": replace(
+        _SCRATCH,
+        **_GENTLE,
         label_smoothing=0.1,
-        clip=5.0,
-        ema=0.998,
-        shift=4,
-        strength=0.4,
-        cutout=_CIFAR_MASKS,
-        greedy_from=0.6,
-    ),
-    "scratch-cifar-tokens": Recipe(
-        epochs=120,
-        batch=512,
-        optimizer="adamw",
-        rate=1e-3,
-        warmup=0.05,
-        weight_decay=0.05,
-        label_smoothing=0.1,
-        clip=1.0,
-        ema=0.998,
-        shift=4,
         strength=0.4,
         cutout=replace(_CIFAR_MASKS, smallest=6, largest=11, tries=3),
         greedy_from=0.7,
     ),
     # The base classifier of de-randomized smoothing: it sees one band of 4 px and nothing else.
-    "ds-cifar": replace(_LOCAL, epochs=150, shift=4, cutout=Ablation(keep=4)),
-    "smoothed-vit-cifar": replace(
-        _LOCAL,
-        epochs=200,
-        optimizer="adamw",
-        rate=1e-3,
-        schedule="cosine",
-        warmup=0.05,
-        weight_decay=0.05,
-        clip=1.0,
-        shift=4,
-        cutout=Ablation(keep=4),
-    ),
+    "ds-cifar": replace(_LOCAL, epochs=150, cutout=Ablation(keep=4)),
+    "smoothed-vit-cifar": replace(_LOCAL, **_GENTLE, epochs=200, cutout=Ablation(keep=4)),
     # A BagNet for Clipped BagNet, PatchGuard and PatchGuard++.
-    "bagnet-cifar": replace(_LOCAL, epochs=100, shift=4),
+    "bagnet-cifar": _LOCAL,
     # Votes stop answering to large steps: with SGD all of them fall silent.
-    "bagcert-cifar": replace(
-        _LOCAL, epochs=150, optimizer="adamw", rate=2e-3, weight_decay=0.01, shift=4, loss="margin"
-    ),
+    "bagcert-cifar": replace(_LOCAL, epochs=150, optimizer="adamw", rate=2e-3, weight_decay=0.01, loss="margin"),
     # Patches of 5 px at 4 random places a step; for 2 px: --set cutout.smallest=2 --set cutout.largest=2.
     "ibp-cifar": replace(
         _LOCAL,
@@ -190,6 +168,7 @@ RECIPES: dict[str, Recipe] = {
         weight_decay=0.0,
         clip=1.0,
         ema=0.0,
+        shift=0,
         cutout=Cutout(4, 5, 5, inside=True),
         loss="interval",
         precision="no",
