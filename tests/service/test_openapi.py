@@ -41,7 +41,7 @@ def test_generated_requests_get_the_answers_that_are_documented(tiny_server: Any
 
 @pytest.mark.slow
 def test_many_generated_requests_get_the_answers_that_are_documented(tiny_server: Any, tmp_path: Path) -> None:
-    print(run_schemathesis(tiny_server, 500, tmp_path)[-700:])
+    assert re.search(r"Tested: 9\b", run_schemathesis(tiny_server, 500, tmp_path))
 
 
 def test_the_document_names_every_error_a_route_gives(tiny_server: Any) -> None:

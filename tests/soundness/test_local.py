@@ -7,7 +7,6 @@ position is tried, and certificates weakened on purpose must break.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +33,10 @@ from patchcleanser.defenses import (
 from patchcleanser.defenses.local import Scores, summed_ahead
 from patchcleanser.errors import InputError
 
+from .test_exhaustive import attacked
+
 TRUE = 0
 CLASSES = 3
-VALUES = (0.0, 1.0)
 
 
 def hashed(cells: Tensor, seed: int) -> Tensor:
@@ -84,23 +84,6 @@ class RandomBag(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.local(images).mean((2, 3))
-
-
-def attacked(image: Tensor, threat: Threat) -> Tensor:
-    """The image under every content at every placement of the threat's patches."""
-    size: Size = (image.shape[1], image.shape[2])
-    room, stamps = threat.room(size), []
-    for height, width in threat.shapes(size):
-        places = itertools.product(range(room.top, room.bottom - height + 1), range(room.left, room.right - width + 1))
-        contents = [torch.tensor(c).view(height, width) for c in itertools.product(VALUES, repeat=height * width)]
-        stamps += [(top, left, content) for top, left in places for content in contents]
-    found = []
-    for chosen in itertools.combinations_with_replacement(stamps, threat.count):
-        copy = image.clone()
-        for top, left, content in chosen:
-            copy[:, top : top + content.shape[0], left : left + content.shape[1]] = content
-        found.append(copy)
-    return torch.stack(found).unique(dim=0)
 
 
 PLAIN = Preprocessing(fill=(0.5,))

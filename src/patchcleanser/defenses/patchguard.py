@@ -9,8 +9,9 @@ from torch import Tensor
 
 from patchcleanser.core.sight import Reach
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.evidence import Ablation, AblationVotes, Evidence, LocalLogits
+from patchcleanser.defenses.evidence import Evidence, LocalLogits
 from patchcleanser.defenses.local import LocalDefense, Scores, others, reached_sums
+from patchcleanser.defenses.smoothing import Voting
 from patchcleanser.errors import InputError
 
 
@@ -68,26 +69,8 @@ class PatchGuard(RobustMasking):
         return LocalLogits(self.classifier, self.threat.grid)
 
 
-class PatchGuardSmoothing(RobustMasking):
+class PatchGuardSmoothing(Voting, RobustMasking):
     """PG-DS: robust masking of the votes of de-randomized smoothing."""
-
-    def __init__(
-        self,
-        classifier: Any,
-        threat: Threat,
-        *,
-        ablation: Ablation = "columns",
-        keep: int = 4,
-        threshold: float = 0.3,
-        ratio: float = 0.0,
-    ) -> None:
-        self.ablation, self.keep, self.threshold = ablation, keep, threshold
-        super().__init__(classifier, threat, ratio=ratio)
-
-    def _evidence(self) -> Evidence:
-        return AblationVotes(
-            self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep, threshold=self.threshold
-        )
 
 
 def _largest(scores: Tensor, reaches: tuple[Reach, ...]) -> Tensor:

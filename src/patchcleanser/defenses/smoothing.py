@@ -13,7 +13,29 @@ from patchcleanser.defenses.evidence import Ablation, AblationVotes
 from patchcleanser.defenses.local import LocalDefense, Scores
 
 
-class Smoothing(LocalDefense):
+class Voting(LocalDefense):
+    """An answer made of the votes of ablated views; `ablation` is columns, rows or blocks, of `keep` px."""
+
+    def __init__(
+        self,
+        classifier: Any,
+        threat: Threat,
+        *,
+        ablation: Ablation = "columns",
+        keep: int = 4,
+        threshold: float = 0.3,
+        **options: Any,
+    ) -> None:
+        self.ablation, self.keep, self.threshold = ablation, keep, threshold
+        super().__init__(classifier, threat, **options)
+
+    def _evidence(self) -> AblationVotes:
+        return AblationVotes(
+            self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep, threshold=self.threshold
+        )
+
+
+class Smoothing(Voting):
     """DS, by Levine and Feizi (2020). `ablation` is columns, rows or blocks, of `keep` px.
 
     The classifier sees every band (or block) of the image alone, in all positions, going on at the
@@ -36,23 +58,6 @@ class Smoothing(LocalDefense):
     >>> [c.certified for c in defense.certify(torch.ones(1, 3, 16, 16), [0])]
     [True]
     """
-
-    def __init__(
-        self,
-        classifier: Any,
-        threat: Threat,
-        *,
-        ablation: Ablation = "columns",
-        keep: int = 4,
-        threshold: float = 0.3,
-    ) -> None:
-        self.ablation, self.keep, self.threshold = ablation, keep, threshold
-        super().__init__(classifier, threat)
-
-    def _evidence(self) -> AblationVotes:
-        return AblationVotes(
-            self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep, threshold=self.threshold
-        )
 
     def _totals(self, case: Scores) -> Tensor:
         return case.score.sum((1, 2))

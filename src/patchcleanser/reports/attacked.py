@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from patchcleanser.core.records import Row
 from patchcleanser.core.windows import Window
 from patchcleanser.reports import wording
-from patchcleanser.reports.gallery import Kind, Picture, clean_picture, encoded, shown
+from patchcleanser.reports.gallery import TOLD, Kind, Picture, clean_picture, encoded, shown
 from patchcleanser.reports.results import ALERTS, CERTIFIED, CLEAN, DETECTION, ROW_CERTIFIED, UNDEFENDED, told_apart
 from patchcleanser.reports.studies import CASES, Study
 from patchcleanser.reports.tables import Cell, Column, Table
@@ -117,26 +117,7 @@ def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower())
 
 
-COLUMNS = [
-    "index",
-    "id",
-    "label",
-    "skipped",
-    "height",
-    "width",
-    "undefended",
-    "answer",
-    "alert",
-    "certified",
-    "row_certified",
-    "detection_certified",
-    "fooled",
-    "attacked_undefended",
-    "attacked_answer",
-    "attacked_alert",
-    "attacked_case",
-    "patches",
-]
+COLUMNS = [*TOLD, "fooled", "attacked_undefended", "attacked_answer", "attacked_alert", "attacked_case", "patches"]
 
 
 @dataclass(frozen=True)

@@ -25,26 +25,11 @@ LONGEST = 44
 COARSE = 128
 """Pictures of at most this side are shown with hard pixels."""
 
-COLUMNS = [
-    "index",
-    "id",
-    "label",
-    "skipped",
-    "height",
-    "width",
-    "undefended",
-    "one_mask_labels",
-    "one_mask_confidences",
-    "answer",
-    "case",
-    "deciding_mask",
-    "alert",
-    "certified",
-    "row_certified",
-    "detection_certified",
-    "weakest",
-    "margin",
-]
+TOLD = ["index", "id", "label", "skipped", "height", "width"]
+TOLD += ["undefended", "answer", "alert", "certified", "row_certified", "detection_certified"]
+"""What is told of every image, attacked or not."""
+
+COLUMNS = [*TOLD, "one_mask_labels", "one_mask_confidences", "case", "deciding_mask", "weakest", "margin"]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from patchcleanser.service.problems import RefusedError
 from patchcleanser.service.schemas import CertifyBody, CertifyOptions, Options, PredictBody, PredictOptions
 from patchcleanser.service.settings import Limits
 
-O = TypeVar("O", bound=Options)  # noqa: E741 - as short as the others
+Wanted = TypeVar("Wanted", bound=Options)
 
 LISTS = {"labels"}
 """Form fields that may come several times."""
@@ -31,14 +31,14 @@ BODIES: dict[type[Options], type[PredictBody] | type[CertifyBody]] = {
 
 
 @dataclass(frozen=True)
-class Asked(Generic[O]):
+class Asked(Generic[Wanted]):
     """Encoded images, and what is asked of them."""
 
     images: list[bytes]
-    options: O
+    options: Wanted
 
 
-async def read(request: Request, options: type[O], limits: Limits) -> Asked[O]:
+async def read(request: Request, options: type[Wanted], limits: Limits) -> Asked[Wanted]:
     """The images of a request, multipart or JSON, with its options; RefusedError if there is something wrong."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
@@ -74,7 +74,7 @@ def _pixels(number: int, content: bytes, limits: Limits) -> int:
     return found.height * found.width
 
 
-async def _json(request: Request, options: type[O], limits: Limits) -> Asked[O]:
+async def _json(request: Request, options: type[Wanted], limits: Limits) -> Asked[Wanted]:
     try:
         body = BODIES[options].model_validate_json(await request.body())
     except ValidationError as error:
@@ -94,7 +94,7 @@ def _from_base64(number: int, text: str, limits: Limits) -> bytes:
         raise RefusedError("invalid", f"image {number} is not base64", image=number) from None
 
 
-async def _form(request: Request, options: type[O], limits: Limits) -> Asked[O]:
+async def _form(request: Request, options: type[Wanted], limits: Limits) -> Asked[Wanted]:
     fields: dict[str, list[str]] = {}
     images: list[bytes] = []
     # One file more than allowed is let through to be refused by name here, not as a malformed body.
@@ -113,7 +113,7 @@ async def _form(request: Request, options: type[O], limits: Limits) -> Asked[O]:
     return Asked(images, _form_options(fields, options))
 
 
-def _form_options(fields: dict[str, list[str]], options: type[O]) -> O:
+def _form_options(fields: dict[str, list[str]], options: type[Wanted]) -> Wanted:
     for name, values in fields.items():
         if len(values) > 1 and name not in LISTS:
             raise RefusedError("invalid", "an option was given more than once")

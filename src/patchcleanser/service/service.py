@@ -21,15 +21,14 @@ from patchcleanser.service.batching import ClosedError, Work, Worker
 from patchcleanser.service.engine import Engine, Start
 from patchcleanser.service.metrics import Metrics
 from patchcleanser.service.problems import ClientGoneError, RefusedError
-from patchcleanser.service.reading import Asked, checked_sizes, read
+from patchcleanser.service.reading import Asked, Wanted, checked_sizes, read
 from patchcleanser.service.room import NoRoomError, Place, Room
-from patchcleanser.service.schemas import CertifyOptions, Options, PredictOptions
+from patchcleanser.service.schemas import CertifyOptions, PredictOptions
 from patchcleanser.service.settings import Settings
 
 log = logging.getLogger("patchcleanser.service")
 
 T = TypeVar("T")
-O = TypeVar("O", bound=Options)  # noqa: E741
 Played = tuple[Any, Subject]
 """A verdict or a certificate, and the image with the labels it rests on."""
 
@@ -99,8 +98,8 @@ class Service:
             raise _late() from None
 
     async def _handle(
-        self, request: Request, kind: type[O], starts: Callable[[Asked[O]], list[Start]], *, strict: bool
-    ) -> tuple[list[Played], O]:
+        self, request: Request, kind: type[Wanted], starts: Callable[[Asked[Wanted]], list[Start]], *, strict: bool
+    ) -> tuple[list[Played], Wanted]:
         """Everything between a request and its results, within its deadline and while its client is there."""
         if not self.ready:
             raise RefusedError("not-ready", "the service is shutting down", retry_after=1)
@@ -133,7 +132,7 @@ class Service:
         finally:
             place.leave()
 
-    async def _read(self, request: Request, kind: type[O]) -> Asked[O]:
+    async def _read(self, request: Request, kind: type[Wanted]) -> Asked[Wanted]:
         try:
             with anyio.fail_after(self.settings.limits.deadline):
                 return await read(request, kind, self.settings.limits)
