@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.fast import Exported, Halved, UnusableError
+from patchcleanser.classifiers.fast import Copied, Exported, Halved, UnusableError, Way
 from patchcleanser.classifiers.precision import HOPELESS, Recheck
+from patchcleanser.errors import TrainModeError
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -71,11 +72,14 @@ def test_a_network_that_looks_at_the_image_to_decide_what_to_do_is_not_exported(
     assert (fast == exact).all()
 
 
+@pytest.mark.parametrize("kind", [Exported, Copied])
 @pytest.mark.parametrize("change", ["weights", "setting"])
-def test_a_network_that_changed_is_exported_again(no_half: None, change: str) -> None:
+def test_what_was_made_from_a_network_that_changed_is_made_again(
+    no_half: None, change: str, kind: type[Exported | Copied]
+) -> None:
     module = Small().eval()
     classifier = TorchClassifier(module, classes=4)
-    way = Exported(classifier)
+    way = kind(classifier)
     way.renew()
     before = way.logits(photos(3))
     if change == "weights":
@@ -87,7 +91,7 @@ def test_a_network_that_changed_is_exported_again(no_half: None, change: str) ->
     after = pickle.loads(pickle.dumps(way)).logits(photos(3))  # also when sent to another process
     assert (after - before).abs().max() > 0.1
     with torch.inference_mode():
-        assert (after - classifier.logits(photos(3))).abs().max() < 1e-5
+        assert (after - classifier.logits(photos(3))).abs().max() < 10 * way.resolution
 
 
 def test_where_the_first_way_is_too_coarse_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,3 +111,56 @@ def test_where_the_first_way_is_too_coarse_the_next_is_taken(monkeypatch: pytest
     assert defense.masked.recheck.ready
     exact = DoubleMasking(TorchClassifier(Small().eval()), Threat.square(2), masks=3)
     assert (fast == labels_of(exact, photos(20))).all()
+
+
+def test_the_half_precision_copy_is_a_copy_and_obeys_the_mode_of_the_network() -> None:
+    module = Small().eval()
+    way = Copied(TorchClassifier(module, classes=4))
+    way.logits(photos(2))
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+    module.train()
+    with pytest.raises(TrainModeError):
+        way.logits(photos(2))
+
+
+class InFloat32(Small):
+    """As some networks do: a part works in float32, whatever the weights are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
+class OnlyOneSize(Way):
+    """A way that exists for the images it was learnt from, and for others not."""
+
+    resolution = torch.finfo(torch.float32).eps
+
+    def __init__(self, classifier: TorchClassifier) -> None:
+        self.classifier, self.side = classifier, 12
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        if inputs.shape[-1] != self.side:
+            raise UnusableError("another size")
+        return self.classifier.checked_logits(inputs)
+
+
+def test_a_network_that_does_not_bear_half_precision_says_so() -> None:
+    with pytest.raises(UnusableError, match="InFloat32 does not work in float16"):
+        Copied(TorchClassifier(InFloat32().eval(), classes=4)).logits(photos(2))
+
+
+def test_where_a_way_does_not_work_for_some_image_its_labels_are_the_exact_ones() -> None:
+    classifier = TorchClassifier(Small().eval(), classes=4)
+    defense, exact = (DoubleMasking(classifier, Threat.square(2), masks=3) for _ in range(2))
+    defense.masked.ways = [OnlyOneSize(classifier)]
+    defense.calibrate(photos(60))
+    assert defense.masked.recheck.ready
+    larger = torch.rand(3, 3, 14, 14, generator=torch.Generator().manual_seed(3))
+    assert defense.predict(larger) == exact.predict(larger)
+
+
+def test_ways_are_told_how_many_labels_to_expect() -> None:
+    defense = DoubleMasking(TorchClassifier(Small().eval(), classes=4), Threat.square(2), masks=3, precision="fast")
+    defense.ready((12, 12))
+    defense.expect(10)
+    assert {way.expected for way in defense.masked.ways} == {10 * len(defense.mask_set((12, 12)).unions)}

@@ -7,6 +7,7 @@ import timm
 import torch
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier
+from patchcleanser.classifiers.fast import Copied, _Graph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -44,3 +45,38 @@ def test_real_out_of_memory_makes_chunks_smaller_and_loses_nothing() -> None:
         assert defense.masked.chunk < 666
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def labels_of(defense: DoubleMasking, images: torch.Tensor) -> torch.Tensor:
+    found = defense.examine(images, [0] * len(images), maps=True)
+    return torch.stack([torch.from_numpy(e.table.labels) for e in found])
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resmlp_12_224", "resnetv2_50x1_bit"])
+@pytest.mark.parametrize("expected", [0, 10**9], ids=["few labels", "many labels"])
+def test_fast_labels_are_the_exact_ones_compiled_or_not(name: str, expected: int) -> None:
+    torch.manual_seed(0)
+    module = timm.create_model(name, pretrained=False, num_classes=10).eval().cuda()
+    images = torch.rand(8, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    fast, exact = (
+        DoubleMasking(TorchClassifier(module), Threat.square(32), masks=6, precision=precision)
+        for precision in ("fast", "exact")
+    )
+    fast.masked.expect(expected)
+    assert (labels_of(fast, images) == labels_of(exact, images)).all()
+    assert isinstance(fast.masked.way, Copied)
+    block = fast.masked.way._block
+    assert block is not None
+    assert (block._compiled is not None) == (expected > 0)
+
+
+def test_single_predictions_are_played_back_from_a_graph_and_stay_those_of_the_image() -> None:
+    images = torch.rand(16, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    fast, exact = (
+        DoubleMasking(TorchClassifier(vit().cuda()), Threat.square(32), masks=6, precision=precision)
+        for precision in ("fast", "exact")
+    )
+    fast.calibrate(images)
+    assert [fast.predict(image[None])[0].label for image in images] == [v.label for v in exact.predict(images)]
+    assert isinstance(fast.masked.way, Copied)
+    assert any(isinstance(graph, _Graph) for graph in fast.masked.way._graphs.values())

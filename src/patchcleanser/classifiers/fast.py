@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
+import threading
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from patchcleanser.classifiers.precision import half_type
+from patchcleanser.classifiers.precision import half_type, tuned
+from patchcleanser.classifiers.rewrites import rewritten
+from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
@@ -22,12 +28,34 @@ if TYPE_CHECKING:
 EXPORTS = 2
 """A network is exported anew for each size of input; so many are kept."""
 
+GRAPHED = 64
+GRAPH_AFTER = 2
+GRAPHS = 8
+"""Batches up to this size are recorded as CUDA graphs when their shape has come so often; so many graphs are kept."""
+
+BLOCK_NUMBERS = 100_000_000
+"""Numbers in a block of inputs for a GPU: 664 images at 224×224."""
+
+WORTH = 160.0
+"""Compiling takes 20 to 60 s and saves a quarter or more: it pays if this many seconds of work are left."""
+
+ATTENTION = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Kernels for attention, the quickest first; where one does not fit, the next is taken."""
+
 
 class Way(ABC):
     """A way to compute logits."""
 
     resolution: float
     """Differences between logits below this share of their size mean nothing."""
+
+    expected = 0
+    """About how many labels are still to come, as far as anybody said."""
 
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
@@ -54,37 +82,59 @@ class Halved(Way):
             return self.classifier.checked_logits(inputs)
 
 
-class Exported(Way):
+class Derived(Way):
+    """A way through something made from the network, which must be made again when the network changes.
+
+    Changed weights are noticed at once, other settings when the way is compared with the network next.
+    """
+
+    def __init__(self, classifier: TorchClassifier) -> None:
+        self.classifier = classifier
+        self._seen: list[tuple[int, int]] = []
+        self._digest = ""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drop what was made."""
+
+    def renew(self) -> None:
+        """Make it again if anything about the network is another."""
+        if self._digest != (digest := self.classifier.weights):
+            self._digest = digest
+            self._forget()
+
+    def _follow(self) -> None:
+        """Make it again if weights are others."""
+        tensors = self.classifier.ready_module.state_dict().values()
+        seen = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+        if seen != self._seen:
+            self._seen = seen
+            self._forget()
+
+
+class Exported(Derived):
     """The network through ONNX Runtime, on a CPU: as precise as float32 is, with other kernels and fused layers.
 
     The export follows the network's code once and refuses code that would branch on what is in an
-    image, so it computes what the network does for every image, attacked ones too. If the network
-    changes it is exported again: changed weights are noticed at once, other settings when it is
-    compared with the network next.
+    image, so it computes what the network does for every image, attacked ones too.
     """
 
     resolution = torch.finfo(torch.float32).eps
 
     def __init__(self, classifier: TorchClassifier) -> None:
-        self.classifier = classifier
+        super().__init__(classifier)
         self._sessions: dict[tuple[int, ...], Any] = {}
-        self._seen: list[tuple[int, int]] = []
-        self._digest = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """Sessions belong to this process; elsewhere the network is exported anew."""
         return {**vars(self), "_sessions": {}}
 
-    def renew(self) -> None:
-        """Export again if anything about the network is another."""
-        if self._digest != (digest := self.classifier.weights):
-            self._sessions, self._digest = {}, digest
+    def _forget(self) -> None:
+        self._sessions = {}
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of the exported network."""
-        seen = [(tensor.data_ptr(), tensor._version) for tensor in self.classifier.module.state_dict().values()]
-        if seen != self._seen:
-            self._sessions, self._seen = {}, seen
+        self._follow()
         size = tuple(inputs.shape[1:])
         if size not in self._sessions:
             if len(self._sessions) == EXPORTS:
@@ -96,12 +146,154 @@ class Exported(Way):
         return logits
 
 
+class Copied(Derived):
+    """A half-precision copy of the network, on a GPU, with known layers written anew for it.
+
+    Small batches, as `predict` asks for, are recorded once as a CUDA graph and played back. Large ones are cut into
+    blocks of one size; if so many labels are expected that it pays, the copy is compiled for that block.
+    """
+
+    resolution = torch.finfo(torch.float16).eps
+
+    def __init__(self, classifier: TorchClassifier) -> None:
+        super().__init__(classifier)
+        self._copy: TorchClassifier | None = None
+        self._graphs: dict[tuple[int, ...], _Graph | int] = {}
+        self._block: _Block | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was made belongs to this process."""
+        return {**vars(self), "_copy": None, "_graphs": {}, "_block": None}
+
+    def _forget(self) -> None:
+        self._copy, self._graphs, self._block = None, {}, None
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Logits of the copy."""
+        self._follow()
+        self.expected -= len(inputs)
+        if self._copy is None:
+            self._copy = _half_copy(self.classifier)
+        try:
+            with sdpa_kernel(ATTENTION, set_priority=True):
+                return self._computed(self._copy, inputs)
+        except OutputError as error:  # some networks do not bear another precision
+            raise UnusableError(f"{type(self.classifier.module).__name__} does not work in float16") from error
+
+    def _computed(self, copied: TorchClassifier, inputs: Tensor) -> Tensor:
+        if self.classifier.mask_aware or inputs.device.type != "cuda":
+            return copied.checked_logits(inputs)
+        if len(inputs) <= GRAPHED:
+            return self._played(copied, inputs)
+        size = block_size(inputs[0].numel())
+        if len(inputs) < size:
+            return copied.checked_logits(inputs)
+        if self._block is None or self._block.shape != (size, *inputs.shape[1:]):
+            self._block = _Block(copied, (size, *inputs.shape[1:]))
+        whole = len(inputs) // size * size
+        done = [self._block(inputs[at : at + size], self.expected) for at in range(0, whole, size)]
+        rest = [copied.checked_logits(inputs[whole:])] if whole < len(inputs) else []
+        return torch.cat([*done, *rest])
+
+    def _played(self, copied: TorchClassifier, inputs: Tensor) -> Tensor:
+        """Logits of a small batch; once its shape has come a few times, from a CUDA graph."""
+        shape = tuple(inputs.shape)
+        state = self._graphs.setdefault(shape, 0)
+        if isinstance(state, _Graph):
+            return state(inputs)
+        if state == GRAPH_AFTER and sum(isinstance(graph, _Graph) for graph in self._graphs.values()) < GRAPHS:
+            with suppress(OutputError, RuntimeError):  # a network that waits for its own numbers cannot be recorded
+                self._graphs[shape] = graph = _Graph(copied, inputs)
+                return graph(inputs)
+        self._graphs[shape] = state + 1
+        return copied.checked_logits(inputs)
+
+
+class _Graph:
+    """One forward pass of one shape as a CUDA graph: a GPU plays it back without waiting for Python."""
+
+    def __init__(self, copied: TorchClassifier, inputs: Tensor) -> None:
+        self._lock = threading.Lock()
+        self._inputs = inputs.clone()
+        side = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(inputs.device))
+        with torch.cuda.stream(side):
+            copied.checked_logits(self._inputs)
+        torch.cuda.current_stream(inputs.device).wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._outputs = copied.checked_logits(self._inputs)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        with self._lock:
+            self._inputs.copy_(inputs)
+            self._graph.replay()
+            return self._outputs.clone()
+
+
+class _Block:
+    """Forward passes of one large shape, compiled when that pays."""
+
+    def __init__(self, copied: TorchClassifier, shape: tuple[int, ...]) -> None:
+        self.copied, self.shape = copied, shape
+        self._calls, self._seconds = 0, 0.0
+        self._compiled: TorchClassifier | None = None
+
+    def __call__(self, inputs: Tensor, expected: int) -> Tensor:
+        self._calls += 1
+        if self._calls == 2:  # the first call makes kernels
+            return self._timed(inputs)
+        if self._calls == 3 and expected / len(inputs) * self._seconds > WORTH:
+            self._compiled = copy.copy(self.copied)
+            self._compiled.module = cast("torch.nn.Module", torch.compile(self.copied.module, dynamic=False))
+        with tuned(inputs.device):
+            if self._compiled is not None:
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # of the compiler
+                        return self._compiled.checked_logits(inputs)
+                except OutputError:  # what the compiler cannot do, the copy does
+                    self._compiled = None
+            return self.copied.checked_logits(inputs)
+
+    def _timed(self, inputs: Tensor) -> Tensor:
+        torch.cuda.synchronize(inputs.device)
+        started = time.monotonic()
+        with tuned(inputs.device):
+            logits = self.copied.checked_logits(inputs)
+        torch.cuda.synchronize(inputs.device)
+        self._seconds = time.monotonic() - started
+        return logits
+
+
+def block_size(numbers: int) -> int:
+    """How many inputs of this many numbers a GPU is given at once.
+
+    >>> block_size(3 * 224 * 224), block_size(3 * 32 * 32)
+    (664, 8192)
+    """
+    return max(GRAPHED + 1, min(8192, BLOCK_NUMBERS // numbers // 8 * 8))
+
+
+def _half_copy(classifier: TorchClassifier) -> TorchClassifier:
+    """The classifier around a copy of its network in half precision."""
+    copied = copy.copy(classifier)
+    try:
+        module = rewritten(copy.deepcopy(classifier.module)).requires_grad_(False)
+    except Exception as error:  # a network may hold what cannot be copied
+        raise UnusableError(f"{type(classifier.module).__name__} cannot be copied: {error}") from error
+    copied.module, copied.dtype = module.half().to(memory_format=torch.channels_last), torch.float16
+    return copied
+
+
 def ways_of(classifier: TorchClassifier) -> list[Way]:
     """The ways that may pay for a network on its device, the fastest first; none changes the network."""
     if classifier.dtype != torch.float32:
         return []
     ways: list[Way] = []
     half = half_type(classifier.device)
+    if half is not None and classifier.device.type == "cuda":
+        ways.append(Copied(classifier))
     if half is not None:
         ways.append(Halved(classifier, half))
     exportable = not classifier.mask_aware and classifier.device.type == "cpu"

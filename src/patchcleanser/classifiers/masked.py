@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
-from patchcleanser.classifiers.fast import UnusableError, Way
+from patchcleanser.classifiers.fast import UnusableError, Way, block_size
 from patchcleanser.classifiers.precision import (
     CALIBRATION,
     Precision,
@@ -119,6 +119,11 @@ class MaskedClassifier:
         """Whether there is a faster way to labels, worth checking them for."""
         return bool(self.ways)
 
+    def expect(self, labels: int) -> None:
+        """Say about how many labels will be asked for: what takes long to prepare is worth it for many only."""
+        for way in self.ways:
+            way.expected = labels
+
     def place(self, image: Tensor) -> Tensor:
         """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
         pixels = image.to(self.classifier.device, non_blocking=image.is_pinned())
@@ -166,7 +171,11 @@ class MaskedClassifier:
 
     def _launch(self, piece: _Piece) -> _Launched:
         fast = self.fast and self.recheck.ready
-        logits = self._logits(piece, fast=fast)
+        try:
+            logits = self._logits(piece, fast=fast)
+        except UnusableError:  # for inputs of this size, though it worked for others
+            self.recheck.hopeless, fast = True, False
+            logits = self._logits(piece, fast=False)
         if self._to_probe:
             at = 0 if self._stored == 0 else len(piece) // 2
             self._probe(piece.part(at, at + 1), logits[at], fast=fast)
@@ -371,7 +380,8 @@ def default_chunk(device: torch.device, numbers: int) -> int:
     """How many inputs of this many numbers to classify at once, to begin with."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return max(1, min(8192, free // 2 // (numbers * CUDA_BYTES_PER_NUMBER)))
+        most = max(1, min(8192, free // 2 // (numbers * CUDA_BYTES_PER_NUMBER)))
+        return int(most if most < (block := block_size(numbers)) else most // block * block)
     return max(1, min(512, CPU_ELEMENTS // numbers))
 
 

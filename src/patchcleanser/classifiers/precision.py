@@ -172,6 +172,17 @@ def plain_float32(device: torch.device) -> Iterator[None]:
                     setattr(place, name, value)
 
 
+@contextmanager
+def tuned(device: torch.device) -> Iterator[None]:
+    """Let cuDNN pick its kernels by trying them, for batches of one shape. The setting is put back."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or device.type == "cuda"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 def _settings() -> list[tuple[Any, str, Any]]:
     """What makes float32 plain: place, name and value. Newer torch has one switch per kind of operation."""
     backends = torch.backends

@@ -34,12 +34,18 @@ class TorchClassifier(Classifier):
         refuse_train_mode(module)
 
     def ways(self) -> list[Way]:
-        """Half precision, and on a CPU ONNX Runtime, where they are to be had."""
+        """Half precision, on a GPU by a copy of the network, and on a CPU ONNX Runtime, where they are to be had."""
         return ways_of(self)
+
+    @property
+    def ready_module(self) -> nn.Module:
+        """The module; in train mode it is refused."""
+        refuse_train_mode(self.module)
+        return self.module
 
     def logits(self, inputs: Tensor) -> Tensor:
         """The module's output; mappings with `logits` (transformers) are unpacked."""
-        refuse_train_mode(self.module)
+        self.ready_module  # noqa: B018
         number = len(inputs)
         short = rounded(number) - number
         if short:

@@ -79,6 +79,9 @@ class Defense(ABC, Generic[V, C]):
     def begin(self) -> None:
         """Forget what earlier images taught, so that no batch's rows depend on the batches before it."""
 
+    def expect(self, images: int) -> None:
+        """Say about how many images will come, after `ready`: what takes long to prepare is worth it for many only."""
+
     @abstractmethod
     def _outcome(self, verdict: V) -> int:
         """The class that `as_module` scores highest; -1 is a class of its own, the alert."""

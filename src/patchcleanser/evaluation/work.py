@@ -41,6 +41,9 @@ class Work(ABC, Generic[Task, Result]):
     def check(self) -> None:
         """Refuse what can never work."""
 
+    def expect(self, tasks: Sequence[Task]) -> None:
+        """Told, where all tasks are done by one process, which are to come."""
+
     @abstractmethod
     def read(self, task: Task) -> Any:
         """What the task needs; it may be read while another task is worked on."""
@@ -70,6 +73,7 @@ class Here:
 
     def results(self, work: Work[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
         """In order."""
+        work.expect(tasks)
         with ThreadPoolExecutor(1) as reader:
             coming = deque((task, reader.submit(work.read, task)) for task in tasks[:2])
             for following in [*tasks[2:], None, None][: len(tasks)]:
@@ -105,6 +109,10 @@ class Certification(InBatches[list[Row]]):
     def identity(self) -> dict[str, Any]:
         """The job's."""
         return self.job.identity
+
+    def expect(self, tasks: Sequence[Batch]) -> None:
+        """The defense is told how many images."""
+        self.job.built.expect(sum(len(task.indices) for task in tasks))
 
     def done(self, task: Batch, read: Loaded) -> list[Row]:
         """Their rows."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser.classifiers.fingerprints import module_digest
+from patchcleanser.classifiers.precision import tuned
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.core.files import whole_file
 from patchcleanser.core.threats import Threat
@@ -28,7 +29,7 @@ from patchcleanser.training.journal import Epoch, draw, open_board, write_log
 from patchcleanser.training.judge import Judge
 from patchcleanser.training.losses import interval_loss, margin_loss, pixel_ends
 from patchcleanser.training.recipes import Recipe
-from patchcleanser.training.speed import compiled, tuned
+from patchcleanser.training.speed import compiled
 
 SAVE_SECONDS = 10
 """After the first epoch, and then when an epoch ends this long after the last checkpoint, another is written."""

@@ -23,6 +23,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional
 
+from patchcleanser.classifiers.precision import tuned
 from patchcleanser.classifiers.torch import TorchClassifier, input_size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
@@ -31,7 +32,7 @@ from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training.augment import coloured
 from patchcleanser.training.cutout import Cutout, GreedyCutout
 from patchcleanser.training.judge import two_mask_views
-from patchcleanser.training.speed import compiled, tuned
+from patchcleanser.training.speed import compiled
 
 MOST_HELD = 400
 """More photos than this are not held out: each is looked at 25 times a check."""

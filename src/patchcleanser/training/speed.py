@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 WORTH = 200
 """Compiling takes half a minute or so; runs of fewer steps do without."""
-
-
-@contextmanager
-def tuned(device: torch.device) -> Iterator[None]:
-    """Let cuDNN pick its kernels by trying them: batches all have one shape here. The setting is put back."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or device.type == "cuda"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def compiled(module: nn.Module, device: torch.device, steps: int) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,215 @@
+"""Layers of timm written anew, in a copy of a network of our own, so that a GPU does less for the same answer.
+
+Every rule takes one exact class, looks at what it relies on, and leaves alone what it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from timm.layers import GroupNorm, GroupNormAct, Mlp, StdConv2d
+from timm.models.mlp_mixer import Affine, ResBlock
+from timm.models.vision_transformer import Attention, Block, VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional
+
+Rule = Callable[[Any], nn.Module | None]
+
+
+def rewritten(module: nn.Module) -> nn.Module:
+    """The module, in eval mode, with the layers that are known here replaced, in place, by cheaper equals."""
+    if type(module) is VisionTransformer and _plain(module):
+        _first_token_only(module)
+    return _replaced(module)
+
+
+def _replaced(module: nn.Module) -> nn.Module:
+    rule = RULES.get(type(module))
+    if rule is not None and _plain(module) and (new := rule(module)) is not None:
+        return new.eval()
+    for name, child in module.named_children():
+        setattr(module, name, _replaced(child))
+    return module
+
+
+def _plain(module: nn.Module) -> bool:
+    """Nobody hooked into the module, or into a part of it, or gave it another forward()."""
+    return not any(
+        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in module.modules()
+    )
+
+
+def linear_gelu(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """GELU (on CUDA by its tanh form) of a linear layer, in the matrix product's own kernel."""
+    flat: Tensor = torch._addmm_activation(bias, inputs.reshape(-1, inputs.shape[-1]), weight.t(), use_gelu=True)
+    return flat.view(*inputs.shape[:-1], -1)
+
+
+class FusedMlp(nn.Module):
+    """Linear, GELU, linear, with the hidden numbers written once instead of twice."""
+
+    def __init__(self, mlp: Mlp) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = mlp.fc1, mlp.fc2
+
+    @staticmethod
+    def of(mlp: Mlp) -> FusedMlp | None:
+        """None for other activations, norms or convolutions."""
+        return FusedMlp(mlp) if _is_plain_mlp(mlp) else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[…, width] → […, width]."""
+        hidden: Tensor = self.fc2(linear_gelu(inputs, self.fc1.weight, self.fc1.bias))
+        return hidden
+
+
+def _is_plain_mlp(mlp: nn.Module) -> bool:
+    return (
+        type(mlp) is Mlp
+        and type(mlp.act) is nn.GELU
+        and type(mlp.norm) is nn.Identity
+        and all(type(layer) is nn.Linear and layer.bias is not None for layer in (mlp.fc1, mlp.fc2))
+    )
+
+
+class FoldedResBlock(nn.Module):
+    """ResMLP's block, its affine layers folded into their neighbours.
+
+    Tokens are mixed as one product of the mixing matrix with the tokens as they lie, instead of transposing them
+    twice. Rows of the matrix are spaced so that each begins at a multiple of 16 bytes, as fast kernels want it.
+    """
+
+    mix: Tensor
+    scale: Tensor
+    shift: Tensor
+    ls2: Tensor
+
+    def __init__(self, block: ResBlock) -> None:
+        super().__init__()
+        alpha, beta = block.norm1.alpha.flatten(), block.norm1.beta.flatten()
+        mixing, tokens = block.linear_tokens, block.linear_tokens.out_features
+        spaced = mixing.weight.new_zeros(tokens, -(-mixing.in_features // 8) * 8)
+        spaced[:, : mixing.in_features] = mixing.weight
+        self.tokens = tokens
+        self.register_buffer("mix", spaced)
+        self.register_buffer("scale", block.ls1 * alpha)
+        self.register_buffer("shift", block.ls1 * (torch.outer(mixing.weight.sum(1), beta) + mixing.bias[:, None]))
+        self.register_buffer("ls2", block.ls2.detach().clone())
+        mlp, norm = block.mlp_channels, block.norm2
+        self.fc1, self.fc2 = nn.Linear(mlp.fc1.in_features, mlp.fc1.out_features), mlp.fc2
+        self.fc1.weight = nn.Parameter(mlp.fc1.weight * norm.alpha.flatten())
+        self.fc1.bias = nn.Parameter(mlp.fc1.bias + mlp.fc1.weight @ norm.beta.flatten())
+
+    @staticmethod
+    def of(block: ResBlock) -> FoldedResBlock | None:
+        """None if its parts are not those of ResMLP."""
+        known = _is_plain_mlp(block.mlp_channels) and type(block.norm1) is Affine and type(block.norm2) is Affine
+        if not known or type(block.linear_tokens) is not nn.Linear or block.linear_tokens.bias is None:
+            return None
+        with torch.no_grad():
+            return FoldedResBlock(block)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, tokens, width] → the same."""
+        mixed = torch.bmm(self.mix[:, : self.tokens].expand(len(x), -1, -1), x)
+        x = torch.addcmul(x + self.shift, mixed, self.scale)
+        return torch.addcmul(x, self.fc2(linear_gelu(x, self.fc1.weight, self.fc1.bias)), self.ls2)
+
+
+class ChannelwiseGroupNorm(nn.Module):
+    """Group normalisation from each channel's sum and sum of squares, which are quick to get with channels last."""
+
+    def __init__(self, norm: nn.GroupNorm) -> None:
+        super().__init__()
+        self.groups, self.eps, self.weight, self.bias = norm.num_groups, norm.eps, norm.weight, norm.bias
+        self.act = norm.act if isinstance(norm, GroupNormAct) else nn.Identity()
+
+    @staticmethod
+    def of(norm: nn.GroupNorm) -> ChannelwiseGroupNorm | None:
+        """None without weights, or with dropout that is some."""
+        usual = norm.affine and type(getattr(norm, "drop", nn.Identity())) in (nn.Identity, nn.Dropout)
+        return ChannelwiseGroupNorm(norm) if usual else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, C, …] → the same; moments are float32."""
+        number, channels = x.shape[:2]
+        inner = tuple(range(2, x.ndim))
+        size = x[0].numel() // self.groups
+        sums = x.sum(inner, dtype=torch.float32).view(number, self.groups, -1).sum(2, keepdim=True)
+        lengths = torch.linalg.vector_norm(x, dim=inner, dtype=torch.float32)
+        squares = lengths.square().view(number, self.groups, -1).sum(2, keepdim=True)
+        mean = sums / size
+        spread = torch.rsqrt((squares / size - mean.square()).clamp_min(0.0) + self.eps)
+        scale = self.weight.float().view(1, self.groups, -1) * spread
+        shift = self.bias.float().view(1, self.groups, -1) - mean * scale
+        shape = (number, channels, *([1] * len(inner)))
+        outputs: Tensor = self.act(torch.addcmul(shift.view(shape).to(x.dtype), x, scale.view(shape).to(x.dtype)))
+        return outputs
+
+
+def _standardised(conv: StdConv2d) -> nn.Module:
+    """Weight standardisation done once instead of at every call."""
+    plain = nn.Conv2d(
+        conv.in_channels,
+        conv.out_channels,
+        conv.kernel_size,
+        conv.stride,
+        conv.padding,
+        conv.dilation,
+        conv.groups,
+        bias=conv.bias is not None,
+    )
+    flat = conv.weight.reshape(1, conv.out_channels, -1)
+    with torch.no_grad():
+        weight = functional.batch_norm(flat, None, None, training=True, momentum=0.0, eps=conv.eps)
+    plain.weight = nn.Parameter(weight.reshape_as(conv.weight))
+    plain.bias = conv.bias
+    return plain
+
+
+class FirstTokenBlock(nn.Module):
+    """The last block of a ViT whose head reads the first token only: the others get keys and values, nothing else."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.norm1, self.attn, self.ls1 = block.norm1, block.attn, block.ls1
+        self.norm2, self.mlp, self.ls2 = block.norm2, block.mlp, block.ls2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, tokens, width] → [N, 1, width]."""
+        attn, normed = self.attn, self.norm1(x)
+        weight, bias, width = attn.qkv.weight, attn.qkv.bias, attn.proj.in_features
+        query = functional.linear(normed[:, :1], weight[:width], None if bias is None else bias[:width])
+        others = functional.linear(normed, weight[width:], None if bias is None else bias[width:])
+        query = attn.q_norm(query.view(len(x), 1, attn.num_heads, -1).transpose(1, 2))
+        key, value = others.view(len(x), x.shape[1], 2, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
+        found = functional.scaled_dot_product_attention(query, attn.k_norm(key), value)
+        found = attn.norm(found.transpose(1, 2).flatten(2))
+        x = x[:, :1] + self.ls1(attn.proj(found))
+        outputs: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
+        return outputs
+
+
+def _is_plain_attention(attn: nn.Module) -> bool:
+    return type(attn) is Attention and hasattr(attn, "norm") and getattr(attn, "gate", None) is None
+
+
+def _first_token_only(model: VisionTransformer) -> None:
+    """Let the last block compute what the head reads, if that is the first token alone."""
+    if model.global_pool != "token" or getattr(model, "attn_pool", None) is not None or not len(model.blocks):
+        return
+    last = model.blocks[-1]
+    if type(last) is Block and _is_plain_attention(last.attn):
+        model.blocks[-1] = FirstTokenBlock(last)
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    Mlp: FusedMlp.of,
+    ResBlock: FoldedResBlock.of,
+    nn.GroupNorm: ChannelwiseGroupNorm.of,
+    GroupNorm: ChannelwiseGroupNorm.of,
+    GroupNormAct: ChannelwiseGroupNorm.of,
+    StdConv2d: _standardised,
+}
