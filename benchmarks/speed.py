@@ -17,7 +17,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +38,8 @@ from patchcleanser.training.cards import versions
 BATCH = 16
 """Images the authors' code works on at once when it certifies."""
 
-MANY = 128
-"""Images that ours works on at once on a GPU; a run takes 256."""
+MANY = 256
+"""Images that ours works on at once on a GPU, as in a run."""
 
 
 class Model(NamedTuple):
@@ -154,17 +155,19 @@ def memory_mb(device: torch.device) -> int:
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
-def joules(device: torch.device, work: Callable[[], Any], number: int) -> dict[str, float]:
-    """What a GPU spent on one more call, an image: its power, asked for five times a second, times the seconds."""
+@contextmanager
+def power(device: torch.device) -> Iterator[list[float]]:
+    """Watts of a GPU, asked for five times a second; none where they cannot be had."""
+    watts: list[float] = []
     if device.type != "cuda" or shutil.which("nvidia-smi") is None:
-        return {}
+        yield watts
+        return
     query = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits", "-lms", "200"]
     with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as asking:
-        seconds = timed(work, device, 1, warm=False)
+        yield watts
         asking.terminate()
         said = (asking.stdout.read() if asking.stdout else "").split()
-    watts = [float(word) for word in said if word.replace(".", "", 1).isdigit()]
-    return {"joules_an_image": round(float(np.mean(watts)) * seconds / number, 2)} if watts else {}
+    watts += [float(word) for word in said if word.replace(".", "", 1).isdigit()]
 
 
 def tables_equal(defense: DoubleMasking, images: list[Tensor], authors: list[Tensor]) -> tuple[float, dict[str, Any]]:
@@ -200,8 +203,9 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
         defense.ready((model.side, model.side))
         defense.expect(20_000)
         worst.calibrate(more)
-        compiling = timed(lambda: defense.certify(more, [0] * len(more), maps=True), device, 1, warm=False)
-        print(json.dumps({"model": model.name, "first_call_s": round(compiling, 1)}), flush=True)
+        started = time.perf_counter()
+        defense.certify(images, [0] * len(images), maps=True)
+        print(json.dumps({"model": model.name, "first_call_s": round(time.perf_counter() - started, 1)}), flush=True)
     labels = [int(v.label) for v in defense.predict(more)]
     authors.clean(inputs)  # makes the kernels of their batch, as predict above made ours
     once: dict[str, Any] = {"repeats": 1, "warm": False} if model.side > 32 else {}
@@ -218,7 +222,8 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
     for task, (ours, number, loop, theirs_number) in tasks.items():
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        our_seconds = timed(ours, device, **(once if number > 1 else {"repeats": 8}))
+        with power(device) as watts:
+            our_seconds = timed(ours, device, **(once if number > 1 else {"repeats": 8}))
         memory = memory_mb(device)
         if loop not in known:
             seconds = timed(loop, device, **(once if number > 1 or task == "predict worst" else {}))
@@ -239,7 +244,8 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
         }
         if task == "table":
             equal, facts = tables_equal(defense, images, theirs)
-            facts |= joules(device, ours, number)
+            if watts:
+                facts["joules_an_image"] = round(float(np.mean(watts)) * our_seconds / number, 2)
             row |= {"labels_equal": equal, **facts, "gflops_an_image": round(cost * 666 / 1e9, 1)}
             row["share_of_peak"] = None if top is None else round(cost * 666 * number / our_seconds / top, 3)
         print(json.dumps(row), flush=True)

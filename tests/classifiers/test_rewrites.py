@@ -35,10 +35,10 @@ def replaced(module: nn.Module) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("vit_tiny_patch16_224", {"FusedMlp", "FirstTokenBlock"}),
-        ("deit_tiny_distilled_patch16_224", {"FusedMlp"}),
-        ("resmlp_12_224", {"FoldedResBlock"}),
-        ("mixer_s16_224", {"FusedMlp"}),
+        ("vit_tiny_patch16_224", {"FlatPatchEmbed", "FusedMlp", "FirstTokenBlock"}),
+        ("deit_tiny_distilled_patch16_224", {"FlatPatchEmbed", "FusedMlp"}),
+        ("resmlp_12_224", {"FlatPatchEmbed", "FoldedResBlock"}),
+        ("mixer_s16_224", {"FlatPatchEmbed", "FusedMlp"}),
         ("resnetv2_50x1_bit", {"ChannelwiseGroupNorm"}),
         ("resnet18", set()),
     ],
@@ -48,6 +48,7 @@ def test_a_network_written_anew_answers_as_before(name: str, parts: set[str]) ->
     inputs = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
     fresh = rewritten(copy.deepcopy(module))
     assert replaced(fresh) == parts
+    assert not any(part.training for part in fresh.modules())
     before, after = module(inputs), fresh(inputs)
     assert (before - after).abs().max() < 1e-4 * before.abs().max()
     assert before.std() > 1e-3  # there was something to tell apart
@@ -72,8 +73,8 @@ def test_layers_that_somebody_hooked_into_or_changed_are_left_alone() -> None:
     inputs = torch.randn(1, 3, 224, 224)
     for module in (hooked, patched):
         fresh = rewritten(copy.deepcopy(module))
-        assert not replaced(fresh)
-        assert torch.equal(module(inputs), fresh(inputs))
+        assert replaced(fresh) <= {"FlatPatchEmbed"}
+        assert (module(inputs) - fresh(inputs)).abs().max() < 1e-4 * module(inputs).abs().max()
 
 
 def test_other_activations_than_gelu_are_left_alone() -> None:
@@ -84,4 +85,4 @@ def test_other_activations_than_gelu_are_left_alone() -> None:
     module = timm_model("mixer_s16_224")
     for block in module.blocks:  # type: ignore[union-attr]
         block.mlp_channels.act = block.mlp_tokens.act = Twice()
-    assert not replaced(rewritten(module))
+    assert replaced(rewritten(module)) == {"FlatPatchEmbed"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,15 @@ _VOLATILE = {
 }
 """Where a model came from and how it was loaded or compiled: the same model can come another way."""
 
-Seen = dict[int, tuple[Any, str]]
-"""Objects by address, kept alive so that no address is used twice, and what was said of each."""
+
+@dataclass
+class Walk:
+    """A walk over everything a module holds."""
+
+    tensor: Callable[[Tensor], str]
+    """What is said of a tensor."""
+    seen: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    """Objects by address, kept alive so that no address is used twice, and what was said of each."""
 
 
 def module_digest(module: nn.Module) -> str:
@@ -42,35 +50,40 @@ def module_digest(module: nn.Module) -> str:
     Settings count although `repr` may not show them: ViTs with 2 and with 4 heads can have the
     same weights. Code counts by its name only, and no memory address gets into the hash.
     """
-    return _described(module, {})
+    return _described(module, Walk(_tensor))
 
 
-def _described(value: Any, seen: Seen) -> str:
+def module_sketch(module: nn.Module) -> str:
+    """The same at a glance, for this process only: of weights their place, their version, their sum and length."""
+    return _described(module, Walk(_glance))
+
+
+def _described(value: Any, walk: Walk) -> str:
     if isinstance(value, (np.generic, np.ndarray)):  # first, since np.float64 is a float whose repr numpy 2 changed
-        return _described(value.tolist(), seen)
+        return _described(value.tolist(), walk)
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, Tensor):
-        return _tensor(value)
+        return walk.tensor(value)
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_described(item, seen) for item in value)}]"
+        return f"[{', '.join(_described(item, walk) for item in value)}]"
     if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(_described(item, seen) for item in value))}}}"
+        return f"{{{', '.join(sorted(_described(item, walk) for item in value))}}}"
     if isinstance(value, Mapping):
-        items = sorted((_described(key, seen), _described(item, seen)) for key, item in value.items())
+        items = sorted((_described(key, walk), _described(item, walk)) for key, item in value.items())
         return f"{{{', '.join(f'{key}: {item}' for key, item in items)}}}"
     if hasattr(value, "__qualname__"):  # functions, methods and classes
         return f"{getattr(value, '__module__', None)}.{value.__qualname__}"
-    return _object(value, seen)
+    return _object(value, walk)
 
 
-def _object(value: Any, seen: Seen) -> str:
+def _object(value: Any, walk: Walk) -> str:
     """Each object once, however many share it: the layers of a transformer share one config."""
-    if id(value) not in seen:
-        seen[id(value)] = value, "itself"  # what an object says of itself while it is being described
-        text = f"{_described(type(value), seen)} {_described(_contents(value), seen)}"
-        seen[id(value)] = value, hashlib.sha256(text.encode()).hexdigest()
-    return seen[id(value)][1]
+    if id(value) not in walk.seen:
+        walk.seen[id(value)] = value, "itself"  # what an object says of itself while it is being described
+        text = f"{_described(type(value), walk)} {_described(_contents(value), walk)}"
+        walk.seen[id(value)] = value, hashlib.sha256(text.encode()).hexdigest()
+    return walk.seen[id(value)][1]
 
 
 def _contents(value: Any) -> Any:
@@ -105,3 +118,13 @@ def _tensor(tensor: Tensor) -> str:
     plain = tensor.dequantize() if tensor.is_quantized else tensor
     content = plain.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
     return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
+
+
+def _glance(tensor: Tensor) -> str:
+    where = (
+        f"{tensor.dtype} {tuple(tensor.shape)} {tensor.data_ptr()} {0 if tensor.is_inference() else tensor._version}"
+    )
+    if not tensor.is_floating_point():
+        return where
+    plain = tensor.detach().float()
+    return f"{where} {float(plain.sum())} {float(plain.norm())}"

@@ -18,7 +18,7 @@ Precision = Literal["exact", "fast"]
 CALIBRATION = 512
 """About so many labels of a group of clean images are computed both ways before any fast one is trusted."""
 
-AUDIT = 1 / 256
+AUDIT = 1 / 512
 """The share of all further labels that are still computed both ways, whatever their margin."""
 
 SAFETY = 2.0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timm.layers import GroupNorm, GroupNormAct, Mlp, StdConv2d
+from timm.layers import GroupNorm, GroupNormAct, Mlp, PatchEmbed, StdConv2d
 from timm.models.mlp_mixer import Affine, ResBlock
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
@@ -22,13 +22,13 @@ def rewritten(module: nn.Module) -> nn.Module:
     """The module, in eval mode, with the layers that are known here replaced, in place, by cheaper equals."""
     if type(module) is VisionTransformer and _plain(module):
         _first_token_only(module)
-    return _replaced(module)
+    return _replaced(module).eval()
 
 
 def _replaced(module: nn.Module) -> nn.Module:
     rule = RULES.get(type(module))
     if rule is not None and _plain(module) and (new := rule(module)) is not None:
-        return new.eval()
+        return new
     for name, child in module.named_children():
         setattr(module, name, _replaced(child))
     return module
@@ -45,6 +45,35 @@ def linear_gelu(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """GELU (on CUDA by its tanh form) of a linear layer, in the matrix product's own kernel."""
     flat: Tensor = torch._addmm_activation(bias, inputs.reshape(-1, inputs.shape[-1]), weight.t(), use_gelu=True)
     return flat.view(*inputs.shape[:-1], -1)
+
+
+class FlatPatchEmbed(nn.Module):
+    """Patches to tokens by one matrix product; as a convolution it takes many times as long."""
+
+    def __init__(self, embed: PatchEmbed) -> None:
+        super().__init__()
+        self.patch: tuple[int, int] = embed.proj.kernel_size
+        self.norm = embed.norm
+        self.weight = nn.Parameter(embed.proj.weight.permute(0, 2, 3, 1).flatten(1))
+        self.bias = embed.proj.bias
+
+    @staticmethod
+    def of(embed: PatchEmbed) -> FlatPatchEmbed | None:
+        """None if patches overlap, or if what comes out is no sequence."""
+        conv = embed.proj
+        apart = type(conv) is nn.Conv2d and conv.kernel_size == conv.stride and conv.groups == 1
+        usual = apart and conv.padding == (0, 0) and conv.dilation == (1, 1)
+        plain = usual and embed.flatten and embed.strict_img_size and not embed.dynamic_img_pad
+        return FlatPatchEmbed(embed) if plain else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[N, C, H, W] → [N, tokens, width]."""
+        number, channels, height, width = images.shape
+        down, across = self.patch
+        lines = images.permute(0, 2, 3, 1)
+        cells = lines.reshape(number, height // down, down, width // across, across, channels).transpose(2, 3)
+        tokens: Tensor = self.norm(functional.linear(cells.flatten(3).flatten(1, 2), self.weight, self.bias))
+        return tokens
 
 
 class FusedMlp(nn.Module):
@@ -206,6 +235,7 @@ def _first_token_only(model: VisionTransformer) -> None:
 
 
 RULES: dict[type[nn.Module], Rule] = {
+    PatchEmbed: FlatPatchEmbed.of,
     Mlp: FusedMlp.of,
     ResBlock: FoldedResBlock.of,
     nn.GroupNorm: ChannelwiseGroupNorm.of,
