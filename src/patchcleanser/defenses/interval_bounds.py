@@ -118,9 +118,7 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
 
     def _behind(self, inputs: Tensor, windows: list[Window], label: int, low: Tensor, high: Tensor) -> Tensor:
         """For each position the most by which any other class can exceed the label."""
-        hidden = torch.zeros(len(windows), *inputs.shape[1:], dtype=torch.bool, device=inputs.device)
-        for k, w in enumerate(windows):
-            hidden[k, w.top : w.bottom, w.left : w.right] = True
+        hidden = _hidden(windows, (inputs.shape[1], inputs.shape[2]), inputs.device)
         with torch.inference_mode(), plain_float32(self.classifier.device):
             labels = torch.full((len(windows),), label, device=inputs.device)
             behind = self.module.behind(*boxes(inputs.expand(len(windows), -1, -1, -1), hidden, low, high), labels)
@@ -128,6 +126,15 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
 
     def _outcome(self, verdict: LocalVerdict) -> int:
         return verdict.label
+
+
+def _hidden(windows: list[Window], size: Size, device: torch.device) -> Tensor:
+    """True under each window, bool [windows, H, W], without a step for each."""
+    edges = torch.tensor([(w.top, w.bottom, w.left, w.right) for w in windows], device=device)
+    rows, columns = (torch.arange(side, device=device)[None] for side in size)
+    down = (rows >= edges[:, :1]) & (rows < edges[:, 1:2])
+    across = (columns >= edges[:, 2:3]) & (columns < edges[:, 3:])
+    return down[:, :, None] & across[:, None, :]
 
 
 def _windows(threat: Threat, size: Size) -> list[Window]:
