@@ -2,6 +2,7 @@
 
     python benchmarks/baselines.py --commands                     # what to run, and about how long it takes
     python benchmarks/baselines.py ds bagcert --models runs/baselines --out results/baselines.json
+    python benchmarks/baselines.py --merge rows/baselines-*.json  # rows that several jobs measured, into --out
 
 A row says defense, patch, images, clean, certified and ms an image, with the weights, the command and the hardware;
 a row of the same defense and patch is replaced. The run folders hold a record for each image; a run that stopped
@@ -14,6 +15,7 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,58 +60,84 @@ class Baseline:
 
 
 BASELINES = [
-    Baseline("ds", "ablated", "net:ablated", "ds-cifar", 6, {"2": (83.9, 68.9), "5": (83.9, 56.2)}),
-    Baseline("pg-ds", "ablated", "net:ablated", "ds-cifar", 6, {"2": (84.7, 69.2), "5": (84.6, 57.7)}),
-    Baseline("cbn", "bagnet", "net:bagnet?field=7", "bagnet-cifar", 6, {"2": (84.2, 44.2), "5": (84.2, 9.3)}),
-    Baseline("pg-bn", "bagnet", "net:bagnet?field=7", "bagnet-cifar", 6, {"2": (84.5, 63.8), "5": (83.9, 47.3)}),
-    Baseline("patchguard++", "bagnet", "net:bagnet?field=7", "bagnet-cifar", 6, {}),
+    Baseline("ds", "ablated", "net:ablated", "ds-cifar", 2, {"2": (83.9, 68.9), "5": (83.9, 56.2)}, ("epochs=60",)),
+    Baseline(
+        "pg-ds",
+        "ablated",
+        "net:ablated",
+        "ds-cifar",
+        2,
+        {"2": (84.7, 69.2), "5": (84.6, 57.7)},
+        change=("epochs=60",),
+        options={"threshold": 0.2},  # as in the code that came with PatchGuard
+    ),
+    *(
+        Baseline(defense, "bagnet", "net:bagnet?field=5", "bagnet-cifar", 1, printed, ("epochs=40",))
+        for defense, printed in {
+            "cbn": {"2": (84.2, 44.2), "5": (84.2, 9.3)},
+            "pg-bn": {"2": (84.5, 63.8), "5": (83.9, 47.3)},
+            "patchguard++": {},
+        }.items()
+    ),
     Baseline(
         "bagcert",
         "bagcert",
         "net:bagnet?field=7&votes=true",
         "bagcert-cifar",
-        8,
+        2,
         {"2": (86.0, 72.9), "5": (86.0, 60.0)},
+        change=("epochs=50",),
     ),
     Baseline(
         "ibp",
         "interval",
         "net:interval",
         "ibp-cifar",
-        10,
+        1,
         {"2": (65.8, 51.9), "5": (47.8, 30.8)},
-        change=("cutout.smallest={patch}", "cutout.largest={patch}"),
+        change=("epochs=40", "cutout.smallest={patch}", "cutout.largest={patch}"),
         by_patch=True,
     ),
-    Baseline("ds", "smoothed-vit", "net:smoothed-vit", "smoothed-vit-cifar", 10, {}),
+    Baseline("ds", "smoothed-vit", "net:smoothed-vit", "smoothed-vit-cifar", 1, {}, ("epochs=50",)),
 ]
 
 
-def row_of(baseline: Baseline, patch: str, root: Path, limit: int | None) -> dict[str, Any]:
-    """One measurement."""
-    weights = baseline.weights(root, patch)
+def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[str, Any]:
+    """One measurement on CIFAR-10, with the weights made for it."""
+    weights = baseline.weights(words.models, patch)
     card, spec = read_card(weights), f"trained:{weights}"
-    dataset = chosen(load_dataset("cifar10", split="test"), limit, subset="first")
-    job = Job(load_classifier(spec), dataset, Threat.parse(patch), baseline.defense, options=baseline.options)
-    command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
-    about = {**about_run(spec, "cifar10", "test", job), "command": command}
-    run = run_job(job, root / f"{baseline.defense}-{weights.name}-{patch}", about, batch=None, skip=False, quiet=False)
-    found = summary(run.read(COLUMNS))
-    shares = {name: round(share.percent, 2) for name, share in found.shares.items() if share.total}
+    job = Job(
+        load_classifier(spec),
+        chosen(load_dataset("cifar10", split="test"), words.limit, subset="first"),
+        Threat.parse(patch),
+        baseline.defense,
+        options=baseline.options,
+    )
+    folder = (words.runs or words.models) / f"{baseline.defense}-{weights.name}-{patch}"
     return {
         "defense": baseline.defense,
         "network": card["model"],
         "patch": f"{patch}x{patch}",
-        "images": found.images,
-        **shares,
-        "ms": round(1000 * found.seconds / max(1, found.images), 3),
-        "classifications": found.classifications / max(1, found.images),
+        **measured(job, folder, spec, "cifar10"),
         "printed": baseline.printed.get(patch),
-        "options": baseline.options,
         "recipe": card["recipe"],
         "seed": card["seed"],
         "weights_sha256": card["weights_sha256"],
         "train_command": card["command"],
+    }
+
+
+def measured(job: Job, folder: Path, spec: str, data: str) -> dict[str, Any]:
+    """What certifying a job gave, and what it took."""
+    command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
+    about = {**about_run(spec, data, "test", job), "command": command}
+    found = summary(run_job(job, folder, about, batch=None, skip=False, quiet=False).read(COLUMNS))
+    return {
+        "images": found.images,
+        **{name: round(share.percent, 2) for name, share in found.shares.items() if share.total},
+        "ms": round(1000 * found.seconds / max(1, found.images), 3),
+        "classifications": found.classifications / max(1, found.images),
+        "options": job.options,
         "command": command,
         "versions": versions(),
     }
@@ -124,25 +152,26 @@ def keep(row: dict[str, Any], out: Path) -> None:
     out.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
 
 
-SMOKE = {
-    "ds": "--model torchvision:resnet50 --option keep=25 --threshold 0.2",
-    "pg-ds": "--model torchvision:resnet50 --option keep=25 --threshold 0.2",
-    "cbn": "--model net:bagnet17",
-    "pg-bn": "--model net:bagnet17",
-    "patchguard++": "--model net:bagnet17",
-    "bagcert": "--model 'net:bagnet17?votes=true'",
-    "ibp": "--model 'net:interval?size=224&classes=1000&width=8'",
+SMOKE: dict[str, tuple[str, dict[str, Any]]] = {
+    "ds": ("torchvision:resnet50?weights=none", {"keep": 25, "threshold": 0.2}),
+    "pg-ds": ("torchvision:resnet50?weights=none", {"keep": 25, "threshold": 0.2}),
+    "cbn": ("net:bagnet17", {}),
+    "pg-bn": ("net:bagnet17", {}),
+    "patchguard++": ("net:bagnet17", {}),
+    "bagcert": ("net:bagnet17?votes=true", {}),
+    "ibp": ("net:interval?size=224&classes=1000&width=8", {}),
 }
-"""What each costs on 200 images of ImageNet's size; these networks were not trained for it."""
+"""What each costs on 200 images of ImageNet's size, against 2% of their pixels; these networks were never trained."""
 
 
-def smoke(root: Path) -> list[str]:
-    """The commands for it."""
-    common = "--data imagenet --labels number --limit 200 --patch 2% --grid input"
-    return [
-        f"patchcleanser certify --defense {defense} {words} {common} --out {root}/imagenet-{defense}"
-        for defense, words in SMOKE.items()
-    ]
+def smoke_row(defense: str, words: argparse.Namespace) -> dict[str, Any]:
+    """Its cost; accuracies of untrained networks mean nothing and are left out."""
+    spec, options = SMOKE[defense]
+    dataset = chosen(load_dataset(words.smoke), words.limit or 200, subset="first")
+    job = Job(load_classifier(spec), dataset, Threat.parse("2%", grid="input"), defense, options=options)
+    row = measured(job, (words.runs or words.models) / f"imagenet-{defense}", spec, words.smoke)
+    kept = ("images", "ms", "classifications", "options", "command", "versions")
+    return {"defense": defense, "network": spec, "patch": "2%", **{name: row[name] for name in kept}}
 
 
 def commands(root: Path, out: Path) -> list[str]:
@@ -154,7 +183,9 @@ def commands(root: Path, out: Path) -> list[str]:
     names = list(dict.fromkeys(baseline.defense for baseline in BASELINES))
     measure = ["python", "benchmarks/baselines.py", *names, "--models", str(root), "--out", str(out)]
     lines[shlex.join(measure)] = "about 15 min for 10,000 images and both patches (a guess)"
-    return [*(f"{command}  # {note}" for command, note in lines.items()), *smoke(root)]
+    smoke = ["python", "benchmarks/baselines.py", "--smoke", "parquet:imagenet-val*.parquet", "--out", str(out)]
+    lines[shlex.join(smoke)] = "cost at 224×224: about 2 min (a guess)"
+    return [f"{command}  # {note}" for command, note in lines.items()]
 
 
 def main() -> None:
@@ -162,20 +193,41 @@ def main() -> None:
     parser.add_argument("defenses", nargs="*", help="which ones; all that have weights if none is named")
     parser.add_argument("--commands", action="store_true", help="print what to run")
     parser.add_argument("--models", type=Path, default=Path("runs/baselines"))
+    parser.add_argument("--weights", help="only the defenses that use this folder of --models")
     parser.add_argument("--patch", action="append", choices=PATCHES)
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--runs", type=Path, help="where the records go; beside the models if not given")
+    parser.add_argument("--smoke", metavar="DATA", help="measure only what untrained networks of 224×224 px cost")
+    parser.add_argument("--merge", type=Path, nargs="+", help="files of rows to put into --out")
     parser.add_argument("--out", type=Path, default=Path("results/baselines.json"))
     words = parser.parse_args()
     if words.commands:
         print("\n".join(commands(words.models, words.out)))
         return
+    for path in words.merge or []:
+        for row in json.loads(path.read_text(encoding="utf-8")):
+            keep(row, words.out)
+    if words.merge:
+        return
+    for row in smoke_rows(words) if words.smoke else rows(words):
+        keep(row, words.out)
+        print({name: row.get(name) for name in ("defense", "network", "patch", "clean", "certified", "ms")})
+
+
+def rows(words: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Every row that was asked for and has weights."""
     for baseline in BASELINES:
         for patch in words.patch or PATCHES:
             named = not words.defenses or baseline.defense in words.defenses
-            if named and (baseline.weights(words.models, patch) / "card.json").is_file():
-                row = row_of(baseline, patch, words.models, words.limit)
-                keep(row, words.out)
-                print({name: row.get(name) for name in ("defense", "network", "patch", "clean", "certified", "ms")})
+            used = words.weights in (None, baseline.folder)
+            if named and used and (baseline.weights(words.models, patch) / "card.json").is_file():
+                yield row_of(baseline, patch, words)
+
+
+def smoke_rows(words: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The cost of each defense that was asked for."""
+    for defense in words.defenses or SMOKE:
+        yield smoke_row(defense, words)
 
 
 if __name__ == "__main__":

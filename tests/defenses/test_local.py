@@ -35,7 +35,7 @@ class Shown(nn.Module):
         self.register_buffer("logits", torch.tensor(logits))
 
     def local(self, images: Tensor) -> Tensor:
-        values = (images[:, 0] * 10).round().long()
+        values = (images[:, 0] * 10).round().long().clamp(0, self.logits.shape[1] - 1)
         return self.logits[:, values].transpose(0, 1)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -68,6 +68,7 @@ class LocalLogits(Evidence):
                 f"local logits come from a network of small receptive fields such as net:bagnet, got {classifier!r}"
             )
         self.module = module
+        self._probed: set[Size] = set()
 
     def sight(self, size: Size) -> Sight:
         """The receptive fields; a resized image is refused, since resizing spreads a patch."""
@@ -85,16 +86,46 @@ class LocalLogits(Evidence):
         chunk = default_chunk(device, pixels[0].numel())
         with torch.inference_mode(), plain_float32(device):
             inputs = self.classifier.prepare(pixels) if self.grid == "source" else pixels
-            parts = [self.module.local(part.to(self.classifier.dtype)).float() for part in torch.split(inputs, chunk)]
-        local = torch.cat(parts)
+            local = torch.cat([self._local(part) for part in torch.split(inputs, chunk)])
+            self._probe(inputs[0], local[0])
         if self.classifier.classes is None:
             self.classifier.classes = local.shape[1]
-        # Not numbers are no evidence; endless ones would drown what they are added to.
-        local = local.nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST).clamp(-LARGEST, LARGEST)
-        slack = self.rounding * (1 + local.abs().amax((1, 2, 3), keepdim=True))
+        slack = self._slack(local)
         with torch.inference_mode():
             whole = self.module.pooled(local) if hasattr(self.module, "pooled") else local.mean((2, 3))
         return Local(local, local - slack, local + slack, whole, spent=1)
+
+    def _local(self, inputs: Tensor) -> Tensor:
+        """Not numbers are no evidence; endless ones would drown what they are added to."""
+        local: Tensor = self.module.local(inputs.to(self.classifier.dtype)).float()
+        return local.nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST).clamp(-LARGEST, LARGEST)
+
+    def _slack(self, local: Tensor) -> Tensor:
+        """How far the scores of each image may move in another batch [N, 1, 1, 1]."""
+        return self.rounding * (1 + local.abs().amax((1, 2, 3), keepdim=True))
+
+    def _probe(self, inputs: Tensor, local: Tensor) -> None:
+        """Refuse a network whose places are moved by pixels outside their fields, by trying it once for each size.
+
+        Each half of an image is painted over, and the places that see none of it must answer as before. Padding,
+        a wrong `field`, and whatever looks at the whole image (GroupNorm, attention to channels) are found out so.
+        """
+        size = (inputs.shape[1], inputs.shape[2])
+        sight = Sight.fields(size, self.module.field, self.module.jump)
+        if size in self._probed or sight.grid != local.shape[1:]:  # the latter is refused elsewhere
+            return
+        halves = _halves(size)
+        painted = torch.where(torch.stack(halves).to(inputs.device)[:, None], PAINT, inputs)
+        changed = (self._local(painted) - local).abs().amax(1) > 2 * self._slack(local[None])[:, 0]
+        for half, moved in zip(halves, changed.cpu(), strict=True):
+            rows, columns = (torch.from_numpy(seen) for seen in (sight.down, sight.across))
+            sees = rows[:, half.any(1)].any(1)[:, None] & columns[:, half.any(0)].any(1)[None]
+            if bool((moved & ~sees).any()):
+                raise InputError(
+                    f"places of the network see more than their receptive field of {self.module.field} px: pixels "
+                    "outside it changed them; it may pad, or normalise over the whole image"
+                )
+        self._probed.add(size)
 
 
 class AblationVotes(Evidence):
@@ -130,15 +161,27 @@ class AblationVotes(Evidence):
         down, across = (torch.from_numpy(seen).to(pixels.device) for seen in (sight.down, sight.across))
         views = len(down) * len(across)
         pairs = torch.arange(len(pixels) * views, device=pixels.device)
-        found = []
+        found, moved = [], []
         for part in torch.split(pairs, default_chunk(self.classifier.device, pixels[0].numel())):
             image, view = part // views, part % views
             visible = down[view // len(across)][:, :, None] & across[view % len(across)][:, None, :]
-            found.append(self._logits(pixels[image], visible).softmax(1).nan_to_num(0.0))
+            logits = self._logits(pixels[image], visible)
+            found.append(logits.softmax(1).nan_to_num(0.0))
+            moved.append(self._moved(logits))
         sure = torch.cat(found).reshape(len(pixels), *sight.grid, -1).permute(0, 3, 1, 2)
-        votes, low, high = ((sure > self.threshold + slack).float() for slack in (0.0, self.rounding, -self.rounding))
+        slack = torch.cat(moved).reshape(len(pixels), 1, *sight.grid)
+        votes, low, high = ((sure > self.threshold + s).float() for s in (torch.zeros_like(slack), slack, -slack))
         whole = self._logits(pixels, torch.ones_like(pixels[:, 0], dtype=torch.bool))
         return Local(votes, low, high, whole, spent=views + 1)
+
+    def _moved(self, logits: Tensor) -> Tensor:
+        """How far a confidence may move in another batch [N]; without limit where logits are no numbers.
+
+        If no logit moves by more than d, the log odds of a class move by at most 2d. The slope of a
+        confidence in its log odds is at most 1/4, so it moves by at most d / 2.
+        """
+        size = logits.abs().nan_to_num(nan=torch.inf, posinf=torch.inf).amax(1)
+        return self.rounding * (1 + size) / 2
 
     def _logits(self, images: Tensor, visible: Tensor) -> Tensor:
         """Logits of images of which only some pixels [N, H, W] are visible."""
@@ -153,6 +196,16 @@ class AblationVotes(Evidence):
                 images = torch.cat([images, (~visible)[:, None].to(images.dtype)], dim=1)
             return self.classifier.checked_logits(images)
 
+
+def _halves(size: Size) -> list[Tensor]:
+    """The upper, lower, left and right half of an image, bool [H, W]."""
+    down, across = (torch.arange(side) < (side + 1) // 2 for side in size)
+    rows, columns = down[:, None].expand(size), across[None].expand(size)
+    return [rows, ~rows, columns, ~columns]
+
+
+PAINT = 0.3137
+"""No colour of importance, in the network's own numbers."""
 
 LARGEST = 1e4
 """Local logits are cut off here, so that sums in float64 keep what lies beside an enormous one."""

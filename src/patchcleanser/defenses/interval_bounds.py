@@ -11,7 +11,7 @@ from torch import Tensor
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.classifiers.interval import IntervalNet, boxes
 from patchcleanser.classifiers.masked import default_chunk
-from patchcleanser.classifiers.precision import TIE, plain_float32
+from patchcleanser.classifiers.precision import plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import LocalCertificate, LocalVerdict
@@ -29,7 +29,7 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
 
     Proof. The images with some content of a patch at one position form a box: the pixels of the patch
     anywhere in [0, 1], all others as they are. IntervalNet.behind bounds from above how far each class gets
-    ahead of the true one anywhere in the box. All bounds are below 0 (by more than rounding) for every box,
+    ahead of the true one anywhere in the box, rounding included. All bounds are below 0 for every box,
     and every attacked image lies in one of them, so the true class has the largest logit. A smaller
     patch lies inside a larger one. One patch is meant.
     """
@@ -71,7 +71,8 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
             logits = self._logits(inputs)
             check_range([label], len(logits))
             verdict, size = LocalVerdict(int(logits.argmax()), 1), (inputs.shape[1], inputs.shape[2])
-            return Examined(verdict, self._certificate(inputs, label, logits), size, verdict.label)
+            certificate = self._certificate(inputs, label, right=verdict.label == label)
+            return Examined(verdict, certificate, size, verdict.label)
 
         return each_labelled(self._inputs(images), counted_labels(images, labels), one)
 
@@ -94,20 +95,20 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
             raise OutputError("the classifier returned NaN or infinite logits; check its weights and preprocessing")
         return logits
 
-    def _certificate(self, inputs: Tensor, label: int, logits: Tensor) -> LocalCertificate:
+    def _certificate(self, inputs: Tensor, label: int, *, right: bool) -> LocalCertificate:
         refuse_train_mode(self.module)
         ends = torch.stack([torch.zeros_like(inputs[:, :1, :1]), torch.ones_like(inputs[:, :1, :1])])
         low, high = self.classifier.preprocessing.normalise(ends)[:, :, 0, 0]
-        slack = TIE * (1 + float(logits.abs().max()))
         worst, where, done = torch.inf, None, 0
         windows = _windows(self.threat, (inputs.shape[1], inputs.shape[2]))
-        if int(logits.argmax()) != label:  # no bound can hold, since the clean image lies in every box
+        if not right:  # no bound can hold, since the clean image lies in every box
             windows = windows[:1]
         step = default_chunk(inputs.device, 2 * inputs.numel())
         for start in range(0, len(windows), step):
             part = windows[start : start + step]
             done += 2 * len(part)  # two passes, for the middle and for half the width
-            ahead = -self._behind(inputs, part, label, low, high) - slack
+            # Bounds that overflowed are not numbers, and prove nothing.
+            ahead = -self._behind(inputs, part, label, low, high).nan_to_num(nan=torch.inf, posinf=torch.inf)
             place = int(ahead.argmin())
             if float(ahead[place]) < worst:
                 worst, where = float(ahead[place]), part[place]
@@ -118,9 +119,7 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
 
     def _behind(self, inputs: Tensor, windows: list[Window], label: int, low: Tensor, high: Tensor) -> Tensor:
         """For each position the most by which any other class can exceed the label."""
-        hidden = torch.zeros(len(windows), *inputs.shape[1:], dtype=torch.bool, device=inputs.device)
-        for k, w in enumerate(windows):
-            hidden[k, w.top : w.bottom, w.left : w.right] = True
+        hidden = _hidden(windows, (inputs.shape[1], inputs.shape[2]), inputs.device)
         with torch.inference_mode(), plain_float32(self.classifier.device):
             labels = torch.full((len(windows),), label, device=inputs.device)
             behind = self.module.behind(*boxes(inputs.expand(len(windows), -1, -1, -1), hidden, low, high), labels)
@@ -128,6 +127,15 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
 
     def _outcome(self, verdict: LocalVerdict) -> int:
         return verdict.label
+
+
+def _hidden(windows: list[Window], size: Size, device: torch.device) -> Tensor:
+    """True under each window, bool [windows, H, W], without a step for each."""
+    edges = torch.tensor([(w.top, w.bottom, w.left, w.right) for w in windows], device=device)
+    rows, columns = (torch.arange(side, device=device)[None] for side in size)
+    down = (rows >= edges[:, :1]) & (rows < edges[:, 1:2])
+    across = (columns >= edges[:, 2:3]) & (columns < edges[:, 3:])
+    return down[:, :, None] & across[:, None, :]
 
 
 def _windows(threat: Threat, size: Size) -> list[Window]:

@@ -19,6 +19,9 @@ from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range
 from patchcleanser.defenses.evidence import Evidence, Local
 from patchcleanser.errors import InputError, OutputError, PatchCleanserError, ThreatError
 
+SUMMED = 1e-5
+"""A lead below this is none: sums of other numbers, as an attack makes them, round differently in float64 too."""
+
 GROUP = 64
 """Images of one size that are worked on together."""
 
@@ -142,10 +145,13 @@ class LocalDefense(LocalBase[LocalVerdict, LocalCertificate]):
     def _certificate(self, case: Scores, label: int) -> LocalCertificate:
         worst, where = torch.inf, None
         for reach in case.reaches:
-            ahead = self._ahead(case, label, reach).flatten()
+            # What is not a number proves nothing.
+            ahead = self._ahead(case, label, reach).flatten().nan_to_num(nan=-torch.inf)
             place = int(ahead.argmin())
             if float(ahead[place]) < worst:
                 worst, where = float(ahead[place]), reach.window(place)
+        if worst <= SUMMED:
+            worst = min(worst, 0.0)
         failing: tuple[Window, ...] | None = None if worst > 0 or where is None else (where,)
         return LocalCertificate(label, worst > 0, failing, worst, case.spent)
 

@@ -54,7 +54,8 @@ class RobustMasking(LocalDefense):
 
     def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
         rivals = others(case.high, label)
-        outside = rivals.sum((1, 2))[:, None, None] - reached_sums(rivals, reach)
+        # Where the window is all there is, rounding leaves a little more or less than nothing.
+        outside = (rivals.sum((1, 2))[:, None, None] - reached_sums(rivals, reach)).clamp_min(0.0)
         rows, columns = (torch.from_numpy(m).to(case.low.device) for m in (reach.rows, reach.columns))
         inside = rows[:, None, :, None] & columns[None, :, None, :]
         left = case.low[label] * ~inside

@@ -49,10 +49,11 @@ class PatchGuardPlusPlus(LocalBase[DetectionVerdict, DetectionCertificate]):
         return DetectionVerdict(label, bool(reports), tuple(labels), reports, case.spent)
 
     def _certificate(self, case: Scores, label: int) -> DetectionCertificate:
-        logits = _without(case.score, case)
-        sure = logits.softmax(0)[label].tolist()
-        # A lead within rounding is none: in another batch the label might differ.
-        lead = (_without(case.low, case)[label] - others(_without(case.high, case), label).amax(0)).tolist()
+        # At worst, in another batch: the label with what it surely has, all others with what they may have.
+        worst = _without(case.high, case)
+        worst[label] = _without(case.low, case)[label]
+        sure = worst.softmax(0)[label].tolist()
+        lead = (worst[label] - others(worst, label).amax(0)).tolist()
         labels = [label if ahead > 0 else -1 for ahead in lead]
         failing = first_failure(label, labels, sure, self.threshold + ROUNDING)
         right = int(case.score.sum((1, 2)).argmax()) == label
@@ -63,10 +64,14 @@ class PatchGuardPlusPlus(LocalBase[DetectionVerdict, DetectionCertificate]):
 
 
 def _without(scores: Tensor, case: Scores) -> Tensor:
-    """The mean of the scores [classes, down, across] outside every window, in order: [classes, windows]."""
+    """The mean of the scores [classes, down, across] outside every window, in order: [classes, windows].
+
+    It is 0 where nothing is left, which leads nobody; the difference of two equal sums might.
+    """
     found = []
     for reach in case.reaches:
         left = torch.ones_like(scores[0])
-        number = (left.sum() - reached_sums(left, reach)).clamp_min(1.0)
-        found.append(((scores.sum((1, 2))[:, None, None] - reached_sums(scores, reach)) / number).flatten(1))
+        number = left.sum() - reached_sums(left, reach)
+        sums = scores.sum((1, 2))[:, None, None] - reached_sums(scores, reach)
+        found.append(torch.where(number > 0, sums / number.clamp_min(1.0), 0.0).flatten(1))
     return torch.cat(found, dim=1)

@@ -194,6 +194,8 @@ class _Step:
     def __init__(self, run: _Run, preprocessing: Preprocessing, teacher: nn.Module | None, steps: int) -> None:
         self.run, self.preprocessing = run, preprocessing
         self.forward = compiled(run.model, run.device, steps)
+        module: Any = run.module
+        self.behind = compiled(module.behind, run.device, steps) if run.recipe.loss == "interval" else None
         self.teacher: Any = None if teacher is None else teacher.to(run.device).eval()
         if self.teacher is not None and run.device.type == "cuda":
             self.teacher = compiled(self.teacher.to(memory_format=torch.channels_last), run.device, steps)
@@ -227,16 +229,26 @@ class _Step:
             return margin_loss(logits, labels, recipe.margin)
         return functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
 
+    def _bounded(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of interval bounds, whose patches and whose share in the whole grow, and the plain logits."""
+        run, recipe = self.run, self.run.recipe
+        logits = self.forward(inputs)
+        loss = functional.cross_entropy(logits, labels)
+        strength = min(1.0, self.progress / recipe.ramp) if recipe.ramp else 1.0
+        if self.behind is not None and self.cutout.count:
+            ends = pixel_ends(self.preprocessing, inputs.shape[1], inputs.device)
+            worst = interval_loss(self.behind, inputs, labels, self.cutout, run.generator, strength, ends)
+            loss = torch.lerp(loss, worst, strength)
+        return loss, logits
+
     def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         run, recipe = self.run, self.run.recipe
         images = augment(images, run.generator, shift=recipe.shift, strength=recipe.strength, flip=recipe.flip)
         inputs = self.preprocessing(images)
         if run.device.type == "cuda":
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        if recipe.loss == "interval":
-            strength = min(1.0, self.progress / recipe.ramp) if recipe.ramp else 1.0
-            ends = pixel_ends(self.preprocessing, inputs.shape[1], inputs.device)
-            loss, logits = interval_loss(run.module, inputs, labels, self.cutout, run.generator, strength, ends)
+        if self.behind is not None:
+            loss, logits = self._bounded(inputs, labels)
         else:
             shown = self._shown(inputs, labels)
             with run.autocast():

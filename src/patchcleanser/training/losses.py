@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,33 +24,31 @@ def margin_loss(shares: Tensor, labels: Tensor, margin: float) -> Tensor:
     return behind.sum(1).mean()
 
 
+Behind = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Boxes from low to high [N, C, H, W] and labels → the most by which each class can exceed the label [N, classes]."""
+
+
 def interval_loss(
-    module: Any,
+    behind: Behind,
     inputs: Tensor,
     labels: Tensor,
     patches: Cutout,
     generator: torch.Generator,
     strength: float,
     ends: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the worst logits under a patch at random places, and the plain logits (IBP).
+) -> Tensor:
+    """Cross-entropy of the worst logits under a patch at random places (IBP).
 
-    `patches` draws one place at a time, as often as its count says, and the worst of them counts. Pixels of a
-    patch reach from themselves to the `ends` [2, C] of what a pixel can be, by a `strength` that grows from 0 to 1,
-    as does the share of this loss in the whole.
+    `patches` draws as many places for each image as its count says, and the worst of them counts. Pixels of a patch
+    reach from themselves to the `ends` [2, C] of what a pixel can be, by a `strength` that grows from 0 to 1.
     """
-    logits = module(inputs)
-    behind: Tensor | None = None
-    for _ in range(patches.count):
-        height, width = inputs.shape[2:]
-        hidden = patches.one(len(inputs), (height, width), generator, inputs.device)
-        box = [torch.lerp(inputs, end, strength) for end in boxes(inputs, hidden, *ends)]
-        found = module.behind(*box, labels)
-        behind = found if behind is None else torch.maximum(behind, found)
-    plain = functional.cross_entropy(logits, labels)
-    if behind is None:
-        return plain, logits
-    return torch.lerp(plain, functional.cross_entropy(behind, labels), strength), logits
+    number, _, height, width = inputs.shape
+    # All places of all images in one pass: a small network spends its time starting kernels.
+    many = inputs.repeat(patches.count, 1, 1, 1)
+    hidden = patches.one(len(many), (height, width), generator, inputs.device)
+    low, high = (torch.lerp(many, end, strength) for end in boxes(many, hidden, *ends))
+    worst = behind(low, high, labels.repeat(patches.count)).reshape(patches.count, number, -1).amax(0)
+    return functional.cross_entropy(worst, labels)
 
 
 def pixel_ends(preprocessing: Preprocessing, channels: int, device: torch.device) -> Tensor:

@@ -158,18 +158,20 @@ RECIPES: dict[str, Recipe] = {
     "bagnet-cifar": _LOCAL,
     # Votes stop answering to large steps: with SGD all of them fall silent.
     "bagcert-cifar": replace(_LOCAL, epochs=150, optimizer="adamw", rate=2e-3, weight_decay=0.01, loss="margin"),
-    # Patches of 5 px at 4 random places a step; for 2 px: --set cutout.smallest=2 --set cutout.largest=2.
+    # Patches of 5 px at 6 random places a step; for 2 px: --set cutout.smallest=2 --set cutout.largest=2.
     "ibp-cifar": replace(
         _LOCAL,
         epochs=200,
+        batch=256,
         optimizer="adamw",
-        rate=5e-4,
+        rate=1e-3,
         schedule="cosine",
+        warmup=0.05,
         weight_decay=0.0,
         clip=1.0,
         ema=0.0,
-        shift=0,
-        cutout=Cutout(4, 5, 5, inside=True),
+        shift=2,
+        cutout=Cutout(6, 5, 5, inside=True),
         loss="interval",
         precision="no",
     ),
