@@ -68,6 +68,9 @@ def test_the_paper_s_patch_lies_on_the_enlarged_input_and_ours_on_the_pixels_as_
     assert (theirs.patch, theirs.grid) == ("35", "input")
     assert (sound.patch, sound.grid) == ("5", "source")
     assert plan_of("tiny", 5) == plan_of("tiny", 5, grid="source")  # nothing is enlarged there
+    tuned, smaller = plan_of("cifar10-resnet50", 5), plan_of("cifar10-resnet50-128", 5)
+    assert (tuned.patch, tuned.grid) == ("35", "input")
+    assert (smaller.patch, smaller.grid) == ("20", "input")  # enlarged four times, not seven
     assert theirs in EXPERIMENTS["table2"].plans
     assert sound in EXPERIMENTS["table2"].plans
     assert (usual("imagenet-resnet50").patch, usual("imagenet-resnet50").grid) == ("32", "input")
