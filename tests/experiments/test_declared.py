@@ -13,6 +13,7 @@ from patchcleanser.experiments.images import DATA
 from patchcleanser.experiments.models import MODELS, training_commands
 from patchcleanser.experiments.plans import plan_of, usual
 from patchcleanser.reports.published import published
+from patchcleanser.training.recipes import RECIPES
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
@@ -87,6 +88,9 @@ def test_the_commands_that_make_our_models_are_ones_this_version_takes(command: 
     assert program == "patchcleanser"
     with COMMANDS[name].make_context(name, words) as context:
         assert str(context.params["out"]).startswith("runs/models/")
+        if name == "train":
+            changes = [change.split("=") for change in context.params["change"] or ()]
+            assert RECIPES[context.params["recipe"]].changed(dict(changes))
 
 
 def test_every_model_either_comes_with_us_or_says_how_to_have_it() -> None:

@@ -156,7 +156,7 @@ SMALLER = (
 def tuned_smaller(*, cutout: bool = True) -> Model:
     """The ImageNet ResNet-50 fine-tuned on CIFAR-10 at 128×128, for a tenth of what the paper's recipe takes."""
     name = f"cifar10-resnet50-128{'' if cutout else '-vanilla'}"
-    masks = " --set cutout.smallest=28 --set cutout.largest=48" if cutout else " --set cutout.count=0"
+    masks = " --set cutout.largest=48 --set cutout.smallest=28" if cutout else " --set cutout.count=0"
     return Model(
         name,
         f"trained:{{models}}/{name}",
