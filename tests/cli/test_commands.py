@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from patchcleanser import DoubleMasking, Threat, load_classifier
+from patchcleanser.classifiers.trained import read_card, zoo_folder
 from patchcleanser.data import load_dataset
 
 QUICK = ["--data", "sample", "--set", "batch=50", "--set", "holdout=0.1", "--device", "cpu"]
@@ -46,6 +47,17 @@ def test_train_writes_weights_and_a_card_that_load(tmp_path: Path) -> None:
     again = run("train", "--model", "net:tiny", *QUICK, "--out", str(out))
     assert again.returncode == 2
     assert "holds a finished run; use it as trained:" in again.stderr
+
+
+def test_training_goes_on_from_a_finished_model_and_the_card_names_its_weights_by_their_hash(tmp_path: Path) -> None:
+    first = read_card(zoo_folder("tiny"))
+    change = ("--set", "epochs=1", "--set", "rate=1e-9")
+    done = run("train", "--model", "zoo:tiny", *change, *QUICK, "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    card = json.loads(done.stdout)
+    assert card["model"] == first["model"]  # the network, wherever its weights came from
+    assert card["start"] == {"model": "zoo:tiny", "weights_sha256": first["weights_sha256"]}
+    assert card["best_epoch"]["accuracy"] > 0.5  # it did not start from nothing
 
 
 def test_harden_writes_a_copy_that_loads(tmp_path: Path) -> None:

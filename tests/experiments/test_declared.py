@@ -13,6 +13,7 @@ from patchcleanser.experiments.images import DATA
 from patchcleanser.experiments.models import MODELS, training_commands
 from patchcleanser.experiments.plans import plan_of, usual
 from patchcleanser.reports.published import published
+from patchcleanser.training.recipes import RECIPES
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
@@ -68,6 +69,9 @@ def test_the_paper_s_patch_lies_on_the_enlarged_input_and_ours_on_the_pixels_as_
     assert (theirs.patch, theirs.grid) == ("35", "input")
     assert (sound.patch, sound.grid) == ("5", "source")
     assert plan_of("tiny", 5) == plan_of("tiny", 5, grid="source")  # nothing is enlarged there
+    tuned, smaller = plan_of("cifar10-resnet50", 5), plan_of("cifar10-resnet50-128", 5)
+    assert (tuned.patch, tuned.grid) == ("35", "input")
+    assert (smaller.patch, smaller.grid) == ("20", "input")  # enlarged four times, not seven
     assert theirs in EXPERIMENTS["table2"].plans
     assert sound in EXPERIMENTS["table2"].plans
     assert (usual("imagenet-resnet50").patch, usual("imagenet-resnet50").grid) == ("32", "input")
@@ -84,6 +88,9 @@ def test_the_commands_that_make_our_models_are_ones_this_version_takes(command: 
     assert program == "patchcleanser"
     with COMMANDS[name].make_context(name, words) as context:
         assert str(context.params["out"]).startswith("runs/models/")
+        if name == "train":
+            changes = [change.split("=") for change in context.params["change"] or ()]
+            assert RECIPES[context.params["recipe"]].changed(dict(changes))
 
 
 def test_every_model_either_comes_with_us_or_says_how_to_have_it() -> None:

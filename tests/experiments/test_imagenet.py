@@ -40,5 +40,8 @@ def test_it_has_the_file_s_weights_normalisation_and_strides_and_a_head_for_othe
     part = load_classifier(f"{SPEC}?classes=7", device="cpu")
     assert part.logits(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
     assert part.names is None
+    assert whole.preprocessing.crop == (224, 224)
+    smaller = load_classifier(f"{SPEC}?classes=7&size=128", device="cpu").preprocessing
+    assert (smaller.resize, smaller.crop) == (146, (128, 128))
     same = part.module.conv1.weight == state["conv1.weight"].float()  # type: ignore[attr-defined]
     assert same.all()

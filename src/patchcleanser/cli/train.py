@@ -56,6 +56,7 @@ def train(
     torch.manual_seed(seed)  # the initial weights belong to the run
     classifier = trainable(model, device, out)
     dataset = _images(classifier, data, root, limit)
+    start = weights_of(model, classifier)
     # Trained without a crop, and so used without one.
     preprocessing = replace(classifier.preprocessing, resize=input_size(classifier), crop=None)
     guide = _teacher(teacher, chosen, device)
@@ -82,6 +83,7 @@ def train(
         return
     card = {
         "model": bare_spec(model),
+        "start": {"model": model, "weights_sha256": start},
         "preprocessing": asdict(preprocessing),
         "classes": list(dataset.classes),
         "data": {"name": dataset.name, "images": len(dataset), "sha256": dataset.fingerprint},

@@ -18,10 +18,10 @@ from patchcleanser.errors import ClassifierError
 from patchcleanser.experiments.models import models_folder
 
 
-def resnet50(classes: int = 1000) -> TorchClassifier:
+def resnet50(classes: int = 1000, size: int = 224) -> TorchClassifier:
     """ResNet-50 as first published (strides in the 1×1 convolutions), which these weights were trained with.
 
-    Another number of classes gets a last layer of its own, to be trained.
+    Another number of classes gets a last layer of its own, to be trained. `size` is the side of its input.
     """
     path = models_folder() / "resnet50_v1_imagenet.safetensors"
     if not path.is_file():
@@ -34,13 +34,13 @@ def resnet50(classes: int = 1000) -> TorchClassifier:
     load_weights(module, path)
     if classes != 1000:
         module.fc = nn.Linear(module.fc.in_features, classes)
-    classifier = TorchClassifier(module.eval().to(pick_device("auto")), file_preprocessing(path), classes=classes)
+    classifier = TorchClassifier(module.eval().to(pick_device("auto")), file_preprocessing(path, size), classes=classes)
     classifier.names = imagenet_classes()[1] if classes == 1000 else None
     return classifier
 
 
-def file_preprocessing(path: Path) -> Preprocessing:
-    """The mean and standard deviation that the file itself names."""
+def file_preprocessing(path: Path, size: int = 224) -> Preprocessing:
+    """The mean and standard deviation that the file itself names; 224 px are cut from 256, other sizes likewise."""
     with safe_open(path, "pt") as file:
         mean, std = (tuple(json.loads(file.metadata()[key])) for key in ("mean", "std"))
-    return Preprocessing(256, (224, 224), "bicubic", mean, std)
+    return Preprocessing(size * 8 // 7, (size, size), "bicubic", mean, std)

@@ -38,7 +38,14 @@ UNDEFENDED_PAPER = {
 }
 
 OURS = {
-    "cifar10": {"tiny": "ResNet", "resnet": "ResNet", "vit": "ViT", "mlp": "MLP", "cifar10-resnet50": "ResNet"},
+    "cifar10": {
+        "tiny": "ResNet",
+        "resnet": "ResNet",
+        "vit": "ViT",
+        "mlp": "MLP",
+        "cifar10-resnet50-128": "ResNet",
+        "cifar10-resnet50": "ResNet",
+    },
     "imagenet": {
         f"imagenet-{network}{how}": "ResNet" for network in ("resnet50", "mobilenet") for how in ("", "-hardened")
     },

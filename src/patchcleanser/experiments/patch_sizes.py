@@ -6,7 +6,7 @@ from patchcleanser.experiments.base import Axis, Experiment, Finding, Line
 from patchcleanser.experiments.claims import falls, stays
 from patchcleanser.experiments.models import LOW
 from patchcleanser.experiments.models import MODELS as KNOWN
-from patchcleanser.experiments.plans import USUAL, enlarges, plan_of
+from patchcleanser.experiments.plans import USUAL, enlarged, enlarges, plan_of
 from patchcleanser.experiments.reading import accuracies
 from patchcleanser.reports.results import CERTIFIED, CLEAN
 
@@ -31,7 +31,7 @@ def _usual(model: str) -> int:
 def _side(line: Line) -> float:
     """The patch's side on 224×224, or on 32×32 pixels."""
     side = float(line.plan.patch)
-    return side / 7 if enlarges(line.plan.model) and line.plan.grid == "input" else side
+    return side / enlarged(line.plan.model) if enlarges(line.plan.model) and line.plan.grid == "input" else side
 
 
 def _ratio(line: Line, found: Finding) -> float:

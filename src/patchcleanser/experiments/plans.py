@@ -8,8 +8,8 @@ from patchcleanser.core.threats import Grid
 from patchcleanser.experiments.base import Plan
 from patchcleanser.experiments.models import LOW, MODELS
 
-ENLARGED = 7
-"""The paper enlarges 32×32 images to 224×224 and certifies a patch seven times as long there."""
+SIDE = 32
+"""Of small images, which the paper enlarges to 224×224 to certify a patch seven times as long there."""
 
 USUAL = {
     "imagenette": 32,
@@ -28,8 +28,13 @@ def enlarges(model: str) -> bool:
     return MODELS[model].data in LOW and not _small(model)
 
 
+def enlarged(model: str) -> int:
+    """How many times as long as on the image a patch is on a classifier's input."""
+    return MODELS[model].side // SIDE
+
+
 def _small(model: str) -> bool:
-    return MODELS[model].spec.startswith("zoo:") or "net:" in (MODELS[model].made or "")
+    return MODELS[model].spec.startswith("zoo:") or "--model 'net:" in (MODELS[model].made or "")
 
 
 def plan_of(model: str, side: int, *, masks: int = 6, data: str | None = None, grid: Grid | None = None) -> Plan:
@@ -42,7 +47,7 @@ def plan_of(model: str, side: int, *, masks: int = 6, data: str | None = None, g
     if data in LOW and (grid == "source" or not enlarges(model)):
         patch, chosen = str(side), "source"
     else:
-        patch, chosen = str(side * ENLARGED if data in LOW else side), "input"
+        patch, chosen = str(side * enlarged(model) if data in LOW else side), "input"
     usual = side == USUAL[data] and masks == 6
     return Plan(model, data, patch, grid=chosen, masks=masks, table=usual)  # type: ignore[arg-type]
 

@@ -52,7 +52,8 @@ def _both(cutout: Pairs, vanilla: Pairs) -> list[Line]:
 def _ours(family: str, data: str, how: str) -> list[str]:
     if data in ("imagenette", "imagenet"):
         return []
-    large = [f"{data}-resnet50{MASKS[how]}"] if family == "ResNet" and data in ("cifar10", "flowers102") else []
+    tuned = {"cifar10": ("resnet50-128", "resnet50"), "flowers102": ("resnet50",)}.get(data, ())
+    large = [f"{data}-{network}{MASKS[how]}" for network in tuned if family == "ResNet"]
     if data == "flowers102":
         return large
     small = f"{data}-{family.lower()}{MASKS[how]}"
