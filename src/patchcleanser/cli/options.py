@@ -228,7 +228,7 @@ def _settings_of(kind: type[Any]) -> dict[str, type]:
     own: dict[str, Parameter] = {}
     for parent in kind.__mro__:  # options may go up to a parent by way of **options
         if "__init__" in vars(parent) and parent not in (MaskDefense, object):
-            found = signature(parent.__init__).parameters.values()
+            found = signature(vars(parent)["__init__"]).parameters.values()
             own = {**{p.name: p for p in found if p.kind is Parameter.KEYWORD_ONLY}, **own}
     return {name: type(p.default) for name, p in own.items() if p.default is not None}
 
