@@ -16,7 +16,6 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,100 +25,27 @@ from patchcleanser.cli.certify import about_run, run_job
 from patchcleanser.core.metrics import COLUMNS, summary
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
+from patchcleanser.experiments.baselines import BASELINES, PATCHES, Baseline
 from patchcleanser.training.cards import versions
-
-PATCHES = ("2", "5")
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """A defense, the network it needs, and what the paper prints for 2×2 and 5×5 px on CIFAR-10 (clean, certified)."""
-
-    defense: str
-    folder: str
-    network: str
-    recipe: str
-    minutes: float
-    """About how long training takes on one H200: guessed from the operations of the network, not measured."""
-    printed: dict[str, tuple[float, float]]
-    change: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-    by_patch: bool = False
-    """Whether every patch size has weights of its own."""
-
-    def weights(self, root: Path, patch: str) -> Path:
-        """Where they lie."""
-        return root / (f"{self.folder}-{patch}" if self.by_patch else self.folder)
-
-    def training(self, root: Path, patch: str) -> str:
-        """The command that makes the weights."""
-        words = ["patchcleanser", "train", "--model", self.network, "--recipe", self.recipe]
-        for change in self.change:
-            words += ["--set", change.format(patch=patch)]
-        return shlex.join([*words, "--out", str(self.weights(root, patch))])
-
-
-BASELINES = [
-    Baseline("ds", "ablated", "net:ablated", "ds-cifar", 2, {"2": (83.9, 68.9), "5": (83.9, 56.2)}, ("epochs=60",)),
-    Baseline(
-        "pg-ds",
-        "ablated",
-        "net:ablated",
-        "ds-cifar",
-        2,
-        {"2": (84.7, 69.2), "5": (84.6, 57.7)},
-        change=("epochs=60",),
-        options={"threshold": 0.2},  # as in the code that came with PatchGuard
-    ),
-    *(
-        Baseline(defense, "bagnet", "net:bagnet?field=5", "bagnet-cifar", 1, printed, ("epochs=40",))
-        for defense, printed in {
-            "cbn": {"2": (84.2, 44.2), "5": (84.2, 9.3)},
-            "pg-bn": {"2": (84.5, 63.8), "5": (83.9, 47.3)},
-            "patchguard++": {},
-        }.items()
-    ),
-    Baseline(
-        "bagcert",
-        "bagcert",
-        "net:bagnet?field=7&votes=true",
-        "bagcert-cifar",
-        2,
-        {"2": (86.0, 72.9), "5": (86.0, 60.0)},
-        change=("epochs=50",),
-    ),
-    Baseline(
-        "ibp",
-        "interval",
-        "net:interval",
-        "ibp-cifar",
-        1,
-        {"2": (65.8, 51.9), "5": (47.8, 30.8)},
-        change=("epochs=40", "cutout.smallest={patch}", "cutout.largest={patch}"),
-        by_patch=True,
-    ),
-    Baseline("ds", "smoothed-vit", "net:smoothed-vit", "smoothed-vit-cifar", 1, {}, ("epochs=50",)),
-]
 
 
 def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[str, Any]:
     """One measurement on CIFAR-10, with the weights made for it."""
-    weights = baseline.weights(words.models, patch)
+    weights = words.models / baseline.name(patch)
     card, spec = read_card(weights), f"trained:{weights}"
     job = Job(
         load_classifier(spec),
         chosen(load_dataset("cifar10", split="test"), words.limit, subset="first"),
         Threat.parse(patch),
         baseline.defense,
-        options=baseline.options,
     )
     folder = (words.runs or words.models) / f"{baseline.defense}-{weights.name}-{patch}"
     return {
         "defense": baseline.defense,
         "network": card["model"],
-        "patch": f"{patch}x{patch}",
+        "patch": PATCHES[patch],
         **measured(job, folder, spec, "cifar10"),
-        "printed": baseline.printed.get(patch),
+        "printed": baseline.said(patch),
         "recipe": card["recipe"],
         "seed": card["seed"],
         "weights_sha256": card["weights_sha256"],
@@ -176,10 +102,8 @@ def smoke_row(defense: str, words: argparse.Namespace) -> dict[str, Any]:
 
 def commands(root: Path, out: Path) -> list[str]:
     """Every command, in order; weights that several defenses share are made once."""
-    lines: dict[str, str] = {}
-    for baseline in BASELINES:
-        for patch in PATCHES if baseline.by_patch else PATCHES[:1]:
-            lines.setdefault(baseline.training(root, patch), f"about {baseline.minutes:g} min on an H200 (a guess)")
+    made = dict.fromkeys(b.training(str(root), patch) for b in BASELINES for patch in PATCHES)
+    lines = dict.fromkeys(made, "one or two minutes on an H200 (a guess)")
     names = list(dict.fromkeys(baseline.defense for baseline in BASELINES))
     measure = ["python", "benchmarks/baselines.py", *names, "--models", str(root), "--out", str(out)]
     lines[shlex.join(measure)] = "about 15 min for 10,000 images and both patches (a guess)"
@@ -194,7 +118,7 @@ def main() -> None:
     parser.add_argument("--commands", action="store_true", help="print what to run")
     parser.add_argument("--models", type=Path, default=Path("runs/baselines"))
     parser.add_argument("--weights", help="only the defenses that use this folder of --models")
-    parser.add_argument("--patch", action="append", choices=PATCHES)
+    parser.add_argument("--patch", action="append", choices=list(PATCHES))
     parser.add_argument("--limit", type=int)
     parser.add_argument("--runs", type=Path, help="where the records go; beside the models if not given")
     parser.add_argument("--smoke", metavar="DATA", help="measure only what untrained networks of 224×224 px cost")
@@ -220,7 +144,7 @@ def rows(words: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for patch in words.patch or PATCHES:
             named = not words.defenses or baseline.defense in words.defenses
             used = words.weights in (None, baseline.folder)
-            if named and used and (baseline.weights(words.models, patch) / "card.json").is_file():
+            if named and used and (words.models / baseline.name(patch) / "card.json").is_file():
                 yield row_of(baseline, patch, words)
 
 

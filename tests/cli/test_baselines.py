@@ -12,6 +12,9 @@ from patchcleanser.cli.app import main
 from patchcleanser.core.records import Run
 from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture
+from patchcleanser.reports.drawing import style
+from patchcleanser.reports.studies import read_study
+from patchcleanser.reports.sweeps import costs
 
 MODELS = {
     "ds": "zoo:tiny",
@@ -65,6 +68,28 @@ def test_a_stopped_run_of_a_baseline_goes_on_with_the_same_rows(
     assert run(monkeypatch, *words, "--out", str(tmp_path / "run")) == 0
     assert Run.open(tmp_path / "run").read().drop_columns(["seconds"]) == whole
     assert Run.open(tmp_path / "run").job["options"] == {"keep": 3}
+
+
+def test_the_figure_of_cost_has_a_point_for_each_defense(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kinds = ["ds", "cbn", "pg-bn", "bagcert", "ibp"]
+    for defense in kinds:
+        words = ["certify", "--defense", defense, "--model", MODELS[defense], "--limit", "3", "--patch", "2"]
+        assert run(monkeypatch, *words, "--device", "cpu", "--out", str(tmp_path / defense)) == 0
+    studies = [study for kind in kinds if (study := read_study(Run.open(tmp_path / kind), None)) is not None]
+    with style():
+        drawing = costs(studies)
+    assert drawing is not None
+    (axes,) = drawing.figure.axes
+    assert [len(line.get_xdata()) for line in axes.get_lines()] == [1] * len(kinds)
+    assert "de-randomized smoothing" in drawing.alt
+    assert costs(studies[:1]) is None  # one defense alone is compared with nothing
+
+
+def test_options_of_a_defense_s_parents_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ["certify", "--defense", "pg-ds", "--limit", "2", "--patch", "2", "--device", "cpu"]
+    options = ["--option", "ratio=0.3", "--option", "keep=3"]
+    assert run(monkeypatch, *words, *options, "--out", str(tmp_path / "run")) == 0
+    assert Run.open(tmp_path / "run").job["options"] == {"ratio": 0.3, "keep": 3}
 
 
 def test_a_baseline_answers_pictures(

@@ -130,6 +130,26 @@ def whole(run: Run, images: int) -> bool:
     return run.finished and run.read(["index"])["index"].to_pylist() == list(range(images))
 
 
+BASELINES = {
+    "ds": "zoo:tiny",
+    "pg-bn": "net:bagnet?width=16&depth=3",
+    "bagcert": "net:bagnet?width=16&depth=3&votes=true",
+    "ibp": "net:interval?width=4&hidden=16",
+    "patchguard++": "net:bagnet?width=16&depth=3",
+}
+
+
+@pytest.mark.parametrize("defense", BASELINES)
+def test_a_defense_without_masks_has_the_same_rows_on_a_cluster(
+    defense: str, runner: RayRunner, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    classifier = load_classifier(BASELINES[defense], device="cpu")
+    job = Job(classifier, chosen(load_dataset("sample"), 6), Threat.square(2), defense)
+    here = evaluate(job, tmp_path / "here", batch=2)
+    assert rows(evaluate(job, tmp_path / "cluster", batch=2, runner=runner)).equals(rows(here))
+
+
 def test_a_run_begun_here_and_finished_on_a_cluster_has_the_rows_of_a_local_one(
     runner: RayRunner, tmp_path: Path
 ) -> None:

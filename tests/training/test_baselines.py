@@ -27,7 +27,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "cbn": ("bagnet-cifar", "bagnet", SMALL_BAGNET, {"rate": 0.01, "epochs": 40}),
     "pg-bn": ("bagnet-cifar", "bagnet", SMALL_BAGNET, {"rate": 0.01, "epochs": 25}),
     "bagcert": ("bagcert-cifar", "bagnet", {**SMALL_BAGNET, "votes": True}, {"epochs": 25}),
-    "ibp": ("ibp-cifar", "interval", {"width": 4, "hidden": 64}, {"rate": 5e-3, "epochs": 30}),
+    "ibp": ("ibp-cifar", "interval", {"width": 4, "hidden": 64}, {"rate": 5e-3, "epochs": 45}),
 }
 
 

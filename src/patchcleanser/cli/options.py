@@ -52,7 +52,8 @@ Unreadable = Annotated[str, typer.Option(help="An image that cannot be read: sto
 Batch = Annotated[int | None, typer.Option(help="Images kept at a time; a stop loses at most one batch.")]
 RunFolder = Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")]
 Threshold = Annotated[
-    float | None, typer.Option(help="Confidence threshold: minority-reports, patchguard++ (0.5), ds, pg-ds (0.3).")
+    float | None,
+    typer.Option(help="Confidence threshold: minority-reports, patchguard++ (0.5), ds (0.3), pg-ds (0.2)."),
 ]
 Options = Annotated[
     list[str] | None, typer.Option("--option", help="An option of the defense: keep=4, ablation=blocks; repeatable.")
@@ -222,8 +223,14 @@ def _settings_of(kind: type[Any]) -> dict[str, type]:
     """A defense's own options, and the type of each; how masks are made has options of the command's own."""
     from inspect import Parameter, signature
 
-    own = [p for p in signature(kind.__init__).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
-    return {p.name: type(p.default) for p in own if p.default is not None}
+    from patchcleanser.defenses.base import MaskDefense
+
+    own: dict[str, Parameter] = {}
+    for parent in kind.__mro__:  # options may go up to a parent by way of **options
+        if "__init__" in vars(parent) and parent not in (MaskDefense, object):
+            found = signature(vars(parent)["__init__"]).parameters.values()
+            own = {**{p.name: p for p in found if p.kind is Parameter.KEYWORD_ONLY}, **own}
+    return {name: type(p.default) for name, p in own.items() if p.default is not None}
 
 
 def _option(name: str, text: str, kind: type) -> Any:

@@ -59,6 +59,9 @@ def reproduce(
     precision: Precision = "exact",
     out: Annotated[Path, typer.Option(help="Findings, tables, figures and the page.")] = Path("runs/reproduce"),
     runs: Annotated[Path | None, typer.Option(help="Run folders; by default runs/ in --out.")] = None,
+    baselines: Annotated[
+        Path, typer.Option(help="Rows of the defenses that ours is compared with, from benchmarks/baselines.py.")
+    ] = Path("results/baselines.json"),
     stored: Annotated[
         bool, typer.Option("--stored", help="Only read runs that are finished: no model and no images are needed.")
     ] = False,
@@ -89,7 +92,7 @@ def reproduce(
         return
     chosen = [_narrowed(EXPERIMENTS[name], models, data) for name in _named(names or [])]
     if stored:
-        _tell(_run_all(chosen, Archive(runs or out / "runs", root), out), out, as_json=as_json)
+        _tell(_run_all(chosen, Archive(runs or out / "runs", root), out, baselines), out, as_json=as_json)
         return
     with place.runner() as runner:
         laboratory = Laboratory(
@@ -102,7 +105,7 @@ def reproduce(
             workers=place.kind if on == "ray" else None,
             precision=precision,  # type: ignore[arg-type]  # checked by the defense
         )
-        told = _run_all(chosen, laboratory, out)
+        told = _run_all(chosen, laboratory, out, baselines)
     _tell(told, out, as_json=as_json)
 
 
@@ -151,9 +154,10 @@ def _hands(runner: Runner, *, quiet: bool) -> Hands:
     )
 
 
-def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path) -> list[Told]:
+def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path, rows: Path) -> list[Told]:
     """One experiment after the other, each plan once; findings are kept as soon as an experiment is through."""
     from patchcleanser.experiments import EXPERIMENTS
+    from patchcleanser.experiments.baselines import measured
     from patchcleanser.experiments.collecting import collect, keep
     from patchcleanser.experiments.pages import section, write_section
 
@@ -166,7 +170,10 @@ def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Pa
         found, missing = collect(experiment, outcomes, laboratory.root)
         lines = dict.fromkeys([*EXPERIMENTS[experiment.name].lines, *experiment.lines])
         declared = replace(experiment, lines=tuple(lines))
+        elsewhere = {key: value for key, value in measured(rows).items() if key in {line.key for line in lines}}
+        keep(declared, elsewhere, out)
         kept = keep(declared, found, out)
+        missing = {key: why for key, why in missing.items() if key not in elsewhere}
         if kept:
             write_section(section(declared, kept), out)
         told.append((declared, kept, missing | _draw_pictures(experiment, laboratory)))

@@ -71,7 +71,10 @@ class PatchGuard(RobustMasking):
 
 
 class PatchGuardSmoothing(Voting, RobustMasking):
-    """PG-DS: robust masking of the votes of de-randomized smoothing."""
+    """PG-DS: robust masking of the votes of de-randomized smoothing, with a lower threshold, as published."""
+
+    def __init__(self, classifier: Any, threat: Threat, *, threshold: float = 0.2, **options: Any) -> None:
+        super().__init__(classifier, threat, threshold=threshold, **options)
 
 
 def _largest(scores: Tensor, reaches: tuple[Reach, ...]) -> Tensor:

@@ -21,6 +21,9 @@ Printed = Mapping[str, float]
 
 Work = Literal["certify", "attack", "time"]
 
+MASKING = "double-masking"
+"""The paper's own defense."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -36,6 +39,8 @@ class Plan:
     patches: int = 1
     grid: Grid = "source"
     masks: int = 6
+    defense: str = MASKING
+    """Another one than double-masking has no masks."""
     table: bool = False
     """Whether every two-mask label is kept, which challenger masking needs."""
     images: int | None = None
@@ -57,7 +62,8 @@ class Plan:
         'tiny-cifar10-5-source-3x3'
         """
         patch = self.patch if self.patches == 1 else f"{self.patches}of{self.patch}"
-        words = [self.model, self.data, patch, self.grid, f"{self.masks}x{self.masks}"]
+        plan = f"{self.masks}x{self.masks}" if self.defense == MASKING else self.defense
+        words = [self.model, self.data, patch, self.grid, plan]
         if self.work == "attack":
             words.append(f"attacked-{self.iterations}-{self.locations}")
         elif self.work == "time":

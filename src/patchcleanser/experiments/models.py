@@ -8,6 +8,7 @@ from pathlib import Path
 
 from patchcleanser.data.named import NAMED
 from patchcleanser.errors import InputError
+from patchcleanser.experiments.baselines import BASELINES, PATCHES, Baseline
 
 FOLDER = "PATCHCLEANSER_MODELS"
 """Environment variable: the folder with the authors' checkpoints and what the commands below make."""
@@ -216,6 +217,22 @@ IMAGENET = (
 
 FAMILIES = ("ResNet", "ViT", "MLP")
 
+
+def compared(baseline: Baseline, patch: str) -> Model:
+    """The network of a defense that ours is compared with."""
+    epochs = next(change.removeprefix("epochs=") for change in baseline.change if change.startswith("epochs="))
+    return Model(
+        baseline.name(patch),
+        f"trained:{{models}}/{baseline.name(patch)}",
+        "",
+        "cifar10",
+        f"its network learnt from nothing in {epochs} epochs, where the published ones learnt longer or ImageNet first",
+        baseline.training("{models}", patch),
+    )
+
+
+COMPARED = {b.name(p): compared(b, p) for b in BASELINES for p in PATCHES}
+
 EVERY = (
     zoo("tiny", "ResNet", "1.4"),
     zoo("cifar10-resnet", "ResNet", "5.9"),
@@ -226,6 +243,7 @@ EVERY = (
     *(tuned_smaller(cutout=c) for c in (True, False)),
     *(tuned(data, cutout=c) for data in ("cifar10", "flowers102") for c in (True, False)),
     *IMAGENET,
+    *COMPARED.values(),
     *(authors(family, data, cutout=c) for data in CLASSES for family in FAMILIES for c in (True, False)),
 )
 

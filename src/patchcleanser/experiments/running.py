@@ -21,7 +21,7 @@ from patchcleanser.evaluation.attacked import AttackJob
 from patchcleanser.evaluation.matching import match_labels
 from patchcleanser.evaluation.timing import FILE as TIMES
 from patchcleanser.evaluation.timing import Times, read_times, time_images
-from patchcleanser.experiments.base import Plan
+from patchcleanser.experiments.base import MASKING, Plan
 from patchcleanser.experiments.images import DATA
 from patchcleanser.experiments.models import Model, model_of
 
@@ -92,13 +92,13 @@ class Laboratory:
 
     def _carried_out(self, plan: Plan, model: Model, classifier: Classifier, images: Dataset) -> Run | Times:
         asked = self._asked(plan)
+        masks: dict[str, Any] = {"masks": (plan.masks, plan.masks), "precision": self.precision, "table": plan.table}
         job = Job(
             classifier,
             chosen(images, asked, seed=self.seed),
             plan.threat,
-            masks=(plan.masks, plan.masks),
-            precision=self.precision,
-            table=plan.table,
+            plan.defense,
+            **(masks if plan.defense == MASKING else {}),
         )
         folder = self.folder(plan, len(job.dataset))
         about = {**self.hands.about(model.at(), plan.data, DATA[plan.data].split, job), "seed": self.seed}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from matplotlib.ticker import MaxNLocator
 
-from patchcleanser.experiments.base import Axis, Experiment, Finding, Line, percent
+from patchcleanser.experiments.base import MASKING, Axis, Experiment, Finding, Line, percent
 from patchcleanser.experiments.claims import told
 from patchcleanser.experiments.images import DATA
 from patchcleanser.experiments.models import LOW, model_of
@@ -35,7 +35,7 @@ def experiment_table(experiment: Experiment, found: Mapping[str, Finding]) -> Ta
     return Table(experiment.name, caption, tuple(columns), rows, stacks=True).without_empty()
 
 
-FACETS = ("Model", "Data", "Patch", "Masks")
+FACETS = ("Defense", "Model", "Data", "Patch", "Masks")
 PROVENANCE = tuple(
     Column(key, title, page=False)
     for key, title in (
@@ -51,10 +51,11 @@ PROVENANCE = tuple(
 def _facets(line: Line) -> dict[str, str]:
     plan = line.plan
     return {
+        "Defense": wording.DEFENSES[plan.defense],
         "Model": plan.model,
         "Data": DATA[plan.data].title,
         "Patch": wording.patch(plan.threat),
-        "Masks": f"{plan.masks}×{plan.masks}",
+        "Masks": f"{plan.masks}×{plan.masks}" if plan.defense == MASKING else "none",
     }
 
 
@@ -80,6 +81,8 @@ def why(line: Line, finding: Finding) -> str:
     if plan.work == "time":
         hardware = finding.origin.get("versions", {}).get("hardware", "another machine")
         parts = [f"measured on {hardware}, the paper's on one RTX 2080 Ti at 224×224", *_busy(finding), model.why]
+    elif plan.defense != MASKING and not line.printed:
+        parts = ["the paper does not compare it", model.why, *_sample(line, finding)]
     elif not line.printed:
         parts = ["the paper draws this without printing a number", *_sample(line, finding), *_busy(finding)]
     else:

@@ -105,8 +105,9 @@ def mask_counts(studies: Sequence[Study]) -> Drawing | None:
 
 
 def costs(studies: Sequence[Study]) -> Drawing | None:
-    """Certified against what an image costs to certify."""
-    lines = _lines(studies, "Masks", lambda study: study.per_image[0])
+    """Certified against what an image costs to certify; of several defenses, a point for each."""
+    several = len({study.run.job["defense"] for study in studies}) > 1
+    lines = _lines(studies, "Masks", lambda study: study.per_image[0], points=several)
     if not lines:
         return None
     figure, axes = blank()
@@ -117,8 +118,13 @@ def costs(studies: Sequence[Study]) -> Drawing | None:
     return Drawing("cost", "Against cost", caption, _alt("cost", lines), figure)
 
 
-def _lines(studies: Sequence[Study], axis: str, measure: Measure) -> dict[str, list[tuple[float, Study]]]:
-    """Runs that differ only along one axis make a line; each line by what sets it apart from the others."""
+def _lines(
+    studies: Sequence[Study], axis: str, measure: Measure, *, points: bool = False
+) -> dict[str, list[tuple[float, Study]]]:
+    """Runs that differ only along one axis make a line; each line by what sets it apart from the others.
+
+    A run for itself is a line too if `points` are wanted.
+    """
     others = [name for name in wording.varying(studies) if name != axis] if len(studies) > 1 else []
     lines: dict[str, list[tuple[float, Study]]] = {}
     for study in studies:
@@ -128,9 +134,9 @@ def _lines(studies: Sequence[Study], axis: str, measure: Measure) -> dict[str, l
             label = " · ".join(wording.told(n, facets[n]) for n in others)
             lines.setdefault(label, []).append((at, study))
     return {
-        label: sorted(points, key=lambda point: point[0])
-        for label, points in lines.items()
-        if len({at for at, _ in points}) > 1
+        label: sorted(found, key=lambda point: point[0])
+        for label, found in lines.items()
+        if points or len({at for at, _ in found}) > 1
     }
 
 
@@ -187,7 +193,8 @@ def _alt(axis: str, lines: dict[str, list[tuple[float, Study]]]) -> str:
     for label, points in lines.items():
         (first, start), (last, end) = points[0], points[-1]
         shares = (start.summary.shares["certified"], end.summary.shares["certified"])
-        told.append(f"{label + ': ' if label else ''}{shares[0]} at {first:g} to {shares[1]} at {last:g}")
+        end_words = f" to {shares[1]} at {last:g}" if len(points) > 1 else ""
+        told.append(f"{label + ': ' if label else ''}{shares[0]} at {first:g}{end_words}")
     return f"Certified against {axis}. " + "; ".join(told)
 
 
