@@ -28,9 +28,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
+from patchcleanser.classifiers.masked import _Piece
 from patchcleanser.classifiers.precision import plain_float32
 from patchcleanser.core.tables import LabelTable
-from patchcleanser.core.verdicts import Verdict
+from patchcleanser.core.verdicts import Case, Verdict
 from patchcleanser.defenses.base import Game
 from patchcleanser.defenses.double_masking import double_masking
 from patchcleanser.training.cards import versions
@@ -60,6 +61,7 @@ SUITES = {
         Model("vit_base_patch16_224", "timm:vit_base_patch16_224?weights=none", "2%", 224),
         Model("resnetv2_50x1_bit", "timm:resnetv2_50x1_bit?weights=none", "2%", 224),
         Model("resmlp_24_224", "timm:resmlp_24_224?weights=none", "2%", 224),
+        Model("resnet50", "python:patchcleanser.experiments.imagenet:resnet50", "2%", 224),
         Model("mobilenet_v2", "torchvision:mobilenet_v2?weights={mobilenet}", "2%", 224),
     ],
     "growth": [Model("tiny", "zoo:tiny", "5", 32)],
@@ -177,6 +179,18 @@ def power(device: torch.device) -> Iterator[list[float]]:
     watts += [float(word) for word in said if word.replace(".", "", 1).isdigit()]
 
 
+def unchecked(defense: DoubleMasking, images: list[Tensor]) -> None:
+    """The fast labels of whole tables, in the pieces in which `certify` asks for them, and nothing else."""
+    masked = defense.masked
+    masked.way = masked.ways[0]
+    (subjects,) = defense._groups(images)
+    unions = len(subjects[0].table.mask_set.unions)
+    which = np.repeat(np.arange(len(subjects)), unions)
+    with torch.inference_mode():
+        for part in masked._parts(_Piece(subjects, which, np.tile(np.arange(unions), len(subjects)))):
+            masked._logits(part, fast=True)
+
+
 def tables_equal(defense: DoubleMasking, images: list[Tensor], authors: list[Tensor]) -> tuple[float, dict[str, Any]]:
     """Share of two-mask labels equal to those of the authors' loop."""
     found = defense.examine(images, [0] * len(images), maps=True)
@@ -203,7 +217,8 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
     authors = Authors(classifier, defense, model.side)
     images = images_of(model.side, BATCH, given.data)
     inputs = torch.cat([classifier.prepare(image[None].to(device)) for image in images])
-    more = images_of(model.side, MANY, given.data) if device.type == "cuda" else images
+    few = "weights=none" in spec  # of which many labels are computed again: margins of a network of chance are small
+    more = images_of(model.side, 64 if few else MANY, given.data) if device.type == "cuda" else images
     theirs: list[Tensor] = []
 
     def their_table() -> None:
@@ -220,20 +235,26 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
     authors.clean(inputs)  # makes the kernels of their batch, as predict above made ours
     once: dict[str, Any] = {"repeats": 1, "warm": False} if model.side > 32 else {}
     clean, hard = (lambda: authors.clean(inputs[:1])), (lambda: authors.worst(inputs[:1]))
+    verdicts = zip(images, defense.predict(images), strict=True)
+    agreed = next((image for image, verdict in verdicts if verdict.case is Case.AGREED), images[0])
     tasks: dict[str, tuple[Callable[[], Any], int, Callable[[], Any], int]] = {
+        "labels": (lambda: unchecked(defense, more), len(more), their_table, BATCH),
         "table": (lambda: defense.certify(more, labels, maps=True), len(more), their_table, BATCH),
         "certify": (lambda: defense.certify(more, labels), len(more), their_table, BATCH),
-        "predict clean": (lambda: defense.predict(images[:1]), 1, clean, 1),
+        "predict clean": (lambda: defense.predict([agreed]), 1, clean, 1),
         "predict worst": (lambda: worst.predict(images[:1]), 1, hard, 1),
     }
     top, cost = peak(device), flops(classifier, inputs)
     rows: list[dict[str, Any]] = []
     known: dict[Any, float] = {}
     for task, (ours, number, loop, theirs_number) in tasks.items():
+        if given.tasks and task not in given.tasks:
+            continue
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         with power(device) as watts:
-            our_seconds = timed(ours, device, **(once if number > 1 else {"repeats": 8}))
+            own = {"repeats": 1} if task == "labels" else once if number > 1 else {"repeats": 8}
+            our_seconds = timed(ours, device, **own)
         memory = memory_mb(device)
         if loop not in known:
             seconds = timed(loop, device, **(once if number > 1 or task == "predict worst" else {}))
@@ -257,7 +278,8 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
             if watts:
                 facts["joules_an_image"] = round(float(np.mean(watts)) * our_seconds / number, 2)
             row |= {"labels_equal": equal, **facts, "gflops_an_image": round(cost * 666 / 1e9, 1)}
-            row["share_of_peak"] = None if top is None else round(cost * 666 * number / our_seconds / top, 3)
+        if task in ("labels", "table") and top is not None:
+            row["share_of_peak"] = round(cost * 666 * number / our_seconds / top, 3)
         print(json.dumps(row), flush=True)
         rows.append(row)
     return rows
@@ -286,22 +308,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--suite", choices=[*SUITES], default="cpu")
     parser.add_argument("--models", nargs="*", help="only these")
+    parser.add_argument(
+        "--tasks", nargs="*", help="only these: labels, table, certify, 'predict clean', 'predict worst'"
+    )
     parser.add_argument("--data", help="real images for 224×224 networks, as for --data of certify")
     parser.add_argument("--mobilenet", help="weight file of torchvision's mobilenet_v2")
     parser.add_argument("--out", type=Path, default=Path("results/speed/speed.json"))
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = []
     for model in SUITES[given.suite]:
         if not given.models or model.name in given.models:
-            rows += growth(model) if given.suite == "growth" else rows_of(model, given)
+            keep(growth(model) if given.suite == "growth" else rows_of(model, given), given.out)
+
+
+def keep(rows: list[dict[str, Any]], path: Path) -> None:
+    """Rows into the file, in place of older ones of the same kind."""
     words = " ".join(word for word in sys.argv[1:] if "/" not in word)
     stamped = [{**row, "command": f"python benchmarks/speed.py {words}", "versions": versions()} for row in rows]
     key = ("hardware", "model", "task", "masks", "patches", "images")
-    kept = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else []
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     fresh = {tuple(row.get(k) for k in key) for row in stamped}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     merged = [row for row in kept if tuple(row.get(k) for k in key) not in fresh] + stamped
-    given.out.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -43,4 +43,4 @@ def test_a_cell_rerun_on_a_gpu_with_fast_labels_has_the_rows_of_the_cpu(tmp_path
     differing = [a["index"] for a, b in zip(exact, fast, strict=True) if any(a[key] != b[key] for key in COMPARED)]
     near = {row["index"] for row in exact if row["margin"] < NEAR}
     assert set(differing) <= near
-    assert len(near) <= IMAGES // 20
+    assert len(differing) <= IMAGES // 50
