@@ -182,7 +182,7 @@ def power(device: torch.device) -> Iterator[list[float]]:
 def unchecked(defense: DoubleMasking, images: list[Tensor]) -> None:
     """The fast labels of whole tables, in the pieces in which `certify` asks for them, and nothing else."""
     masked = defense.masked
-    masked.way = masked.ways[0]
+    masked.way = masked.way if masked.recheck.ready else masked.ways[0]
     (subjects,) = defense._groups(images)
     unions = len(subjects[0].table.mask_set.unions)
     which = np.repeat(np.arange(len(subjects)), unions)
