@@ -109,10 +109,8 @@ class Service:
             own = asked.options.deadline_ms
             wanted = math.inf if own is None else time.monotonic() + own / 1000
             self._check_masks(asked.options.masks)
-            plan = starts(asked)
-            sizes = await self._in_thread(lambda: checked_sizes(asked.images, self.settings.limits))
-            request.state.facts = {"images": len(sizes), "bytes": sum(map(len, asked.images))}
-            work = self._play(asked.images, sizes, plan, asked.options.masks, strict)
+            work = self._play(asked, starts(asked), strict)
+            request.state.facts = {"images": len(asked.images), "bytes": sum(map(len, asked.images))}
             try:
                 return await _while_there(request, work, min(due, wanted)), asked.options
             except TimeoutError:
@@ -139,10 +137,9 @@ class Service:
         except TimeoutError:
             raise RefusedError("body-too-slow", "the request did not arrive whole in time") from None
 
-    async def _play(
-        self, images: list[bytes], sizes: list[int], plan: list[Start], masks: int | None, strict: bool
-    ) -> list[Played]:
-        places = self._places(sizes)
+    async def _play(self, asked: Asked[Any], plan: list[Start], strict: bool) -> list[Played]:
+        images, masks = asked.images, asked.options.masks
+        places = self._places(await self._in_thread(lambda: checked_sizes(images, self.settings.limits)))
         try:
             subjects = [await self._subject(number, content, masks) for number, content in enumerate(images)]
             works = [Work(s, start, strict, place) for s, start, place in zip(subjects, plan, places, strict=True)]
