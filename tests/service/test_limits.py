@@ -69,8 +69,8 @@ def test_requests_that_are_refused(small: TestClient, change: dict[str, Any], co
 
 
 def test_wrong_values_in_json_cost_no_more_than_right_ones(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One wrong value is one error that the validator keeps: 32 MiB of them were 10 GiB, and minutes without answers."""
-    monkeypatch.setattr(schemas.PredictBody, "model_validate_json", lambda _: pytest.fail("they were validated"))
+    """The validator keeps an error for each: 32 MiB of them were 10 GiB, and minutes without answers."""
+    monkeypatch.setattr(schemas.PredictBody, "model_validate_json", lambda _: 1 / 0)
     for body in (b'{"images":[' + b"1," * 100_000 + b"1]}", b"[" * 100_000, b'{"a":{},' * 100_000):
         refused(client.post("/v1/predict", content=body, headers={"content-type": "application/json"}), "too-large")
 
