@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,19 @@ def test_the_client_comes_back_when_it_is_told_to() -> None:
     broken = Client(transport=httpx.MockTransport(lambda _: httpx.Response(502)), retries=0)
     with broken, pytest.raises(ServiceError, match="HTTP 502"):
         broken.model()
+
+
+def test_who_promises_much_and_sends_nothing_keeps_nobody_out(tiny_server: Any, kit: Any) -> None:
+    where = httpx.URL(tiny_server.address)
+    head = (
+        b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 33554432\r\n\r\n{"
+    )
+    with ExitStack() as open_ones:
+        for _ in range(20):
+            slow = open_ones.enter_context(socket.create_connection((where.host, where.port or 80)))
+            slow.sendall(b"\r\n".join(facts) + b"\r\n\r\n{")
+        answer = httpx.post(f"{tiny_server.address}/v1/predict", files=kit.upload(kit.png()), timeout=60)
+        assert answer.status_code == 200
 
 
 def test_the_work_of_a_client_that_leaves_is_dropped(tiny_server: Any, kit: Any) -> None:
