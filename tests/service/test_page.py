@@ -205,6 +205,42 @@ def test_an_upload_is_answered_and_not_certified(open_page: Any, tmp_path: Path)
     assert page.text("#undefended") in page.text("#facts")
 
 
+def test_a_small_picture_does_not_change_the_masks_of_the_next_ones(open_page: Any, tmp_path: Path) -> None:
+    page = open_page()
+    page.settle()
+    Image.new("RGB", (1, 1), "red").save(tmp_path / "small.png")
+    page.page.set_input_files("#upload-file", tmp_path / "small.png")
+    page.page.wait_for_selector("#masks-out:has-text('2×2')")
+    page.page.click("#samples button")
+    page.page.wait_for_selector("#masks-out:has-text('6×6, 36 looks an answer')")
+    page.settle()
+    assert page.page.locator("#grid .cell").count() == 36
+
+
+def test_what_nobody_tries_again_is_not_said_to_be_tried_again(open_page: Any) -> None:
+    page = open_page()
+    page.settle()
+    busy = '{"error": {"code": "overloaded", "message": "too much is waiting already", "request_id": "x"}}'
+    page.page.route("**/v1/certify", lambda r: r.fulfill(status=503, headers={"retry-after": "1"}, body=busy))
+    page.page.click("#certify")
+    page.page.wait_for_selector("#trouble:has-text('too much is waiting already')")
+    assert "Trying again" not in page.text("#trouble")
+    page.complaints.clear()  # the browser itself reports failed requests
+
+
+def test_of_two_pictures_chosen_quickly_the_last_one_stays(open_page: Any) -> None:
+    page = open_page()
+    page.settle()
+    held: list[Any] = []
+    page.page.route("**/v1/samples/1", lambda route: held.append(route))
+    page.page.locator("#samples button").nth(1).click()
+    page.page.locator("#samples button").nth(2).click()
+    page.page.wait_for_selector("#picture-note:has-text('bird')")
+    held[0].continue_()
+    page.page.wait_for_timeout(500)
+    assert page.text("#picture-note") == "a clean sample: bird"
+
+
 def test_a_picture_can_be_the_patch(open_page: Any, tmp_path: Path) -> None:
     page = open_page()
     page.settle()

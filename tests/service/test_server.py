@@ -116,9 +116,7 @@ def test_the_client_comes_back_when_it_is_told_to() -> None:
 
 def test_who_promises_much_and_sends_nothing_keeps_nobody_out(tiny_server: Any, kit: Any) -> None:
     where = httpx.URL(tiny_server.address)
-    head = (
-        b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 33554432\r\n\r\n{"
-    )
+    facts = (b"POST /v1/predict HTTP/1.1", b"Host: x", b"Content-Type: application/json", b"Content-Length: 33554432")
     with ExitStack() as open_ones:
         for _ in range(20):
             slow = open_ones.enter_context(socket.create_connection((where.host, where.port or 80)))

@@ -139,7 +139,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise InputError(f"cannot listen at {host}:{port}: {error.strerror}; use another --port") from error
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # Python adds to it
+        raise InputError(f"cannot listen at {host}:{port}: {reason}; use another --port") from error
 
 
 def _limits(queue: int, deadline: float, pixels: int, files: int) -> Limits:
