@@ -207,16 +207,20 @@ def _sheet(run: Run, base: Any) -> Path | None:
     rows = sorted(rows, key=lambda row: (not row["undefended_fooled"], row["fooled"], row["index"]))[:DRAWN]
     if not rows or base.dataset.image(rows[0]["index"]).shape[0] != 3:
         return None
-    names = base.dataset.classes
+    named = dict(enumerate(base.dataset.classes))  # the model may know more classes than the data
+
+    def called(label: int) -> str:
+        return named.get(label, f"class {label}")
+
     frames: list[list[Image.Image]] = []
     for row in rows:
         window = Window(*row["patches"][:4])
         clean, attacked = (
             decode(gallery_path(run, row["index"], end).read_bytes(), "picture") for end in ("", "-attacked")
         )
-        defended = "alert" if row["attacked_alert"] else names[row["attacked_answer"]]
-        words = f"{names[row['attacked_undefended']]}, defended {defended}"
-        frames.append([frame(clean, f"true: {names[row['label']]}"), frame(attacked, words, window)])
+        defended = "alert" if row["attacked_alert"] else called(row["attacked_answer"])
+        words = f"{called(row['attacked_undefended'])}, defended {defended}"
+        frames.append([frame(clean, f"true: {called(row['label'])}"), frame(attacked, words, window)])
     path = run.folder / "attacked.png"
     draw_sheet(frames, path)
     return path

@@ -78,6 +78,8 @@ def reproduce(
     from patchcleanser.experiments.running import Archive, Laboratory
 
     place = Place(on, address, workers, gpus, cpus)
+    if limit is not None and limit < 1:
+        raise InputError(f"at least 1 image is needed, got a limit of {limit}")
     if listed:
         _tell_list(as_json)
         return
@@ -203,8 +205,12 @@ def _draw_pictures(experiment: Experiment, laboratory: Laboratory | Archive) -> 
 
 def _write_markdown(out: Path, page: Path) -> None:
     from patchcleanser.core.files import whole_file
+    from patchcleanser.experiments import EXPERIMENTS
+    from patchcleanser.experiments.collecting import read_found
     from patchcleanser.experiments.pages import results_page
 
+    if not any(read_found(out, name) for name in EXPERIMENTS):
+        raise InputError(f"{out} holds no findings, so {page} is left as it is; name their folder with --out")
     with whole_file(page) as part:
         part.write_text(results_page(out), encoding="utf-8")
     print(f"wrote {page}")
@@ -228,8 +234,10 @@ def _tell_list(as_json: bool) -> None:
         print(json.dumps(rows, indent=1))
         return
     for row in rows:
-        print(f"{row['name']:9} {row['paper']:24} {row['title']} ({row['lines']} lines)")
-        print(f"{'':9} images: {', '.join(row['data'])}; models: {', '.join(row['models'])}")
+        size = f"{row['lines']} lines" if row["lines"] else "pictures only"
+        print(f"{row['name']:9} {row['paper']:24} {row['title']} ({size})")
+        if row["lines"]:
+            print(f"{'':9} images: {', '.join(row['data'])}; models: {', '.join(row['models'])}")
 
 
 def _tell(told: list[Told], out: Path, *, as_json: bool) -> None:
