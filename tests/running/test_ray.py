@@ -42,10 +42,9 @@ from patchcleanser.errors import ClusterError, DataError, InputError, RecordErro
 from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attacked import AttackJob, attack_all
 from patchcleanser.evaluation.audit import audit
-from patchcleanser.evaluation.work import Batch, Certification
+from patchcleanser.evaluation.work import Batch, Certification, Progress
 from patchcleanser.experiments.collecting import read_found
 from patchcleanser.running import evaluate, ray_pool
-from patchcleanser.running.local import Progress
 from patchcleanser.running.ray import RayRunner
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own

@@ -143,24 +143,11 @@ def run_attack(
     runner: Runner | None = None,
 ) -> Run:
     """One attack with its progress on standard error."""
-    from patchcleanser.cli.certify import say_continued
-    from patchcleanser.cli.progress import progress
-    from patchcleanser.evaluation.attacked import attack_all
+    from patchcleanser.cli.certify import run_work
+    from patchcleanser.evaluation.attacked import Assault
 
-    if not quiet:
-        say_continued(folder)
-    with progress(f"{job.attack}, {job.job.threat}", quiet=quiet) as report:
-        return attack_all(
-            job,
-            folder,
-            batch=batch,
-            skip=skip,
-            about=about,
-            runner=runner,
-            watch=lambda done, total, shares: report(
-                done, total, "  ".join(f"{name} {share.percent:.1f}%" for name, share in shares.items())
-            ),
-        )
+    work, words = Assault(job, skip), f"{job.attack}, {job.job.threat}"
+    return run_work(work, words, folder, about, batch=batch, quiet=quiet, runner=runner)
 
 
 def _tell(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
@@ -207,7 +194,7 @@ def _sheet(run: Run, base: Any) -> Path | None:
     rows = sorted(rows, key=lambda row: (not row["undefended_fooled"], row["fooled"], row["index"]))[:DRAWN]
     if not rows or base.dataset.image(rows[0]["index"]).shape[0] != 3:
         return None
-    named = dict(enumerate(base.dataset.classes))  # the model may know more classes than the data
+    named: dict[int, str] = dict(enumerate(base.dataset.classes))  # the model may know more classes than the data
 
     def called(label: int) -> str:
         return named.get(label, f"class {label}")
