@@ -165,6 +165,13 @@ def test_sigterm_under_load_answers_every_accepted_request(kit: Any, tmp_path: P
 
 
 @pytest.mark.slow
+def test_samples_that_have_no_room_for_the_patch_are_said_to_be_left_out(kit: Any, tmp_path: Path) -> None:
+    with kit.start(tmp_path / "log", "--threat", "40") as server:
+        assert "note: no picture of sample has room for a 40x40 patch; none is offered" in server.log.read_text()
+        assert httpx.get(f"{server.address}/v1/samples").json() == {"samples": []}
+
+
+@pytest.mark.slow
 def test_ctrl_c_is_a_clean_end_too(kit: Any, tmp_path: Path) -> None:
     with kit.start(tmp_path / "log", "--data", "none", "--masks", "2") as server:
         server.process.send_signal(signal.SIGINT)
