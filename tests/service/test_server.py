@@ -114,6 +114,26 @@ def test_the_client_comes_back_when_it_is_told_to() -> None:
         broken.model()
 
 
+@pytest.mark.parametrize("when", ["Wed, 21 Oct 2026 07:28:00 GMT", "-5", ""])
+def test_the_client_understands_proxies_that_say_when_in_other_words(when: str) -> None:
+    def busy(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(503, headers={"retry-after": when})
+
+    with (
+        Client(transport=httpx.MockTransport(busy), retries=1) as client,
+        pytest.raises(ServiceError, match="HTTP 503"),
+    ):
+        client.model()
+
+
+def test_an_answer_of_another_server_is_said_to_be_none() -> None:
+    login = httpx.MockTransport(lambda _: httpx.Response(200, text="<html>log in"))
+    with Client(transport=login) as client, pytest.raises(ServiceError, match="not one of patchcleanser's"):
+        client.model()
+    with pytest.raises(InputError, match=r"begins with http:// or https://, got 'localhost:8000'"):
+        Client("localhost:8000")
+
+
 def test_who_promises_much_and_sends_nothing_keeps_nobody_out(tiny_server: Any, kit: Any) -> None:
     where = httpx.URL(tiny_server.address)
     facts = (b"POST /v1/predict HTTP/1.1", b"Host: x", b"Content-Type: application/json", b"Content-Length: 33554432")
