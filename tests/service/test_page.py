@@ -55,6 +55,11 @@ class Page:
     def label(self) -> str:
         return str(self.page.get_attribute("#patch", "aria-label"))
 
+    def overload(self, route: str) -> None:
+        """From now on this address answers that it has too much to do."""
+        busy = '{"error": {"code": "overloaded", "message": "too much is waiting already", "request_id": "x"}}'
+        self.page.route(route, lambda r: r.fulfill(status=503, headers={"retry-after": "1"}, body=busy))
+
 
 @pytest.fixture
 def open_page(browser: Any, tiny_server: Any) -> Iterator[Any]:
@@ -220,8 +225,7 @@ def test_a_small_picture_does_not_change_the_masks_of_the_next_ones(open_page: A
 def test_what_nobody_tries_again_is_not_said_to_be_tried_again(open_page: Any) -> None:
     page = open_page()
     page.settle()
-    busy = '{"error": {"code": "overloaded", "message": "too much is waiting already", "request_id": "x"}}'
-    page.page.route("**/v1/certify", lambda r: r.fulfill(status=503, headers={"retry-after": "1"}, body=busy))
+    page.overload("**/v1/certify")
     page.page.click("#certify")
     page.page.wait_for_selector("#trouble:has-text('too much is waiting already')")
     assert "Trying again" not in page.text("#trouble")
@@ -264,8 +268,7 @@ def test_a_file_that_is_no_picture_is_said(open_page: Any, tmp_path: Path) -> No
 def test_a_server_that_is_gone_or_busy_is_said_and_tried_again(open_page: Any) -> None:
     page = open_page()
     page.settle()
-    busy = '{"error": {"code": "overloaded", "message": "too much is waiting already", "request_id": "x"}}'
-    page.page.route("**/v1/predict", lambda r: r.fulfill(status=503, headers={"retry-after": "1"}, body=busy))
+    page.overload("**/v1/predict")
     page.page.focus("#patch")
     page.page.keyboard.press("ArrowDown")
     page.page.wait_for_selector("#trouble:has-text('Trying again in 1 s')")

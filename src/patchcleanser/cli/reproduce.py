@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +26,8 @@ from patchcleanser.cli.options import (
 from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from patchcleanser.core.records import Run
     from patchcleanser.evaluation.timing import Times
     from patchcleanser.evaluation.work import Runner
@@ -146,11 +147,15 @@ def _hands(runner: Runner, *, quiet: bool) -> Hands:
     from patchcleanser.cli.certify import about_run, run_job
     from patchcleanser.experiments.running import Hands
 
-    return Hands(
-        certify=partial(run_job, batch=None, skip=False, quiet=quiet, runner=runner),
-        attack=partial(run_attack, batch=None, skip=False, quiet=quiet, runner=runner),
-        about=about_run,
-    )
+    def announced(run: Callable[..., Run]) -> Callable[..., Run]:
+        def go(job: Any, folder: Path, about: dict[str, Any]) -> Run:
+            if not quiet and not folder.exists():
+                print(folder.name, file=sys.stderr)  # progress says patch and masks, but not whose line it is
+            return run(job, folder, about, batch=None, skip=False, quiet=quiet, runner=runner)
+
+        return go
+
+    return Hands(certify=announced(run_job), attack=announced(run_attack), about=about_run)
 
 
 def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path) -> list[Told]:
