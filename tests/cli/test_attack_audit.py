@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from patchcleanser import load_dataset
 from patchcleanser.cli.app import app
 from patchcleanser.core.records import Row, Run
+from patchcleanser.data.pictures import as_picture
 from patchcleanser.errors import ContradictionError, InputError, RecordError
 from patchcleanser.evaluation import attacked
 
@@ -41,6 +43,17 @@ def test_attack_says_accuracies_before_and_after_and_draws_some(folder: Path) ->
     assert found["certified_images_fooled"] == 0
     assert found["robust"]["count"] >= found["row_certified"]["count"]
     assert (found["attack"], found["iterations"], found["locations"], found["images"]) == ("apgd", 5, 1, 4)
+
+
+def test_answers_that_the_data_have_no_name_for_are_drawn_by_number(folder: Path) -> None:
+    sample = load_dataset("sample")
+    for index in range(2):  # one class, which is not the model's first: all answers are others
+        (folder / "data" / "thing").mkdir(parents=True, exist_ok=True)
+        as_picture(sample.image(index)).save(folder / "data" / "thing" / f"{index}.png")
+    data = ["--data", "folder:data", "--labels", "number", "--masks", "2", "--device", "cpu"]
+    done = run("attack", *data, "--iterations", "1", "--out", "a")
+    assert done.exit_code == 0, done.output
+    assert Path("a/attacked.png").is_file()
 
 
 def test_the_same_attack_continues_the_same_run(folder: Path) -> None:

@@ -111,9 +111,18 @@ def test_a_folder_that_another_job_began_meanwhile_is_not_written_to(tmp_path: P
     mine = begin(tmp_path)
     (tmp_path / "manifest.json").unlink()
     begin(tmp_path, {**JOB, "classifier": "xyz"})  # both were about to begin, and the other wrote last
-    with pytest.raises(RecordError, match="taken by another job meanwhile"), mine.locked():
+    with pytest.raises(RecordError, match="taken by another run meanwhile"), mine.locked():
         pass
     with Run.open(tmp_path).locked():  # and the lock is free again
+        pass
+
+
+def test_the_same_job_begun_meanwhile_in_other_batches_is_not_mixed_with_ours(tmp_path: Path) -> None:
+    """Shards are named by their batch: of two sizes, some images would have two rows and others none."""
+    mine = begin(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    Run.begin(tmp_path, JOB, images=mine.images, batch=mine.batch + 1, about={})
+    with pytest.raises(RecordError, match="taken by another run meanwhile"), mine.locked():
         pass
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchcleanser.data import decode
+from patchcleanser.data import decode, pictures
 from patchcleanser.data.pictures import header
 from patchcleanser.errors import DataError
 
@@ -153,6 +154,28 @@ def test_a_decompression_bomb_is_refused_with_its_limit(monkeypatch: pytest.Monk
             decode(content, "bomb")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert decode(content, "bomb").shape == (3, side, side)
+
+
+def in_scans(scans: int, *, comment: bytes = b"") -> bytes:
+    """A progressive JPEG whose second scan comes so often that there are this many, with a comment."""
+    content = encoded(Image.new("L", (64, 64), 90), "JPEG", progressive=True)
+    starts = [found.start() for found in re.finditer(rb"\xff\xda", content)]
+    table = content.index(b"\xff\xc4", starts[1])  # where the second scan ends
+    head = content[:2] + b"\xff\xfe" + struct.pack(">H", len(comment) + 2) + comment + content[2:table]
+    return head + content[starts[1] : table] * (scans - 2) + b"\xff\xd9"
+
+
+def test_a_jpeg_of_endless_passes_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decode(in_scans(200), "x").shape == (3, 64, 64)
+    monkeypatch.setattr(pictures, "pixels_of", lambda _: pytest.fail("it was decoded"))
+    with pytest.raises(DataError, match="image bomb: it asks for more than 200 passes over its pixels"):
+        decode(in_scans(201), "bomb")
+
+
+def test_only_passes_over_the_picture_itself_count() -> None:
+    """Cameras put previews into a JPEG and films behind it."""
+    content = in_scans(100, comment=b"\xff\xda" * 300)
+    assert decode(content + b"\xff\xda" * 300, "x").shape == (3, 64, 64)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "TIFF", "BMP", "WEBP", "PPM", "JPEG2000"])

@@ -174,6 +174,21 @@ def test_list_and_commands_say_what_there_is() -> None:
     assert [row["name"] for row in rows] == list(EXPERIMENTS)
 
 
+def test_a_page_without_findings_is_not_written_over_one_with_them(tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    page.write_text("what was measured")
+    done = run("--page", str(page), "--out", str(tmp_path / "nothing"))
+    assert isinstance(done.exception, InputError)
+    assert "holds no findings" in str(done.exception)
+    assert page.read_text() == "what was measured"
+
+
+def test_no_images_are_not_all_images(tmp_path: Path) -> None:
+    done = run("table2", "--limit", "0", "--out", str(tmp_path))
+    assert isinstance(done.exception, InputError)
+    assert "at least 1 image is needed, got a limit of 0" in str(done.exception)
+
+
 def test_the_commands_that_make_models_read_the_images_where_they_are(tmp_path: Path) -> None:
     (tmp_path / "cifar100-train-00000-of-00001.parquet").touch()
     (tmp_path / "svhn" / "images" / "train").mkdir(parents=True)

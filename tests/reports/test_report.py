@@ -192,6 +192,11 @@ def test_other_peoples_text_is_escaped_everywhere(make_run: MakeRun, tmp_path: P
         assert "<script" not in drawn.read_text(encoding="utf-8")
 
 
+def test_the_first_sentence_names_the_defense_its_masks_and_the_threat(make_run: MakeRun, tmp_path: Path) -> None:
+    words = " ".join(Page(reported(tmp_path / "out", make_run("a"))).text.split())
+    assert "defended by double-masking with 2×2 masks against a patch of" in words
+
+
 def test_the_page_loads_nothing_from_elsewhere(make_run: MakeRun, tmp_path: Path) -> None:
     html = reported(tmp_path / "out", make_run("a"), make_run("b", masks=3))
     for tag, attributes in Page(html).tags:

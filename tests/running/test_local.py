@@ -21,8 +21,8 @@ from patchcleanser.core.records import TIMES, Run
 from patchcleanser.data import ArrayDataset, chosen, load_dataset
 from patchcleanser.errors import DataError, InputError, RecordError
 from patchcleanser.evaluation import Job
+from patchcleanser.evaluation.work import Progress
 from patchcleanser.running import evaluate
-from patchcleanser.running.local import Progress
 
 CLASSES = ("a", "b", "c")
 

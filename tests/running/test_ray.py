@@ -11,9 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -26,6 +27,7 @@ from typer.testing import CliRunner
 pytest.importorskip("ray")
 import ray
 from ray.cluster_utils import Cluster
+from ray.exceptions import RayActorError
 
 from patchcleanser import CallableClassifier, Threat, load_classifier
 from patchcleanser.attacks import Settings
@@ -40,9 +42,9 @@ from patchcleanser.errors import ClusterError, DataError, InputError, RecordErro
 from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attacked import AttackJob, attack_all
 from patchcleanser.evaluation.audit import audit
+from patchcleanser.evaluation.work import Batch, Certification, Progress
 from patchcleanser.experiments.collecting import read_found
-from patchcleanser.running import evaluate
-from patchcleanser.running.local import Progress
+from patchcleanser.running import evaluate, ray_pool
 from patchcleanser.running.ray import RayRunner
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
@@ -338,6 +340,18 @@ def test_a_full_object_store_loses_and_doubles_nothing(runner: RayRunner, tmp_pa
     assert len(hog) == 14
     assert whole(run, 96)
     assert rows(run).equals(rows(evaluate(job, tmp_path / "local", batch=32)))
+
+
+def test_an_image_once_left_out_stays_out_when_an_older_copy_of_its_batch_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A late batch is at two workers; both may die of it, the second one after it was looked at."""
+    monkeypatch.setattr(ray_pool, "deadly", lambda held, indices: [1])
+    pool, state = ray_pool.Pool({"num_cpus": 1}, 1, ("cpu", 1)), ray_pool._Tasks(deque())
+    work, batch = Certification(cast(Job, None), skip=True), Batch(0, range(3))
+    for _ in range(3):
+        pool._again(work, state, 0, batch, RayActorError())
+    assert [list(task.left_out) for _, task in state.queue] == [[], [1], [1]]
 
 
 @pytest.mark.parametrize(

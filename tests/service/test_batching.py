@@ -12,6 +12,7 @@ import torch
 from patchcleanser import CallableClassifier, DoubleMasking, Threat
 from patchcleanser.classifiers.precision import WrongFastLabelError
 from patchcleanser.errors import OutputError
+from patchcleanser.service import batching
 from patchcleanser.service.batching import ClosedError, Work, Worker
 from patchcleanser.service.room import Place, Room
 
@@ -90,6 +91,26 @@ def test_no_more_images_are_worked_on_together_than_allowed() -> None:
     futures = bench.worker.submit([bench.work(seed) for seed in range(10)])
     assert [future.result(20) for future in futures] == bench.offline(range(10))
     assert max(images for images, _ in bench.batches) <= 3
+
+
+def test_large_pictures_get_few_labels_at_a_time_and_small_ones_beside_them_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that what nobody waits for any more is dropped after seconds, not when all its labels are there."""
+    monkeypatch.setattr(batching, "NUMBERS", 2 * 10 * 3 * 8 * 8)
+    bench = Bench()
+    small = bench.work(0)
+    large = Work(bench.defense.subject(torch.rand(3, 40, 40)), bench.defense.predicting, False, small.place)
+    bench.open.clear()
+    first = bench.worker.submit([large])
+    assert bench.entered.wait(20)
+    second = bench.worker.submit([small])
+    bench.open.set()
+    assert second[0].result(20) == bench.offline(range(1))[0]
+    first[0].result(20)
+    bench.worker.close()
+    assert bench.batches[0] == (1, 1)
+    assert bench.batches[1] == (2, 1 + 9)
 
 
 def test_an_image_that_cannot_be_classified_fails_alone() -> None:

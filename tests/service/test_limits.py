@@ -19,9 +19,10 @@ from fastapi.testclient import TestClient
 
 from patchcleanser import CallableClassifier, Threat
 from patchcleanser.errors import InputError, NotAFunctionError
-from patchcleanser.service import engine
+from patchcleanser.service import engine, schemas
 from patchcleanser.service.app import create_app
 from patchcleanser.service.problems import PROBLEMS
+from patchcleanser.service.service import DECODERS
 from patchcleanser.service.settings import Limits
 
 KEY = "correct horse battery"
@@ -54,6 +55,8 @@ def refused(answer: Any, code: str) -> dict[str, Any]:
         ({"json": {"images": ["AAAA"], "masks": 0}}, "invalid"),
         ({"json": {"images": ["AAAA"] * 3}}, "too-large"),
         ({"json": {"images": ["A" * 16000]}}, "too-large"),
+        ({"json": {"images": [1] * 500}}, "too-large"),
+        ({"json": {"images": ["AAAA"], **{f"{n}": [] for n in range(500)}}}, "too-large"),
         ({"content": b"x" * 50_000, "headers": {"content-type": "application/json"}}, "too-large"),
         ({"data": {"masks": "3"}, "files": [("other", ("x", b"x"))]}, "invalid"),
         ({"files": [("image", ("x", b"x"))] * 3}, "too-large"),
@@ -63,6 +66,20 @@ def refused(answer: Any, code: str) -> dict[str, Any]:
 )
 def test_requests_that_are_refused(small: TestClient, change: dict[str, Any], code: str) -> None:
     refused(small.post("/v1/predict", **change), code)
+
+
+def test_wrong_values_in_json_cost_no_more_than_right_ones(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The validator keeps an error for each: 32 MiB of them were 10 GiB, and minutes without answers."""
+    monkeypatch.setattr(schemas.PredictBody, "model_validate_json", lambda _: 1 / 0)
+    for body in (b'{"images":[' + b"1," * 100_000 + b"1]}", b"[" * 100_000, b'{"a":{},' * 100_000):
+        refused(client.post("/v1/predict", content=body, headers={"content-type": "application/json"}), "too-large")
+
+
+def test_as_many_labels_can_be_sent_as_images(kit: Any) -> None:
+    with TestClient(create_app(kit.toy(limits=Limits(files=100)))) as client:
+        files = kit.upload(*[kit.png(size=(4, 4))] * 100)
+        answer = client.post("/v1/certify", files=files, data={"labels": ["0"] * 100, "masks": "1"})
+        assert len(answer.json()["certificates"]) == 100
 
 
 def test_a_body_that_hides_its_length_is_cut_off(small: TestClient) -> None:
@@ -145,6 +162,22 @@ def test_a_full_queue_is_503_with_retry_after_and_recovers(kit: Any) -> None:
         assert "patchcleanser_queue_images 0.0" in client.get("/metrics").text
 
 
+def test_bodies_that_are_held_are_bounded(kit: Any) -> None:
+    client, gate = gated(kit, body_bytes=40_000, queue_bytes=60_000)
+    with client, ThreadPoolExecutor(1) as pool:
+        gate.clear()
+        large = kit.upload(kit.png(size=(100, 120)))
+        held = pool.submit(client.post, "/v1/predict", files=large)
+        while "patchcleanser_queue_images 1.0" not in client.get("/metrics").text:
+            time.sleep(0.01)
+        answer = client.post("/v1/predict", files=large)
+        refused(answer, "overloaded")
+        assert int(answer.headers["retry-after"]) >= 1
+        gate.set()
+        assert held.result().status_code == 200
+        assert client.post("/v1/predict", files=large).status_code == 200
+
+
 def test_a_request_that_could_never_fit_is_not_told_to_come_back(kit: Any) -> None:
     client, _ = gated(kit, pixels=300, queue_pixels=300)
     with client:
@@ -165,6 +198,18 @@ def test_a_deadline_is_kept_and_the_work_dropped(kit: Any, by: str) -> None:
         gate.set()
         while "patchcleanser_queue_images 0.0" not in client.get("/metrics").text:
             time.sleep(0.01)
+        assert client.post("/v1/predict", files=kit.upload(kit.png())).status_code == 200
+
+
+def test_a_deadline_is_kept_while_all_decoders_are_busy(kit: Any) -> None:
+    client, _ = gated(kit, deadline=0.3)
+    let = threading.Event()
+    with client:
+        decoders = client.app.state.service._decoders  # type: ignore[attr-defined]
+        busy = [decoders.submit(let.wait, 10) for _ in range(DECODERS)]
+        refused(client.post("/v1/predict", files=kit.upload(kit.png())), "deadline")
+        assert not any(one.done() for one in busy), "it came before the decoders were free"
+        let.set()
         assert client.post("/v1/predict", files=kit.upload(kit.png())).status_code == 200
 
 

@@ -55,6 +55,11 @@ class Page:
     def label(self) -> str:
         return str(self.page.get_attribute("#patch", "aria-label"))
 
+    def overload(self, route: str) -> None:
+        """From now on this address answers that it has too much to do."""
+        busy = '{"error": {"code": "overloaded", "message": "too much is waiting already", "request_id": "x"}}'
+        self.page.route(route, lambda r: r.fulfill(status=503, headers={"retry-after": "1"}, body=busy))
+
 
 @pytest.fixture
 def open_page(browser: Any, tiny_server: Any) -> Iterator[Any]:
@@ -205,6 +210,41 @@ def test_an_upload_is_answered_and_not_certified(open_page: Any, tmp_path: Path)
     assert page.text("#undefended") in page.text("#facts")
 
 
+def test_a_small_picture_does_not_change_the_masks_of_the_next_ones(open_page: Any, tmp_path: Path) -> None:
+    page = open_page()
+    page.settle()
+    Image.new("RGB", (1, 1), "red").save(tmp_path / "small.png")
+    page.page.set_input_files("#upload-file", tmp_path / "small.png")
+    page.page.wait_for_selector("#masks-out:has-text('2×2')")
+    page.page.click("#samples button")
+    page.page.wait_for_selector("#masks-out:has-text('6×6, 36 looks an answer')")
+    page.settle()
+    assert page.page.locator("#grid .cell").count() == 36
+
+
+def test_what_nobody_tries_again_is_not_said_to_be_tried_again(open_page: Any) -> None:
+    page = open_page()
+    page.settle()
+    page.overload("**/v1/certify")
+    page.page.click("#certify")
+    page.page.wait_for_selector("#trouble:has-text('too much is waiting already')")
+    assert "Trying again" not in page.text("#trouble")
+    page.complaints.clear()  # the browser itself reports failed requests
+
+
+def test_of_two_pictures_chosen_quickly_the_last_one_stays(open_page: Any) -> None:
+    page = open_page()
+    page.settle()
+    held: list[Any] = []
+    page.page.route("**/v1/samples/1", lambda route: held.append(route))
+    page.page.locator("#samples button").nth(1).click()
+    page.page.locator("#samples button").nth(2).click()
+    page.page.wait_for_selector("#picture-note:has-text('bird')")
+    held[0].continue_()
+    page.page.wait_for_timeout(500)
+    assert page.text("#picture-note") == "a clean sample: bird"
+
+
 def test_a_picture_can_be_the_patch(open_page: Any, tmp_path: Path) -> None:
     page = open_page()
     page.settle()
@@ -228,8 +268,7 @@ def test_a_file_that_is_no_picture_is_said(open_page: Any, tmp_path: Path) -> No
 def test_a_server_that_is_gone_or_busy_is_said_and_tried_again(open_page: Any) -> None:
     page = open_page()
     page.settle()
-    busy = '{"error": {"code": "overloaded", "message": "too much is waiting already", "request_id": "x"}}'
-    page.page.route("**/v1/predict", lambda r: r.fulfill(status=503, headers={"retry-after": "1"}, body=busy))
+    page.overload("**/v1/predict")
     page.page.focus("#patch")
     page.page.keyboard.press("ArrowDown")
     page.page.wait_for_selector("#trouble:has-text('Trying again in 1 s')")

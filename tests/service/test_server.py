@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,37 @@ def test_the_client_comes_back_when_it_is_told_to() -> None:
         broken.model()
 
 
+@pytest.mark.parametrize("when", ["Wed, 21 Oct 2026 07:28:00 GMT", "-5", ""])
+def test_the_client_understands_proxies_that_say_when_in_other_words(when: str) -> None:
+    def busy(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(503, headers={"retry-after": when})
+
+    with (
+        Client(transport=httpx.MockTransport(busy), retries=1) as client,
+        pytest.raises(ServiceError, match="HTTP 503"),
+    ):
+        client.model()
+
+
+def test_an_answer_of_another_server_is_said_to_be_none() -> None:
+    login = httpx.MockTransport(lambda _: httpx.Response(200, text="<html>log in"))
+    with Client(transport=login) as client, pytest.raises(ServiceError, match="not one of patchcleanser's"):
+        client.model()
+    with pytest.raises(InputError, match=r"begins with http:// or https://, got 'localhost:8000'"):
+        Client("localhost:8000")
+
+
+def test_who_promises_much_and_sends_nothing_keeps_nobody_out(tiny_server: Any, kit: Any) -> None:
+    where = httpx.URL(tiny_server.address)
+    facts = (b"POST /v1/predict HTTP/1.1", b"Host: x", b"Content-Type: application/json", b"Content-Length: 33554432")
+    with ExitStack() as open_ones:
+        for _ in range(20):
+            slow = open_ones.enter_context(socket.create_connection((where.host, where.port or 80)))
+            slow.sendall(b"\r\n".join(facts) + b"\r\n\r\n{")
+        answer = httpx.post(f"{tiny_server.address}/v1/predict", files=kit.upload(kit.png()), timeout=60)
+        assert answer.status_code == 200
+
+
 def test_the_work_of_a_client_that_leaves_is_dropped(tiny_server: Any, kit: Any) -> None:
     files = kit.upload(*(kit.png(seed=n, size=(64, 64)) for n in range(16)))
     with pytest.raises(httpx.ReadTimeout):
@@ -149,6 +182,13 @@ def test_sigterm_under_load_answers_every_accepted_request(kit: Any, tmp_path: P
         labels = [found["label"] for found in answer.json()["predictions"]]
         assert labels == [expected[(at + k) % 8].label for k in range(each)]
     assert server.lines()[-1]["event"].startswith("Finished server process")
+
+
+@pytest.mark.slow
+def test_samples_that_have_no_room_for_the_patch_are_said_to_be_left_out(kit: Any, tmp_path: Path) -> None:
+    with kit.start(tmp_path / "log", "--threat", "40") as server:
+        assert "note: no picture of sample has room for a 40x40 patch; none is offered" in server.log.read_text()
+        assert httpx.get(f"{server.address}/v1/samples").json() == {"samples": []}
 
 
 @pytest.mark.slow

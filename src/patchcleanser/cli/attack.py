@@ -143,24 +143,11 @@ def run_attack(
     runner: Runner | None = None,
 ) -> Run:
     """One attack with its progress on standard error."""
-    from patchcleanser.cli.certify import say_continued
-    from patchcleanser.cli.progress import progress
-    from patchcleanser.evaluation.attacked import attack_all
+    from patchcleanser.cli.certify import run_work
+    from patchcleanser.evaluation.attacked import Assault
 
-    if not quiet:
-        say_continued(folder)
-    with progress(f"{job.attack}, {job.job.threat}", quiet=quiet) as report:
-        return attack_all(
-            job,
-            folder,
-            batch=batch,
-            skip=skip,
-            about=about,
-            runner=runner,
-            watch=lambda done, total, shares: report(
-                done, total, "  ".join(f"{name} {share.percent:.1f}%" for name, share in shares.items())
-            ),
-        )
+    work, words = Assault(job, skip), f"{job.attack}, {job.job.threat}"
+    return run_work(work, words, folder, about, batch=batch, quiet=quiet, runner=runner)
 
 
 def _tell(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
@@ -207,16 +194,20 @@ def _sheet(run: Run, base: Any) -> Path | None:
     rows = sorted(rows, key=lambda row: (not row["undefended_fooled"], row["fooled"], row["index"]))[:DRAWN]
     if not rows or base.dataset.image(rows[0]["index"]).shape[0] != 3:
         return None
-    names = base.dataset.classes
+    named: dict[int, str] = dict(enumerate(base.dataset.classes))  # the model may know more classes than the data
+
+    def called(label: int) -> str:
+        return named.get(label, f"class {label}")
+
     frames: list[list[Image.Image]] = []
     for row in rows:
         window = Window(*row["patches"][:4])
         clean, attacked = (
             decode(gallery_path(run, row["index"], end).read_bytes(), "picture") for end in ("", "-attacked")
         )
-        defended = "alert" if row["attacked_alert"] else names[row["attacked_answer"]]
-        words = f"{names[row['attacked_undefended']]}, defended {defended}"
-        frames.append([frame(clean, f"true: {names[row['label']]}"), frame(attacked, words, window)])
+        defended = "alert" if row["attacked_alert"] else called(row["attacked_answer"])
+        words = f"{called(row['attacked_undefended'])}, defended {defended}"
+        frames.append([frame(clean, f"true: {called(row['label'])}"), frame(attacked, words, window)])
     path = run.folder / "attacked.png"
     draw_sheet(frames, path)
     return path

@@ -54,8 +54,7 @@ from patchcleanser.cli.options import (
 if TYPE_CHECKING:
     from patchcleanser.core.records import Run
     from patchcleanser.evaluation import Job
-    from patchcleanser.evaluation.work import Runner
-    from patchcleanser.running.local import Progress
+    from patchcleanser.evaluation.work import InBatches, Progress, Runner
 
 LINES_APART = 10.0
 """Seconds between two lines of progress where there is no terminal."""
@@ -176,17 +175,34 @@ def run_job(
     runner: Runner | None = None,
 ) -> Run:
     """One job with its progress on standard error."""
+    from patchcleanser.evaluation.work import Certification
+
+    masks = f"{_plan(job, job.identity)} masks, " if job.has_masks else ""
+    work, words = Certification(job, skip), f"{job.threat}, {masks}{job.defense}"
+    return run_work(work, words, folder, about, batch=batch, quiet=quiet, runner=runner)
+
+
+def run_work(
+    work: InBatches[Any],
+    words: str,
+    folder: Path,
+    about: dict[str, Any],
+    *,
+    batch: int | None,
+    quiet: bool,
+    runner: Runner | None,
+) -> Run:
+    """All batches of a work with their progress on standard error."""
     from patchcleanser.cli.progress import progress
-    from patchcleanser.running import evaluate
+    from patchcleanser.evaluation.work import carry_out
 
     if not quiet:
-        say_continued(folder)
-    masks = f"{_plan(job, job.identity)} masks, " if job.has_masks else ""
-    with progress(f"{job.threat}, {masks}{job.defense}", quiet=quiet) as report:
-        return evaluate(job, folder, batch=batch, skip=skip, about=about, watch=_watcher(report), runner=runner)
+        _say_continued(folder)
+    with progress(words, quiet=quiet) as report:
+        return carry_out(work, folder, batch=batch, about=about, watch=_watcher(report), runner=runner)
 
 
-def say_continued(folder: Path) -> None:
+def _say_continued(folder: Path) -> None:
     """How much of a run is done, if it was begun before."""
     from patchcleanser.core.records import MANIFEST, Run
 

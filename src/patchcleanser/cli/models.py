@@ -18,7 +18,7 @@ KINDS = {
     "onnx:FILE": "run by ONNX Runtime",
     "python:module:function": "whatever the function returns: a torch module or any function",
     "tokens:SPEC": "the ViT of another spec, leaving out tokens that masks hide; certificates are its own",
-    "net:NAME": "untrained networks for 32×32 images: resnet, vit, resmlp, tiny",
+    "net:NAME": "untrained networks, most for 32×32 images; the list is below",
 }
 
 
@@ -39,12 +39,14 @@ def models(
         print("a classifier is named as")
         for kind, words in KINDS.items():
             print(f"  {kind:28} {words}")
+        print(f"\nuntrained networks\n  net: {' '.join(facts['networks'])}")
         print("\nthe zoo")
         for entry in facts["zoo"]:
             print(f"  zoo:{entry['name']:24} {entry['network']}, {entry['megabytes']} MB, trained on {entry['data']}")
 
 
 def _listed() -> dict[str, Any]:
+    from patchcleanser.classifiers.networks import NETWORKS
     from patchcleanser.classifiers.trained import read_card, zoo_folders
 
     zoo = []
@@ -53,7 +55,7 @@ def _listed() -> dict[str, Any]:
         size = (folder / "model.safetensors").stat().st_size
         entry = {"name": name, "network": card["model"], "megabytes": round(size / 1e6, 1)}
         zoo.append({**entry, "data": card.get("data", {}).get("name"), "weights_sha256": card.get("weights_sha256")})
-    return {"kinds": KINDS, "zoo": zoo}
+    return {"kinds": KINDS, "networks": list(NETWORKS), "zoo": zoo}
 
 
 def _one(spec: str, device: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +26,8 @@ from patchcleanser.cli.options import (
 from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from patchcleanser.core.records import Run
     from patchcleanser.evaluation.timing import Times
     from patchcleanser.evaluation.work import Runner
@@ -81,6 +82,8 @@ def reproduce(
     from patchcleanser.experiments.running import Archive, Laboratory
 
     place = Place(on, address, workers, gpus, cpus)
+    if limit is not None and limit < 1:
+        raise InputError(f"at least 1 image is needed, got a limit of {limit}")
     if listed:
         _tell_list(as_json)
         return
@@ -147,11 +150,15 @@ def _hands(runner: Runner, *, quiet: bool) -> Hands:
     from patchcleanser.cli.certify import about_run, run_job
     from patchcleanser.experiments.running import Hands
 
-    return Hands(
-        certify=partial(run_job, batch=None, skip=False, quiet=quiet, runner=runner),
-        attack=partial(run_attack, batch=None, skip=False, quiet=quiet, runner=runner),
-        about=about_run,
-    )
+    def announced(run: Callable[..., Run]) -> Callable[..., Run]:
+        def go(job: Any, folder: Path, about: dict[str, Any]) -> Run:
+            if not quiet and not folder.exists():
+                print(folder.name, file=sys.stderr)  # progress says patch and masks, but not whose line it is
+            return run(job, folder, about, batch=None, skip=False, quiet=quiet, runner=runner)
+
+        return go
+
+    return Hands(certify=announced(run_job), attack=announced(run_attack), about=about_run)
 
 
 def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path, rows: Path) -> list[Told]:
@@ -210,8 +217,12 @@ def _draw_pictures(experiment: Experiment, laboratory: Laboratory | Archive) -> 
 
 def _write_markdown(out: Path, page: Path) -> None:
     from patchcleanser.core.files import whole_file
+    from patchcleanser.experiments import EXPERIMENTS
+    from patchcleanser.experiments.collecting import read_found
     from patchcleanser.experiments.pages import results_page
 
+    if not any(read_found(out, name) for name in EXPERIMENTS):
+        raise InputError(f"{out} holds no findings, so {page} is left as it is; name their folder with --out")
     with whole_file(page) as part:
         part.write_text(results_page(out), encoding="utf-8")
     print(f"wrote {page}")
@@ -235,8 +246,10 @@ def _tell_list(as_json: bool) -> None:
         print(json.dumps(rows, indent=1))
         return
     for row in rows:
-        print(f"{row['name']:9} {row['paper']:24} {row['title']} ({row['lines']} lines)")
-        print(f"{'':9} images: {', '.join(row['data'])}; models: {', '.join(row['models'])}")
+        size = f"{row['lines']} lines" if row["lines"] else "pictures only"
+        print(f"{row['name']:9} {row['paper']:24} {row['title']} ({size})")
+        if row["lines"]:
+            print(f"{'':9} images: {', '.join(row['data'])}; models: {', '.join(row['models'])}")
 
 
 def _tell(told: list[Told], out: Path, *, as_json: bool) -> None:

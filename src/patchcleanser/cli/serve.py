@@ -33,7 +33,7 @@ from patchcleanser.cli.options import (
 from patchcleanser.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from patchcleanser.service.settings import Limits
+    from patchcleanser.service.settings import Limits, Settings
 
 API_KEY = "PATCHCLEANSER_API_KEY"
 """Where the key is looked for. Not an option: every user of a machine sees the options of its processes."""
@@ -73,19 +73,12 @@ def serve(
     ] = False,
 ) -> None:
     """Answer over HTTP until stopped. With PATCHCLEANSER_API_KEY set, requests must carry that key."""
-    try:
-        import uvicorn
+    from patchcleanser.service.settings import Settings
 
-        from patchcleanser.service.app import create_app
-        from patchcleanser.service.logs import configure
-        from patchcleanser.service.settings import Settings
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError.of(error.name or "fastapi", "serve") from error
-
-    place = Place(on, address, None, gpus, cpus)
+    _require_extra()
     if on == "here" and (replicas != "1" or keep):
         raise InputError(f"{'--keep' if keep else '--replicas'} belongs to --on ray")
-    place.device(device)
+    Place(on, address, None, gpus, cpus).device(device)
     settings = Settings(
         model=model,
         threat=threat_of(threat, patches, grid),
@@ -101,17 +94,41 @@ def serve(
     )
     if host not in ("127.0.0.1", "localhost", "::1") and settings.api_key is None:
         print(f"note: {host} can be reached by others, and there is no {API_KEY}", file=sys.stderr)
-    if on == "ray":
-        from patchcleanser.service.ray import Replicas, deploy
-
-        many = Replicas.parse(replicas, cpus=cpus, gpus=gpus)
-        deploy(settings, many, address=address, host=host, port=port, root_path=root_path)
-        print(f"http://{host}:{port}{root_path}/" + ("" if keep else " (Ctrl-C stops it)"), file=sys.stderr)
-        if not keep:
-            _until_stopped()
+    if on == "here":
+        _serve_here(settings, host, port, root_path)
         return
+    from patchcleanser.service.ray import Replicas, deploy
+
+    many = Replicas.parse(replicas, cpus=cpus, gpus=gpus)
+    deploy(settings, many, address=address, host=host, port=port, root_path=root_path)
+    print(f"http://{host}:{port}{root_path}/" + ("" if keep else " (Ctrl-C stops it)"), file=sys.stderr)
+    if not keep:
+        _until_stopped()
+
+
+def _require_extra() -> None:
+    """What serves must be there, also where Ray's replicas do the work."""
+    try:
+        import uvicorn  # noqa: F401
+
+        import patchcleanser.service.app  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.of(error.name or "fastapi", "serve") from error
+
+
+def _serve_here(settings: Settings, host: str, port: int, root_path: str) -> None:
+    """In this process, until it is told to stop."""
+    import uvicorn
+
+    from patchcleanser.service.app import create_app
+    from patchcleanser.service.logs import configure
+
     listening = _listen(host, port)
     app = create_app(settings)
+    if settings.samples and not app.state.service.engine.samples:
+        print(
+            f"note: no picture of {settings.samples} has room for a {settings.threat}; none is offered", file=sys.stderr
+        )
     configure(sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
         # The server catches these, finishes what it accepted, and raises them again; then all is done.
@@ -139,7 +156,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise InputError(f"cannot listen at {host}:{port}: {error.strerror}; use another --port") from error
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # Python adds to it
+        raise InputError(f"cannot listen at {host}:{port}: {reason}; use another --port") from error
 
 
 def _limits(queue: int, deadline: float, pixels: int, files: int) -> Limits:

@@ -239,8 +239,9 @@ class Run:
         except OSError as error:
             raise DataError(f"cannot write into {self.folder}: {error.strerror}; use another --out") from error
         try:
-            if Run.open(self.folder).key != self.key:  # begun by another job before the lock was ours
-                raise RecordError(f"{self.folder} was taken by another job meanwhile; use another --out")
+            now = Run.open(self.folder)
+            if (now.key, now.batch) != (self.key, self.batch):  # begun by another command before the lock was ours
+                raise RecordError(f"{self.folder} was taken by another run meanwhile; run again, or use another --out")
             yield
         finally:
             lock.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -18,6 +19,13 @@ from patchcleanser.errors import DataError
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Pictures we open. Pillow knows more, and runs other programs on some of them (EPS)."""
+
+SCANS = 200
+"""Passes over its pixels that a JPEG may ask for; cameras and compressors write one to a few dozen. Each takes a
+handful of bytes, so that a file of 10 MB could keep its decoder busy for a quarter of an hour."""
+MARKER = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
+"""What begins a part of a JPEG; 00 and D0 to D7 lie inside of the coded pixels."""
+START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 
 
 def as_bytes(pixels: Tensor) -> NDArray[np.uint8]:
@@ -57,6 +65,8 @@ def decode(content: bytes, name: str, *, formats: Sequence[str] = FORMATS) -> Te
         with Image.open(io.BytesIO(content), formats=_known(tuple(formats))) as picture:
             if Image.MAX_IMAGE_PIXELS is not None and picture.width * picture.height > Image.MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError  # where Pillow only warns
+            if picture.format in ("JPEG", "MPO"):
+                _require_few_scans(content)
             pixels = pixels_of(picture)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(
@@ -69,6 +79,15 @@ def decode(content: bytes, name: str, *, formats: Sequence[str] = FORMATS) -> Te
     except Exception as error:  # Pillow's readers raise whatever the damage leads them to
         raise DataError(f"cannot decode image {name}: {str(error) or type(error).__name__}") from error
     return torch.from_numpy(pixels)
+
+
+def _require_few_scans(content: bytes) -> None:
+    at, scans = 2, 0
+    while (found := MARKER.search(content, at)) and content[found.end() - 1] != END_OF_IMAGE:
+        scans += content[found.end() - 1] == START_OF_SCAN
+        if scans > SCANS:
+            raise DataError(f"it asks for more than {SCANS} passes over its pixels; save it again")
+        at = found.end() + int.from_bytes(content[found.end() : found.end() + 2], "big")
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from patchcleanser.errors import InputError
 from patchcleanser.evaluation.gallery import gallery_path
 from patchcleanser.evaluation.jobs import Job, fields_of
 from patchcleanser.evaluation.rows import Loaded, facts
-from patchcleanser.evaluation.work import Batch, Here, InBatches, Runner, to_do
+from patchcleanser.evaluation.work import Batch, InBatches, Runner, Watch, carry_out
 
 ADAPTIVE = "adaptive"
 NAMES = (*ATTACKS, ADAPTIVE)
@@ -34,8 +34,6 @@ NAMES = (*ATTACKS, ADAPTIVE)
 
 KEPT = 64
 """Pictures of so many first images are kept, and of every image whose defense was fooled."""
-
-Watch = Callable[[int, int, Mapping[str, Share]], None]
 
 
 @dataclass(frozen=True)
@@ -78,6 +76,7 @@ class Assault(InBatches[Attacked]):
 
     attack: AttackJob
     skip: bool = False
+    sizes = (64, 4)
 
     @property
     def job(self) -> Job:  # type: ignore[override]
@@ -93,6 +92,13 @@ class Assault(InBatches[Attacked]):
         """Their rows and pictures."""
         return attacked_rows(self.attack, read)
 
+    def keep(self, run: Run, task: Batch, result: Attacked) -> None:
+        """The pictures, then the rows: a batch that has rows is done."""
+        for index, end, picture in result.pictures:
+            with whole_file(gallery_path(run, index, end)) as part:
+                part.write_bytes(picture)
+        run.write(task.number, result.rows)
+
 
 def attack_all(
     job: AttackJob,
@@ -105,27 +111,7 @@ def attack_all(
     runner: Runner | None = None,
 ) -> Run:
     """Attack every image, and keep the rows in a folder; a run that stopped goes on where it was."""
-    runner = runner or Here()
-    work = Assault(job, skip)
-    identity = runner.begin(work)
-    size = batch or (64 if identity["device"] == "cuda" else 4)
-    run = Run.begin(folder, identity, images=len(job.job.dataset), batch=size, about=about or {})
-    with run.locked():
-        rows = run.read()
-        done, shares = len(rows), attack_shares(rows)
-        for task, found in runner.results(work, to_do(run)):
-            for index, end, picture in found.pictures:
-                with whole_file(gallery_path(run, index, end)) as part:
-                    part.write_bytes(picture)
-            run.write(task.number, found.rows)
-            fresh = attack_shares(run.read_batch(task.number))
-            # Which shares there are shows only in answers, so an empty part adds nothing.
-            known = [part for part in (shares, fresh) if part["clean"].total] or [fresh]
-            shares = {name: sum((part[name] for part in known), Share(0, 0)) for name in known[0]}
-            done += len(task.indices)
-            if watch is not None:
-                watch(done, run.images, shares)
-    return run
+    return carry_out(Assault(job, skip), folder, batch=batch, about=about, watch=watch, runner=runner)
 
 
 def attacked_rows(job: AttackJob, batch: Loaded) -> Attacked:

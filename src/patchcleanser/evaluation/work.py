@@ -1,15 +1,21 @@
-"""Work: tasks of one job that know nothing of each other, so that anyone can do them, in any order, even twice."""
+"""Work: tasks of one job that know nothing of each other, so that anyone can do them, in any order, even twice.
+
+Batches of images are carried out into a run folder: each is kept by this process as soon as it is done.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from patchcleanser.core.metrics import COLUMNS, Summary, summary
 from patchcleanser.core.records import Row, Run
+from patchcleanser.evaluation.gallery import keep_gallery
 from patchcleanser.evaluation.jobs import Job
 from patchcleanser.evaluation.rows import Loaded, load_batch, rows_of
 
@@ -84,10 +90,14 @@ class Here:
 
 
 class InBatches(Work[Batch, Result]):
-    """Work on batches of a job's images."""
+    """Work on batches of a job's images, whose results are rows."""
 
     skip: bool
     """Leave out images that cannot be read, and say so in their rows."""
+    sizes: ClassVar[tuple[int, int]]
+    """Images of a batch on a GPU, which larger ones fill, and elsewhere, where a stop should cost only seconds."""
+    columns: ClassVar[Sequence[str] | None] = None
+    """What a summary reads of the rows; None is everything."""
 
     def check(self) -> None:
         """As the job does."""
@@ -97,6 +107,13 @@ class InBatches(Work[Batch, Result]):
         """The images."""
         return load_batch(self.job, task.indices, skip=self.skip, left_out=task.left_out)
 
+    @abstractmethod
+    def keep(self, run: Run, task: Batch, result: Result) -> None:
+        """Write what a batch gave."""
+
+    def finish(self, run: Run) -> None:
+        """What is kept besides, once all batches are."""
+
 
 @dataclass(frozen=True)
 class Certification(InBatches[list[Row]]):
@@ -104,6 +121,8 @@ class Certification(InBatches[list[Row]]):
 
     job: Job
     skip: bool = False
+    sizes = (256, 32)
+    columns = COLUMNS
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -117,6 +136,55 @@ class Certification(InBatches[list[Row]]):
     def done(self, task: Batch, read: Loaded) -> list[Row]:
         """Their rows."""
         return rows_of(self.job, read)
+
+    def keep(self, run: Run, task: Batch, result: list[Row]) -> None:
+        """The rows."""
+        run.write(task.number, result)
+
+    def finish(self, run: Run) -> None:
+        """A few pictures."""
+        keep_gallery(run, self.job)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: the rows so far, in this and in earlier sessions, and what they show."""
+
+    done: int
+    total: int
+    here: int
+    """Images done in this session."""
+    summary: Summary
+
+
+Watch = Callable[[Progress], None]
+
+
+def carry_out(
+    work: InBatches[Any],
+    folder: str | Path,
+    *,
+    batch: int | None = None,
+    about: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
+    runner: Runner | None = None,
+) -> Run:
+    """Do all batches that are not done, wherever the runner does them. This process alone writes."""
+    runner = runner or Here()
+    identity = runner.begin(work)
+    on_gpu, elsewhere = work.sizes
+    size = batch or (on_gpu if identity["device"] == "cuda" else elsewhere)
+    run = Run.begin(folder, identity, images=len(work.job.dataset), batch=size, about=about or {})
+    with run.locked():
+        state, here = summary(run.read(work.columns)), 0
+        for task, result in runner.results(work, to_do(run)):
+            work.keep(run, task, result)
+            state += summary(run.read_batch(task.number, work.columns))
+            here += len(task.indices)
+            if watch is not None:
+                watch(Progress(state.images + state.skipped, run.images, here, state))
+        work.finish(run)
+    return run
 
 
 def to_do(run: Run) -> list[Batch]:

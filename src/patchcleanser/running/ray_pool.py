@@ -52,6 +52,8 @@ class _Tasks:
     queue: deque[tuple[int, Any]]
     running: dict[Any, tuple[_Member, tuple[int, Any], float]] = field(default_factory=dict)
     lost: Counter[int] = field(default_factory=Counter)
+    looked_at: dict[int, Any] = field(default_factory=dict)
+    """Tasks without the images that kill their reader; a copy from before may be lost after that."""
     took: list[float] = field(default_factory=list)
     done: set[int] = field(default_factory=set)
 
@@ -223,5 +225,5 @@ class Pool:
             if deaths and not getattr(work, "skip", False):
                 names = ", ".join(work.job.dataset.id(index) for index in deaths)
                 raise DataError(f"reading {names} kills the process; leave such images out with --unreadable skip")
-            task = replace(task, left_out=dict.fromkeys(deaths, "reading it kills the process"))
-        state.queue.append((number, task))
+            state.looked_at[number] = replace(task, left_out=dict.fromkeys(deaths, "reading it kills the process"))
+        state.queue.append((number, state.looked_at.get(number, task)))

@@ -142,7 +142,7 @@ def _how(verdict: Verdict, masks: int, defense: str) -> str:
         return f"{odd} of {masks} masks disagree; played against each other, one is left: {side}"
     return {
         "agreed": f"all {masks} masks agree",
-        "disagreer": "one mask changes the label, and with it no second mask does: it hides the patch",
+        "disagreer": "one mask changes the label, and with it no second mask does, as if it hid a patch",
         "majority": f"{odd} of {masks} masks disagree, none of them convincingly, so the majority decides",
     }[verdict.case.value]
 

@@ -25,6 +25,9 @@ log = logging.getLogger("patchcleanser.service")
 NOTHING: Indices = np.array([], dtype=np.intp)
 FIRST_BATCH = 512
 """Labels computed at once until the classifier knows how many suit its device."""
+NUMBERS = 64_000_000
+"""Numbers in the masked copies of one move. A label of a large photo takes a second of resizing, and whoever left, or
+waits beside it, is only looked at between moves."""
 
 
 class ClosedError(Exception):
@@ -167,9 +170,12 @@ class Worker:
     def _share(self, room: int, *, strict: bool) -> Batch:
         """What the oldest games of one kind get, until there is no more room."""
         chosen: Batch = []
-        for ticket in self._playing:
-            if ticket.work.strict is strict and room > 0:
-                chosen.append((ticket, ticket.missing()[:room]))
+        mine = [ticket for ticket in self._playing if ticket.work.strict is strict]
+        for ticket in mine:
+            if room > 0:
+                copy = ticket.work.subject.pixels.numel() if self.masked.grid == "source" else 1
+                most = max(1, NUMBERS // len(mine) // copy)
+                chosen.append((ticket, ticket.missing()[: min(room, most)]))
                 room -= len(chosen[-1][1])
         return chosen
 

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from patchcleanser.errors import DataError, InputError, MissingDependencyError, ServiceError
 
 try:
     import httpx
+    from pydantic import ValidationError
 
     from patchcleanser.service import schemas
 except ImportError as error:
@@ -20,6 +21,8 @@ except ImportError as error:
 
 Picture = Any
 """Encoded bytes, a path, a PIL image, or a tensor or array [C, H, W] in [0, 1]."""
+
+Answer = TypeVar("Answer", bound=schemas.Model)
 
 LONGEST_WAIT = 30
 """Seconds that a client waits between two tries, whatever the service asks for."""
@@ -44,6 +47,8 @@ class Client:
     ) -> None:
         if retries < 0:
             raise InputError(f"retries is 0 or more, got {retries}")
+        if not address.startswith(("http://", "https://")):
+            raise InputError(f"an address begins with http:// or https://, got {address!r}")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         # A trailing slash, so that a service behind a prefix is found there.
         base = address.rstrip("/") + "/"
@@ -67,23 +72,23 @@ class Client:
     ) -> list[schemas.Recovered | schemas.Detected]:
         """Defended labels, in the order of the images."""
         answer = self._send("v1/predict", images, {"masks": masks, "details": details})
-        return schemas.PredictAnswer.model_validate_json(answer).predictions
+        return _understood(schemas.PredictAnswer, answer).predictions
 
     def certify(
         self, images: Iterable[Picture], labels: Sequence[int], *, masks: int | None = None, maps: bool = False
     ) -> list[schemas.RecoveryCertificate | schemas.DetectionCertificate]:
         """Certificates of clean images with their true labels."""
         fields = {"masks": masks, "maps": maps, "labels": [str(int(label)) for label in labels]}
-        return schemas.CertifyAnswer.model_validate_json(self._send("v1/certify", images, fields)).certificates
+        return _understood(schemas.CertifyAnswer, self._send("v1/certify", images, fields)).certificates
 
     def masks(self, height: int, width: int, *, masks: int | None = None) -> schemas.MasksAnswer:
         """The masks for images of a size, and what they cost."""
         asked = {"height": height, "width": width} | ({} if masks is None else {"masks": masks})
-        return schemas.MasksAnswer.model_validate_json(self._ask("GET", "v1/masks", params=asked))
+        return _understood(schemas.MasksAnswer, self._ask("GET", "v1/masks", params=asked))
 
     def model(self) -> schemas.ModelAnswer:
         """Which model answers, against which threat, within which limits."""
-        return schemas.ModelAnswer.model_validate_json(self._ask("GET", "v1/model"))
+        return _understood(schemas.ModelAnswer, self._ask("GET", "v1/model"))
 
     def ready(self) -> bool:
         """Whether the service takes requests."""
@@ -109,10 +114,20 @@ class Client:
                 raise ServiceError(f"no answer from {self._http.base_url}: {error}", code="unreachable") from error
             if not left or not _may_pass(response):
                 break
-            time.sleep(min(LONGEST_WAIT, int(response.headers.get("retry-after", "1"))))
+            said = response.headers.get("retry-after", "")  # a proxy may write a date
+            time.sleep(min(LONGEST_WAIT, int(said)) if said.isdigit() else 1)
         if response.is_success:
             return response.content
         raise _trouble(response)
+
+
+def _understood(kind: type[Answer], content: bytes) -> Answer:
+    """An answer, typed; what another server says in its place is not one."""
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        words = "the answer is not one of patchcleanser's, or of another version; is the address right?"
+        raise ServiceError(words, code="unknown", status=200) from error
 
 
 def _may_pass(response: httpx.Response) -> bool:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from patchcleanser.service.logs import REQUEST_ID
 from patchcleanser.service.metrics import Metrics
 from patchcleanser.service.problems import CLIENT_GONE, ClientGoneError, RefusedError
+from patchcleanser.service.room import NoRoomError, Place, Room
 from patchcleanser.service.schemas import ErrorAnswer, ErrorFacts
 from patchcleanser.service.settings import Settings
 
@@ -53,6 +54,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
+        self.bodies = Room(bytes=settings.limits.queue_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let one request through, or not; either way it is answered and noted."""
@@ -67,14 +69,14 @@ class Gate:
         try:
             await self._answer(scope, headers, receive, passage)
         finally:
+            passage.leave()
             self._note(scope, passage)
             REQUEST_ID.reset(token)
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, passage: _Passage) -> None:
         try:
             self._check(scope, headers)
-            limited = _limited(receive, self.settings.limits.body_bytes)
-            await self.app(scope, limited, passage.send)
+            await self.app(scope, self._limited(receive, passage), passage.send)
         except (ClientGoneError, ClientDisconnect):
             passage.status = CLIENT_GONE
         except RefusedError as refused:
@@ -100,6 +102,28 @@ class Gate:
         if length.isdigit() and int(length) > self.settings.limits.body_bytes:
             raise _too_long(self.settings.limits.body_bytes)
 
+    def _limited(self, receive: Receive, passage: _Passage) -> Receive:
+        """A way in that refuses bodies over the limit, also those that do not say how long they are.
+
+        Room is taken for what has arrived, not for what was promised: who promises much and sends nothing holds none.
+        """
+        most = self.settings.limits.body_bytes
+
+        async def limited() -> Message:
+            message = await receive()
+            arrived = len(message.get("body", b""))
+            passage.arrived += arrived
+            if passage.arrived > most:
+                raise _too_long(most)
+            try:
+                passage.places.append(self.bodies.take(bytes=arrived))
+            except NoRoomError:
+                words = "too much is arriving already; try again later"
+                raise RefusedError("overloaded", words, retry_after=1) from None
+            return message
+
+        return limited
+
     def _note(self, scope: Scope, passage: _Passage) -> None:
         seconds = time.monotonic() - passage.began
         route = getattr(scope.get("route"), "path", "unmatched")
@@ -117,6 +141,7 @@ class _Passage:
     def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
         self.request_id, self._send = request_id, send
         self.began, self.status, self.started = time.monotonic(), 0, False
+        self.arrived, self.places = 0, list[Place]()
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -127,20 +152,10 @@ class _Passage:
                 headers[name] = value
         await self._send(message)
 
-
-def _limited(receive: Receive, most: int) -> Receive:
-    """A way in that refuses bodies over the limit, also those that do not say how long they are."""
-    seen = 0
-
-    async def limited() -> Message:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > most:
-            raise _too_long(most)
-        return message
-
-    return limited
+    def leave(self) -> None:
+        """Give back the room that its body took."""
+        for place in self.places:
+            place.leave()
 
 
 def _too_long(most: int) -> RefusedError:

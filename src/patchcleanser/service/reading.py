@@ -23,7 +23,7 @@ Wanted = TypeVar("Wanted", bound=Options)
 LISTS = {"labels"}
 """Form fields that may come several times."""
 FIELDS = 64
-"""Form fields besides files; labels come one by one."""
+"""Form fields besides files and their labels, which come one by one; values in JSON besides those."""
 BODIES: dict[type[Options], type[PredictBody] | type[CertifyBody]] = {
     PredictOptions: PredictBody,
     CertifyOptions: CertifyBody,
@@ -75,14 +75,25 @@ def _pixels(number: int, content: bytes, limits: Limits) -> int:
 
 
 async def _json(request: Request, options: type[Wanted], limits: Limits) -> Asked[Wanted]:
+    content = await request.body()
+    _require_few_values(content, limits)
     try:
-        body = BODIES[options].model_validate_json(await request.body())
+        body = BODIES[options].model_validate_json(content)
     except ValidationError as error:
         raise _invalid(error) from None
     if len(body.images) > limits.files:
         raise _too_many(limits)
     images = [_from_base64(number, text, limits) for number, text in enumerate(body.images)]
     return Asked(images, options.model_validate(body.model_dump(exclude={"images"})))
+
+
+def _require_few_values(content: bytes, limits: Limits) -> None:
+    """Refuse JSON of a million values: each wrong one would become an error of its own, at hundreds of times its bytes.
+
+    Base64 has no comma and no bracket, so those of an honest body are as many as its images, labels and options.
+    """
+    if sum(map(content.count, (b",", b"[", b"{"))) > 2 * limits.files + FIELDS:
+        raise RefusedError("too-large", f"too many values in the JSON; at most {limits.files} images are taken")
 
 
 def _from_base64(number: int, text: str, limits: Limits) -> bytes:
@@ -98,7 +109,8 @@ async def _form(request: Request, options: type[Wanted], limits: Limits) -> Aske
     fields: dict[str, list[str]] = {}
     images: list[bytes] = []
     # One file more than allowed is let through to be refused by name here, not as a malformed body.
-    async with request.form(max_files=limits.files + 1, max_fields=FIELDS, max_part_size=4096) as form:
+    most = {"max_files": limits.files + 1, "max_fields": limits.files + FIELDS}
+    async with request.form(**most, max_part_size=4096) as form:
         for name, value in form.multi_items():
             if not isinstance(value, UploadFile):
                 fields.setdefault(name, []).append(value)

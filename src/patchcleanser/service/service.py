@@ -6,9 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -43,7 +43,6 @@ class Service:
         self.settings, self.engine = settings, Engine(settings)
         limits = settings.limits
         self.room = Room(images=limits.queue, pixels=limits.queue_pixels)
-        self.bodies = Room(bytes=limits.queue_bytes)
         self.metrics = Metrics(lambda: self.room.used("images"))
         self.worker = Worker(self.engine.defense.masked, together=limits.together, on_batch=self._on_batch)
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
@@ -104,33 +103,16 @@ class Service:
         if not self.ready:
             raise RefusedError("not-ready", "the service is shutting down", retry_after=1)
         due = time.monotonic() + self.settings.limits.deadline
-        async with self._body_room(request):
-            asked = await self._read(request, kind)
-            own = asked.options.deadline_ms
-            wanted = math.inf if own is None else time.monotonic() + own / 1000
-            self._check_masks(asked.options.masks)
-            plan = starts(asked)
-            sizes = await self._in_thread(lambda: checked_sizes(asked.images, self.settings.limits))
-            request.state.facts = {"images": len(sizes), "bytes": sum(map(len, asked.images))}
-            work = self._play(asked.images, sizes, plan, asked.options.masks, strict)
-            try:
-                return await _while_there(request, work, min(due, wanted)), asked.options
-            except TimeoutError:
-                raise _late("too-late" if wanted < due else "deadline") from None
-
-    @asynccontextmanager
-    async def _body_room(self, request: Request) -> AsyncIterator[None]:
-        """Room for the body, taken before it is read; who does not say how long it is needs the most."""
-        most = self.settings.limits.body_bytes
-        said = request.headers.get("content-length", "")
+        asked = await self._read(request, kind)
+        own = asked.options.deadline_ms
+        wanted = math.inf if own is None else time.monotonic() + own / 1000
+        self._check_masks(asked.options.masks)
+        work = self._play(asked, starts(asked), strict)
+        request.state.facts = {"images": len(asked.images), "bytes": sum(map(len, asked.images))}
         try:
-            place = self.bodies.take(bytes=min(int(said), most) if said.isdigit() else most)
-        except NoRoomError:
-            raise self._overloaded() from None
-        try:
-            yield
-        finally:
-            place.leave()
+            return await _while_there(request, work, min(due, wanted)), asked.options
+        except TimeoutError:
+            raise _late("too-late" if wanted < due else "deadline") from None
 
     async def _read(self, request: Request, kind: type[Wanted]) -> Asked[Wanted]:
         try:
@@ -139,10 +121,9 @@ class Service:
         except TimeoutError:
             raise RefusedError("body-too-slow", "the request did not arrive whole in time") from None
 
-    async def _play(
-        self, images: list[bytes], sizes: list[int], plan: list[Start], masks: int | None, strict: bool
-    ) -> list[Played]:
-        places = self._places(sizes)
+    async def _play(self, asked: Asked[Any], plan: list[Start], strict: bool) -> list[Played]:
+        images, masks = asked.images, asked.options.masks
+        places = self._places(await self._in_thread(lambda: checked_sizes(images, self.settings.limits)))
         try:
             subjects = [await self._subject(number, content, masks) for number, content in enumerate(images)]
             works = [Work(s, start, strict, place) for s, start, place in zip(subjects, plan, places, strict=True)]

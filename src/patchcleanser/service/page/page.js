@@ -50,7 +50,7 @@ async function answer() {
       say("");
       if (scene.source === state.source) show(answers.predictions[0], scene, shot);
     } catch (error) {
-      tell(error);
+      tell(error, true);
       if (error.wait) {
         await new Promise((done) => setTimeout(done, 1000 * error.wait));
         stale = true;
@@ -77,13 +77,16 @@ function suspected() {
 
 /* ---------- choosing a picture ---------- */
 
-async function usePicture(blob, truth, words) {
+let turn = 0; // of two pictures chosen quickly the last one stays, whichever arrives first
+
+async function usePicture(blob, truth, words, mine = ++turn) {
   const source = await toCanvas(blob, truth === undefined ? LARGEST_SIDE : 4096);
   const asked = `v1/masks?height=${source.height}&width=${source.width}`;
   const plain = state.model.grid === "source" ? await facts(asked) : null;
+  if (mine !== turn) return;
   const side = Math.min(source.height, source.width);
   const shapes = plain?.patch_shapes ?? []; // on the network's own grid nobody knows their size here
-  Object.assign(state, { source, truth: truth ?? null, shapes, found: null, proofs: new Map(), costs: [] });
+  Object.assign(state, { source, truth: truth ?? null, shapes, found: null, proofs: new Map(), costs: [], masks: state.wish });
   $("stage").style.setProperty("--ratio", source.width / source.height);
   $("stage").classList.toggle("tall", source.height > source.width);
   $("size").max = Math.max(2, Math.floor(side / 2));
@@ -101,6 +104,7 @@ async function usePicture(blob, truth, words) {
 }
 
 async function useSample(sample, button) {
+  const mine = ++turn;
   try {
     say("");
     for (const other of $("samples").children) {
@@ -109,7 +113,7 @@ async function useSample(sample, button) {
     }
     const known = sample.label !== null;
     const words = known ? `a clean sample: ${called(sample.label, state.model.names)}` : "a sample";
-    await usePicture(await picture(`v1/samples/${sample.number}`), sample.label, words);
+    await usePicture(await picture(`v1/samples/${sample.number}`), sample.label, words, mine);
   } catch (error) {
     tell(error);
   }
@@ -250,7 +254,7 @@ function listen() {
   $("certify").addEventListener("click", () => certify(changed));
   $("compare").addEventListener("click", compare);
   $("masks").addEventListener("input", () => {
-    state.masks = Number($("masks").value);
+    state.wish = state.masks = Number($("masks").value);
     $("certificate").hidden = true;
     redrawCosts();
     changed();
@@ -280,7 +284,7 @@ async function begin() {
     const model = await facts("v1/model");
     state.model = model;
     // Masks that no slider can set, by stride or unequal, are the service's own until it is moved.
-    state.masks = model.masks && model.masks[0] === model.masks[1] ? model.masks[0] : null;
+    state.wish = state.masks = model.masks && model.masks[0] === model.masks[1] ? model.masks[0] : null;
     $("masks").max = model.limits.masks;
     $("masks").value = state.masks ?? 6;
     const classes = model.names && model.names.length <= 12 ? `: ${model.names.join(", ")}` : "";

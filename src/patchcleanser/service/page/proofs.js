@@ -21,7 +21,10 @@ export async function loadCosts() {
     const more = (masks, i) => i === 0 || all[i].masks.length > all[i - 1].masks.length;
     state.costs = numbers.map((masks, i) => ({ masks, facts: all[i] })).filter(({ masks }, i) => more(masks, i));
     $("masks").max = state.costs.at(-1).masks;
-    if (state.masks !== null) state.masks = Number($("masks").value);
+    if (state.wish !== null) {
+      $("masks").value = state.wish;
+      state.masks = Number($("masks").value);
+    }
     redrawCosts();
   } catch (error) {
     tell(error);

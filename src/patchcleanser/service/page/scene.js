@@ -16,6 +16,7 @@ export const state = {
   left: 0,
   size: 5,
   masks: 6,
+  wish: 6, // masks as they were chosen; a small picture may have room for fewer
   found: null,
   proofs: new Map(), // certificates of this sample by number of masks
   costs: [],

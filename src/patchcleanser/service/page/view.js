@@ -10,10 +10,11 @@ export function say(words) {
   $("trouble").hidden = !words;
 }
 
-export function tell(error) {
+// `again` is whether the caller tries again by itself.
+export function tell(error, again = false) {
   if (!(error instanceof Trouble)) throw error;
   if (error.code === "unauthorized") $("key-form").hidden = false;
-  else say(error.wait ? `${error.message} Trying again in ${error.wait} s.` : error.message);
+  else say(error.wait && again ? `${error.message} Trying again in ${error.wait} s.` : error.message);
 }
 
 export function element(tag, properties = {}, ...children) {
@@ -181,7 +182,7 @@ export function showSecondRound(found, model) {
     return;
   }
   $("round-two-words").textContent = found.case === "disagreer"
-    ? `Each mask that disagrees is tried together with every other one. One of them keeps its label throughout: it hides the patch, and decides.${more}`
+    ? `Each mask that disagrees is tried together with every other one. One of them keeps its label throughout, as the one that hides a patch would: it decides.${more}`
     : `Each mask that disagrees is tried together with every other one. None keeps its label throughout, so none is believed.${more}`;
 }
 
