@@ -165,6 +165,27 @@ class InFloat32(Small):
         return super().forward(x.float())
 
 
+class Typed(Small):
+    """As quantised layers do: it takes float32 only, and some of its state is no tensor."""
+
+    def get_extra_state(self) -> str:
+        return "no tensor"
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.conv(x)
+        if hidden.dtype != torch.float32:
+            raise RuntimeError("expected scalar type Float")
+        return self.head(hidden.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_where_half_precision_fails_the_network_is_classified_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patchcleanser.classifiers.fast.half_type", lambda device: torch.bfloat16)
+    classifier = TorchClassifier(Typed().eval(), classes=4)
+    fast, exact = (DoubleMasking(classifier, Threat.square(2), masks=3, precision=p) for p in ("fast", "exact"))
+    assert (labels_of(fast, photos(12)) == labels_of(exact, photos(12))).all()
+    assert not isinstance(fast.masked.way, Halved)
+
+
 class OnlyOneSize(Way):
     """A way that exists for the images it was learnt from, and for others not."""
 

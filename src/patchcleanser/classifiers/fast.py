@@ -125,8 +125,11 @@ class Halved(Derived):
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of the module under autocast."""
         self._follow()
-        with torch.autocast(self.classifier.device.type, dtype=self.half):
-            return self.classifier.checked_logits(inputs)
+        try:
+            with torch.autocast(self.classifier.device.type, dtype=self.half):
+                return self.classifier.checked_logits(inputs)
+        except OutputError as error:  # quantised layers take float32 only
+            raise UnusableError(f"{type(self.classifier.module).__name__} does not work in {self.half}") from error
 
 
 class Exported(Derived):
