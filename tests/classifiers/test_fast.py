@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.fast import Copied, Exported, Halved, UnusableError, Way
+from patchcleanser.classifiers.fast import SHAPES, Copied, Exported, Halved, UnusableError, Way
 from patchcleanser.classifiers.precision import HOPELESS, Recheck
+from patchcleanser.core.masks import MaskSet
 from patchcleanser.errors import TrainModeError
 
 pytest.importorskip("onnxruntime")
@@ -85,13 +86,47 @@ def test_what_was_made_from_a_network_that_changed_is_made_again(
     if change == "weights":
         with torch.no_grad():
             module.head.bias += 1
+        with pytest.raises(UnusableError, match="changed since it was compared"):
+            way.logits(photos(3))
     else:
         module.scale = 2.0
-        way.renew()
+    way.renew()
     after = pickle.loads(pickle.dumps(way)).logits(photos(3))  # also when sent to another process
     assert (after - before).abs().max() > 0.1
     with torch.inference_mode():
         assert (after - classifier.logits(photos(3))).abs().max() < 10 * way.resolution
+
+
+@pytest.mark.parametrize("change", ["buffer", "hook"])
+def test_buffers_that_are_not_stored_and_hooks_are_noticed_too(change: str) -> None:
+    module = Small().eval()
+    module.register_buffer("extra", torch.ones(4), persistent=False)
+    way = Copied(TorchClassifier(module, classes=4))
+    way.logits(photos(2))
+    if change == "buffer":
+        module.extra += 1
+    else:
+        module.head.register_forward_hook(lambda module, inputs, output: -output)
+    with pytest.raises(UnusableError, match="changed"):
+        way.logits(photos(2))
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, None])
+def test_what_was_learnt_about_other_weights_is_not_used(
+    half: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("patchcleanser.classifiers.fast.half_type", lambda device: half)
+    module = Small().eval()
+    classifier = TorchClassifier(module, classes=4)
+    defense, exact = (DoubleMasking(classifier, Threat.square(2), masks=3, precision=p) for p in ("fast", "exact"))
+    defense.calibrate(photos(60))
+    assert defense.masked.recheck.ready
+    with torch.no_grad():
+        module.head.weight *= -3
+    assert defense.predict(photos(4)) == exact.predict(photos(4))
+    assert not defense.masked.recheck.ready
+    defense.certify(photos(4), [0] * 4)  # few as they are, they are compared again
+    assert defense.masked.recheck.ready
 
 
 def test_where_the_first_way_is_too_coarse_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +165,27 @@ class InFloat32(Small):
         return super().forward(x.float())
 
 
+class Typed(Small):
+    """As quantised layers do: it takes float32 only, and some of its state is no tensor."""
+
+    def get_extra_state(self) -> str:
+        return "no tensor"
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.conv(x)
+        if hidden.dtype != torch.float32:
+            raise RuntimeError("expected scalar type Float")
+        return self.head(hidden.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_where_half_precision_fails_the_network_is_classified_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patchcleanser.classifiers.fast.half_type", lambda device: torch.bfloat16)
+    classifier = TorchClassifier(Typed().eval(), classes=4)
+    fast, exact = (DoubleMasking(classifier, Threat.square(2), masks=3, precision=p) for p in ("fast", "exact"))
+    assert (labels_of(fast, photos(12)) == labels_of(exact, photos(12))).all()
+    assert not isinstance(fast.masked.way, Halved)
+
+
 class OnlyOneSize(Way):
     """A way that exists for the images it was learnt from, and for others not."""
 
@@ -164,3 +220,92 @@ def test_ways_are_told_how_many_labels_to_expect() -> None:
     defense.ready((12, 12))
     defense.expect(10)
     assert {way.expected for way in defense.masked.ways} == {10 * len(defense.mask_set((12, 12)).unions)}
+
+
+def test_a_network_made_in_inference_mode_or_with_a_state_of_its_own_has_fast_ways() -> None:
+    class Own(Small):
+        def get_extra_state(self) -> str:
+            return "no tensor"
+
+    with torch.inference_mode():
+        module = Own().eval()
+        for way in (Copied(TorchClassifier(module, classes=4)), Exported(TorchClassifier(module, classes=4))):
+            way.renew()
+            assert way.logits(photos(2)).shape == (2, 4)
+
+
+def test_a_network_whose_copy_is_itself_is_not_touched() -> None:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Shared()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    class Shared(Small):
+        def __deepcopy__(self, memo: dict[int, object]) -> Shared:
+            return self
+
+    for module in (Shared().eval(), Single().eval()):
+        with pytest.raises(UnusableError, match="shares parts"):
+            Copied(TorchClassifier(module, classes=4)).logits(photos(2))
+        assert {p.dtype for p in module.parameters()} == {torch.float32}
+
+
+def test_a_network_that_cannot_be_laid_out_anew_says_so() -> None:
+    module = Small().eval()
+    module.register_buffer("volume", torch.zeros(1, 2, 2, 2, 2))  # there is no channels last for five dimensions
+    with pytest.raises(UnusableError, match="cannot be copied"):
+        Copied(TorchClassifier(module, classes=4)).logits(photos(2))
+
+
+def test_the_copy_computes_in_float16_whatever_autocast_surrounds_it() -> None:
+    way = Copied(TorchClassifier(Small().eval(), classes=4))
+    with torch.inference_mode():
+        alone = way.logits(photos(3))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert (way.logits(photos(3)) == alone).all()
+
+
+def test_shapes_that_never_come_again_are_not_remembered_for_ever() -> None:
+    classifier = TorchClassifier(Small().eval(), classes=4)
+    way = Copied(classifier)
+    with torch.inference_mode():
+        for height in range(4, 4 + SHAPES + 8):
+            way._played(classifier, torch.zeros(1, 3, height, 4))
+    assert len(way._graphs) <= SHAPES
+
+
+class OnlyInCompany(OnlyOneSize):
+    """A way that fails, or answers otherwise, for one image alone, as a probe asks about it."""
+
+    alone: float | None = 0.0
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        if len(inputs) == 1 and self.alone is None:
+            raise UnusableError("a batch of one")
+        logits = super().logits(inputs)
+        logits[:, 0] += (self.alone or 0.0) * (len(inputs) == 1)
+        return logits
+
+
+@pytest.mark.parametrize("alone", [None, 9.0])
+def test_a_way_that_fails_when_it_is_probed_is_left(alone: float | None) -> None:
+    classifier = TorchClassifier(Small().eval(), classes=4)
+    defense, exact = (DoubleMasking(classifier, Threat.square(2), masks=3) for _ in range(2))
+    defense.masked.ways = [way := OnlyInCompany(classifier)]
+    defense.calibrate(photos(60))
+    assert defense.masked.recheck.ready
+    way.alone = alone
+    assert defense.predict(photos(3)) == exact.predict(photos(3))
+    assert not defense.masked.recheck.ready
+
+
+def test_masks_made_by_hand_count_in_what_is_expected() -> None:
+    masks = MaskSet.build(Threat.square(2), image=(12, 12), masks=3)
+    defense = DoubleMasking(
+        TorchClassifier(Small().eval(), classes=4), Threat.square(2), mask_set=masks, precision="fast"
+    )
+    defense.expect(10)
+    assert {way.expected for way in defense.masked.ways} == {10 * len(masks.unions)}

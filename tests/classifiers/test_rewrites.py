@@ -86,3 +86,58 @@ def test_other_activations_than_gelu_are_left_alone() -> None:
     for block in module.blocks:  # type: ignore[union-attr]
         block.mlp_channels.act = block.mlp_tokens.act = Twice()
     assert replaced(rewritten(module)) == {"FlatPatchEmbed"}
+
+
+def test_attention_whose_weights_do_not_say_all_is_left_alone() -> None:
+    class Adapted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + x.repeat(1, 1, 3)
+
+    module = timm_model("vit_tiny_patch16_224")
+    old = module.blocks[-1].attn.qkv  # type: ignore[index, union-attr]
+    new = Adapted(old.in_features, old.out_features)
+    new.load_state_dict(old.state_dict())
+    module.blocks[-1].attn.qkv = new.requires_grad_(False)  # type: ignore[index, union-attr]
+    inputs = torch.randn(1, 3, 224, 224)
+    fresh = rewritten(copy.deepcopy(module))
+    assert "FirstTokenBlock" not in replaced(fresh)
+    assert (module(inputs) - fresh(inputs)).abs().max() < 1e-4 * module(inputs).abs().max()
+
+
+@pytest.mark.parametrize("method", ["forward_head", "forward_features", "pool"])
+def test_a_vit_with_a_method_of_its_own_keeps_all_its_tokens(method: str) -> None:
+    module = timm_model("vit_tiny_patch16_224")
+    setattr(module, method, getattr(module, method))
+    assert "FirstTokenBlock" not in replaced(rewritten(module))
+
+
+def test_dropouts_that_somebody_replaced_are_not_left_out() -> None:
+    class Clamp(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clamp(-0.1, 0.1)
+
+    vision, mixing = timm_model("vit_tiny_patch16_224"), timm_model("resmlp_12_224")
+    vision.blocks[-1].drop_path2 = Clamp()  # type: ignore[index, union-attr]
+    for block in vision.blocks:  # type: ignore[union-attr]
+        block.mlp.drop1 = Clamp()
+    for block in mixing.blocks:  # type: ignore[union-attr]
+        block.drop_path = Clamp()
+    assert replaced(rewritten(vision)) == {"FlatPatchEmbed"}
+    assert replaced(rewritten(mixing)) == {"FlatPatchEmbed", "FusedMlp"}
+
+
+@pytest.mark.parametrize("name", ["resmlp_12_224", "resnetv2_50x1_bit"])
+def test_nobodys_random_numbers_are_used_up(name: str) -> None:
+    module = timm_model(name)
+    before = torch.get_rng_state()
+    rewritten(module)
+    assert (torch.get_rng_state() == before).all()
+
+
+def test_images_that_the_network_refuses_are_refused() -> None:
+    embed = timm_model("resmlp_12_224").stem
+    inputs = torch.randn(1, 3, 192, 192)
+    with pytest.raises(AssertionError):
+        embed(inputs)
+    with pytest.raises(ValueError, match="192×192"):
+        rewritten(embed)(inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor
 
 from patchcleanser import CallableClassifier, DoubleMasking, Threat
+from patchcleanser.classifiers.fast import UnusableError, Way
+from patchcleanser.classifiers.masked import Request, _Launched, _Piece
+from patchcleanser.classifiers.precision import WrongFastLabelError
 from patchcleanser.classifiers.spread import Errand, Helper, LostError, SpreadMaskedClassifier, run_errand
 
 IMAGES = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -50,3 +54,39 @@ def test_helpers_change_no_number_even_if_they_die(helpers: int, dies: bool) -> 
         assert here.verdict == there.verdict
         assert here.certificate.certified == there.certificate.certified
     assert len(asked) > 10  # and most of the work was theirs
+
+
+def test_an_answer_that_nobody_came_for_is_never_another_pieces() -> None:
+    spread = defense()
+    spread.masked = masked = SpreadMaskedClassifier(spread.masked, [helper([]), helper([])])
+    store, calls = SpreadMaskedClassifier._store, 0
+
+    def interrupted(done: _Launched, strict: bool) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise WrongFastLabelError
+        store(masked, done, strict)
+
+    masked._store = interrupted  # type: ignore[method-assign]
+    with pytest.raises(WrongFastLabelError):
+        masked.fill_in([Request(s, s.table.rows(range(16))) for s in next(spread._groups(IMAGES))])
+    gc.collect()
+    assert masked._waiting
+    piece = _Piece([], np.arange(0), np.arange(0))
+    later = [_Launched(piece, torch.empty(0), False) for _ in range(10_000)]
+    assert not {id(launched) for launched in later} & set(masked._waiting)
+
+
+def test_a_helper_without_a_fast_way_answers_exactly() -> None:
+    class Nowhere(Way):
+        resolution = 0.0
+
+        def logits(self, inputs: Tensor) -> Tensor:
+            raise UnusableError
+
+    mine = defense()
+    mine.masked.ways = [Nowhere()]
+    errand = Errand([IMAGES[0].numpy()], np.zeros(3, dtype=np.intp), np.arange(3), 0)
+    fast, exact = (run_errand(mine.masked, mine.mask_set, errand._replace(way=way)) for way in (0, None))
+    assert (fast == exact).all()

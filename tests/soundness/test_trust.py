@@ -228,7 +228,7 @@ def test_where_most_labels_are_doubtful_exact_ones_are_used() -> None:
 def test_an_audits_sample_does_not_depend_on_chunks_or_on_what_was_before() -> None:
     recheck = Recheck()
     whole = recheck.sampled(100_000)
-    assert 300 < whole.sum() < 480  # one in 256
+    assert 140 < whole.sum() < 250  # one in 512
     recheck.begin()
     assert torch.equal(torch.cat([recheck.sampled(n) for n in (7, 993, 99_000)]), whole)
     assert recheck.labels == 200_000

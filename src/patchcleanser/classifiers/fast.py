@@ -34,6 +34,9 @@ GRAPH_AFTER = 2
 GRAPHS = 8
 """Batches up to this size are recorded as CUDA graphs when their shape has come so often; so many graphs are kept."""
 
+SHAPES = 256
+"""Shapes that are counted: whoever sends images of every size must not fill the memory."""
+
 BLOCK_NUMBERS = 50_000_000
 """Numbers in a block of inputs for a GPU: 328 images at 224×224. With twice as many a ViT-B takes 7% longer."""
 
@@ -72,29 +75,21 @@ class UnusableError(Exception):
     """This way does not work for this network."""
 
 
-class Halved(Way):
-    """Half precision by autocast: the network's own code, so whatever it does is done."""
-
-    def __init__(self, classifier: TorchClassifier, half: torch.dtype) -> None:
-        self.classifier, self.half = classifier, half
-        self.resolution = torch.finfo(half).eps
-
-    def logits(self, inputs: Tensor) -> Tensor:
-        """Logits of the module under autocast."""
-        with torch.autocast(self.classifier.device.type, dtype=self.half):
-            return self.classifier.checked_logits(inputs)
-
-
 class Derived(Way):
-    """A way through something made from the network, which must be made again when the network changes.
+    """A way made from the network, or compared with it, and so only good for the network as it was then.
 
-    Changed weights are noticed at once, other settings when the way is compared with the network next.
+    Changed weights and hooks are noticed at once, and nothing is answered until the way is compared with the network
+    again; other settings are noticed then.
     """
 
     def __init__(self, classifier: TorchClassifier) -> None:
         self.classifier = classifier
-        self._seen: list[tuple[int, int]] = []
+        self._seen: list[tuple[int, int]] | None = None
         self._sketch = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Places in memory are those of this process."""
+        return {**vars(self), "_seen": None}
 
     @abstractmethod
     def _forget(self) -> None:
@@ -102,17 +97,39 @@ class Derived(Way):
 
     def renew(self) -> None:
         """Make it again if anything about the network is another."""
-        if self._sketch != (sketch := module_sketch(self.classifier.module)):
-            self._sketch = sketch
+        sketch, seen = module_sketch(self.classifier.module), _places(self.classifier.module)
+        if (sketch, seen) != (self._sketch, self._seen):
+            self._sketch, self._seen = sketch, seen
             self._forget()
 
     def _follow(self) -> None:
-        """Make it again if weights are others."""
-        tensors = self.classifier.ready_module.state_dict().values()
-        seen = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
-        if seen != self._seen:
+        """Refuse if weights are others: which labels are doubtful was learnt with the old ones."""
+        seen = _places(self.classifier.ready_module)
+        if self._seen is None:
             self._seen = seen
+        if self._seen != seen:
             self._forget()
+            raise UnusableError(f"{type(self.classifier.module).__name__} changed since it was compared")
+
+
+class Halved(Derived):
+    """Half precision by autocast: the network's own code, so whatever it does is done."""
+
+    def __init__(self, classifier: TorchClassifier, half: torch.dtype) -> None:
+        super().__init__(classifier)
+        self.half, self.resolution = half, torch.finfo(half).eps
+
+    def _forget(self) -> None:
+        """Nothing was made."""
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Logits of the module under autocast."""
+        self._follow()
+        try:
+            with torch.autocast(self.classifier.device.type, dtype=self.half):
+                return self.classifier.checked_logits(inputs)
+        except OutputError as error:  # quantised layers take float32 only
+            raise UnusableError(f"{type(self.classifier.module).__name__} does not work in {self.half}") from error
 
 
 class Exported(Derived):
@@ -130,7 +147,7 @@ class Exported(Derived):
 
     def __getstate__(self) -> dict[str, Any]:
         """Sessions belong to this process; elsewhere the network is exported anew."""
-        return {**vars(self), "_sessions": {}}
+        return {**super().__getstate__(), "_sessions": {}}
 
     def _forget(self) -> None:
         self._sessions = {}
@@ -166,7 +183,7 @@ class Copied(Derived):
 
     def __getstate__(self) -> dict[str, Any]:
         """What was made belongs to this process."""
-        return {**vars(self), "_copy": None, "_graphs": {}, "_block": None}
+        return {**super().__getstate__(), "_copy": None, "_graphs": {}, "_block": None}
 
     def _forget(self) -> None:
         self._copy, self._graphs, self._block = None, {}, None
@@ -178,7 +195,8 @@ class Copied(Derived):
         if self._copy is None:
             self._copy = _half_copy(self.classifier)
         try:
-            with sdpa_kernel(ATTENTION, set_priority=True):
+            # Whatever precision the program chose around it, the copy's is its own.
+            with torch.autocast(inputs.device.type, enabled=False), sdpa_kernel(ATTENTION, set_priority=True):
                 return self._computed(self._copy, inputs)
         except OutputError as error:  # some networks do not bear another precision
             raise UnusableError(f"{type(self.classifier.module).__name__} does not work in float16") from error
@@ -201,6 +219,8 @@ class Copied(Derived):
     def _played(self, copied: TorchClassifier, inputs: Tensor) -> Tensor:
         """Logits of a small batch; once its shape has come a few times, from a CUDA graph."""
         shape = tuple(inputs.shape)
+        if len(self._graphs) >= SHAPES:
+            self._graphs = {kept: graph for kept, graph in self._graphs.items() if isinstance(graph, _Graph)}
         state = self._graphs.setdefault(shape, 0)
         if isinstance(state, _Graph):
             return state(inputs)
@@ -218,14 +238,18 @@ class _Graph:
     def __init__(self, copied: TorchClassifier, inputs: Tensor) -> None:
         self._lock = threading.Lock()
         self._inputs = inputs.clone()
-        side = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(inputs.device))
-        with torch.cuda.stream(side):
-            copied.checked_logits(self._inputs)
-        torch.cuda.current_stream(inputs.device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._outputs = copied.checked_logits(self._inputs)
+        # On the network's device, which need not be the current one: of another's stream the graph would stay empty.
+        with torch.cuda.device(inputs.device):
+            side = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream(inputs.device))
+            with torch.cuda.stream(side):
+                copied.checked_logits(self._inputs)
+            torch.cuda.current_stream(inputs.device).wait_stream(side)
+            # Other threads may put images on the device meanwhile.
+            with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
+                self._outputs = copied.checked_logits(self._inputs)
+        self._outputs.fill_(torch.nan)  # what the graph does not write is computed again, never an old answer
 
     def __call__(self, inputs: Tensor) -> Tensor:
         with self._lock:
@@ -284,11 +308,27 @@ def _half_copy(classifier: TorchClassifier) -> TorchClassifier:
     """The classifier around a copy of its network in half precision."""
     copied = copy.copy(classifier)
     try:
-        module = rewritten(copy.deepcopy(classifier.module)).requires_grad_(False)
-    except Exception as error:  # a network may hold what cannot be copied
+        module = copy.deepcopy(classifier.module)
+        if _parts(module) & _parts(classifier.module):
+            raise ValueError("its copy shares parts with it")
+        module = rewritten(module).requires_grad_(False).half()
+        copied.module, copied.dtype = module.to(memory_format=torch.channels_last), torch.float16
+    except Exception as error:  # a network may hold what cannot be copied or laid out so, or there is no room for it
         raise UnusableError(f"{type(classifier.module).__name__} cannot be copied: {error}") from error
-    copied.module, copied.dtype = module.half().to(memory_format=torch.channels_last), torch.float16
     return copied
+
+
+def _parts(module: nn.Module) -> set[int]:
+    """Layers, parameters and buffers, by address."""
+    return {id(part) for parts in (module.modules(), module.parameters(), module.buffers()) for part in parts}
+
+
+def _places(module: nn.Module) -> list[tuple[int, int]]:
+    """Where weights are and how often they were written to, and who hooked into the network."""
+    tensors = [*module.parameters(), *module.buffers()]
+    hooks = [h for part in module.modules() for h in (*part._forward_pre_hooks.values(), *part._forward_hooks.values())]
+    places = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+    return [*places, *((id(hook), 0) for hook in hooks)]
 
 
 def ways_of(classifier: TorchClassifier) -> list[Way]:

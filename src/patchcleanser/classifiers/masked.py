@@ -170,17 +170,26 @@ class MaskedClassifier:
         return self.chunk
 
     def _launch(self, piece: _Piece) -> _Launched:
-        fast = self.fast and self.recheck.ready
         try:
-            logits = self._logits(piece, fast=fast)
-        except UnusableError:  # for inputs of this size, though it worked for others
-            self.recheck.hopeless, fast = True, False
-            logits = self._logits(piece, fast=False)
+            return self._launched(piece, fast=self.fast and self.recheck.ready)
+        except UnusableError:  # for inputs of this size, though it worked for others, or the network changed
+            self.recheck.hopeless = True
+            return self._launched(piece, fast=False)
+
+    def _launched(self, piece: _Piece, *, fast: bool) -> _Launched:
+        logits = self._logits(piece, fast=fast)
         if self._to_probe:
             at = 0 if self._stored == 0 else len(piece) // 2
             self._probe(piece.part(at, at + 1), logits[at], fast=fast)
         self._stored += 1
         return _Launched(piece, logits, fast)
+
+    def _either(self, piece: _Piece, *, fast: bool) -> Tensor:
+        """Fast logits if they were asked for and can be had; exact ones pass for fast ones in every check."""
+        try:
+            return self._logits(piece, fast=fast)
+        except UnusableError:
+            return self._logits(piece, fast=False)
 
     @property
     def _to_probe(self) -> bool:
@@ -350,7 +359,7 @@ class MaskedClassifier:
         return torch.cat([images, hidden[:, None].to(images.dtype)], dim=1)
 
     def _probe(self, one: _Piece, answer: Tensor, *, fast: bool) -> None:
-        """Refuse a classifier that answers a pair differently in its batch, alone and in company."""
+        """Refuse a classifier, or a fast way, that answers a pair differently in its batch, alone and in company."""
         other = UNMASKED if one.unions[0] != UNMASKED else 0
         company = _Piece(one.subjects, one.which[[0, 0]], np.array([one.unions[0], other]))
         # Who asks for chunks of one never has company, and the question does not arise.
@@ -365,6 +374,8 @@ class MaskedClassifier:
         if not half:
             self._apart = max(self._apart, apart / max(1.0, float(largest)))
         if apart > limit or (torch.isneginf(answers).any(0) & ~torch.isneginf(answers).all(0)).any():
+            if fast:  # an attacker's image may be too much for half precision; of the classifier, exact labels tell
+                raise UnusableError(f"the same image got fast logits {apart:.3g} apart")
             raise NotAFunctionError(
                 f"the same image got logits {apart:.3g} apart (limit {limit:.3g}) alone and in a "
                 "batch; turn off dropout and batch statistics: a certificate needs a deterministic classifier"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timm.layers import GroupNorm, GroupNormAct, Mlp, PatchEmbed, StdConv2d
+from timm.layers import DropPath, GroupNorm, GroupNormAct, Mlp, PatchEmbed, StdConv2d
 from timm.models.mlp_mixer import Affine, ResBlock
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
@@ -30,15 +30,24 @@ def _replaced(module: nn.Module) -> nn.Module:
     if rule is not None and _plain(module) and (new := rule(module)) is not None:
         return new
     for name, child in module.named_children():
-        setattr(module, name, _replaced(child))
+        if (other := _replaced(child)) is not child:
+            setattr(module, name, other)
     return module
 
 
 def _plain(module: nn.Module) -> bool:
-    """Nobody hooked into the module, or into a part of it, or gave it another forward()."""
+    """Nobody hooked into the module, or into a part of it, or gave it another forward() or other method."""
     return not any(
-        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in module.modules()
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or any(callable(getattr(type(part), name, None)) for name in vars(part))
+        for part in module.modules()
     )
+
+
+def _does_nothing(*parts: Any) -> bool:
+    """In eval mode these hand on what they get, and can be left out."""
+    return all(type(part) in (nn.Identity, nn.Dropout, DropPath) for part in parts)
 
 
 def linear_gelu(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -53,6 +62,7 @@ class FlatPatchEmbed(nn.Module):
     def __init__(self, embed: PatchEmbed) -> None:
         super().__init__()
         self.patch: tuple[int, int] = embed.proj.kernel_size
+        self.size: tuple[int, int] | None = embed.img_size
         self.norm = embed.norm
         self.weight = nn.Parameter(embed.proj.weight.permute(0, 2, 3, 1).flatten(1))
         self.bias = embed.proj.bias
@@ -69,6 +79,8 @@ class FlatPatchEmbed(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """[N, C, H, W] → [N, tokens, width]."""
         number, channels, height, width = images.shape
+        if self.size is not None and (height, width) != tuple(self.size):
+            raise ValueError(f"the network takes images of {self.size}, got {height}×{width}")
         down, across = self.patch
         lines = images.permute(0, 2, 3, 1)
         cells = lines.reshape(number, height // down, down, width // across, across, channels).transpose(2, 3)
@@ -99,6 +111,7 @@ def _is_plain_mlp(mlp: nn.Module) -> bool:
         type(mlp) is Mlp
         and type(mlp.act) is nn.GELU
         and type(mlp.norm) is nn.Identity
+        and _does_nothing(mlp.drop1, mlp.drop2)
         and all(type(layer) is nn.Linear and layer.bias is not None for layer in (mlp.fc1, mlp.fc2))
     )
 
@@ -127,7 +140,7 @@ class FoldedResBlock(nn.Module):
         self.register_buffer("shift", block.ls1 * (torch.outer(mixing.weight.sum(1), beta) + mixing.bias[:, None]))
         self.register_buffer("ls2", block.ls2.detach().clone())
         mlp, norm = block.mlp_channels, block.norm2
-        self.fc1, self.fc2 = nn.Linear(mlp.fc1.in_features, mlp.fc1.out_features), mlp.fc2
+        self.fc1, self.fc2 = nn.Linear(mlp.fc1.in_features, mlp.fc1.out_features, device="meta"), mlp.fc2
         self.fc1.weight = nn.Parameter(mlp.fc1.weight * norm.alpha.flatten())
         self.fc1.bias = nn.Parameter(mlp.fc1.bias + mlp.fc1.weight @ norm.beta.flatten())
 
@@ -135,6 +148,7 @@ class FoldedResBlock(nn.Module):
     def of(block: ResBlock) -> FoldedResBlock | None:
         """None if its parts are not those of ResMLP."""
         known = _is_plain_mlp(block.mlp_channels) and type(block.norm1) is Affine and type(block.norm2) is Affine
+        known = known and _does_nothing(block.drop_path)
         if not known or type(block.linear_tokens) is not nn.Linear or block.linear_tokens.bias is None:
             return None
         with torch.no_grad():
@@ -158,7 +172,7 @@ class ChannelwiseGroupNorm(nn.Module):
     @staticmethod
     def of(norm: nn.GroupNorm) -> ChannelwiseGroupNorm | None:
         """None without weights, or with dropout that is some."""
-        usual = norm.affine and type(getattr(norm, "drop", nn.Identity())) in (nn.Identity, nn.Dropout)
+        usual = norm.affine and _does_nothing(getattr(norm, "drop", nn.Identity()))
         return ChannelwiseGroupNorm(norm) if usual else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,6 +203,7 @@ def _standardised(conv: StdConv2d) -> nn.Module:
         conv.dilation,
         conv.groups,
         bias=conv.bias is not None,
+        device="meta",  # its weights come from elsewhere, and nobody's random numbers are used up
     )
     flat = conv.weight.reshape(1, conv.out_channels, -1)
     with torch.no_grad():
@@ -221,8 +236,16 @@ class FirstTokenBlock(nn.Module):
         return outputs
 
 
-def _is_plain_attention(attn: nn.Module) -> bool:
-    return type(attn) is Attention and hasattr(attn, "norm") and getattr(attn, "gate", None) is None
+def _is_plain_attention(attn: Any) -> bool:
+    """What is computed here by hand is done by layers whose weights say all."""
+    return bool(
+        type(attn) is Attention
+        and hasattr(attn, "norm")
+        and getattr(attn, "gate", None) is None
+        and type(attn.qkv) is type(attn.proj) is nn.Linear
+        and attn.scale == (attn.proj.in_features // attn.num_heads) ** -0.5
+        and _does_nothing(attn.proj_drop)
+    )
 
 
 def _first_token_only(model: VisionTransformer) -> None:
@@ -230,7 +253,7 @@ def _first_token_only(model: VisionTransformer) -> None:
     if model.global_pool != "token" or getattr(model, "attn_pool", None) is not None or not len(model.blocks):
         return
     last = model.blocks[-1]
-    if type(last) is Block and _is_plain_attention(last.attn):
+    if type(last) is Block and _is_plain_attention(last.attn) and _does_nothing(last.drop_path1, last.drop_path2):
         model.blocks[-1] = FirstTokenBlock(last)
 
 

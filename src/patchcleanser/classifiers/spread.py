@@ -47,7 +47,8 @@ class SpreadMaskedClassifier(MaskedClassifier):
         self.ahead = 2 * len(helpers)  # each has the next errand while it is on one
         # Whoever hands out the pieces takes his share.
         self._turns = cycle([*helpers, None])
-        self._waiting: dict[int, Callable[[], Tensor]] = {}
+        # With the pieces themselves: one that nobody came for must not answer a later one at the same address.
+        self._waiting: dict[int, tuple[_Launched, Callable[[], Tensor]]] = {}
 
     def _launch(self, piece: _Piece) -> _Launched:
         helper = None if self._to_probe else next(self._turns)
@@ -59,16 +60,16 @@ class SpreadMaskedClassifier(MaskedClassifier):
         images = [piece.subjects[s].pixels.cpu().numpy() for s in used]
         launched = _Launched(piece, torch.empty(0), fast)
         way = next((at for at, way in enumerate(self.ways) if fast and way is self.way), None)
-        self._waiting[id(launched)] = helper(Errand(images, local, piece.unions, way))
+        self._waiting[id(launched)] = launched, helper(Errand(images, local, piece.unions, way))
         return launched
 
     def _store(self, done: _Launched, strict: bool) -> None:
-        answer = self._waiting.pop(id(done), None)
-        if answer is not None:
+        waiting = self._waiting.pop(id(done), None)
+        if waiting is not None:
             try:
-                logits = answer().to(self.classifier.device)
+                logits = waiting[1]().to(self.classifier.device)
             except LostError:
-                logits = self._logits(done.piece, fast=done.fast)
+                logits = self._either(done.piece, fast=done.fast)
             done = done._replace(logits=logits)
         super()._store(done, strict)
 
@@ -81,4 +82,4 @@ def run_errand(masked: MaskedClassifier, mask_set: Callable[[Size], MaskSet], er
         subjects.append(Subject(torch.tensor(pixels, device=masked.classifier.device), table))
     masked.way = None if errand.way is None else masked.ways[errand.way]
     with torch.inference_mode():
-        return masked._logits(_Piece(subjects, errand.which, errand.unions), fast=errand.way is not None).cpu()
+        return masked._either(_Piece(subjects, errand.which, errand.unions), fast=errand.way is not None).cpu()

@@ -116,7 +116,8 @@ class MaskDefense(Defense[V, C]):
 
     def expect(self, images: int) -> None:
         """Compiling a network pays only for many labels."""
-        self.masked.expect(images * max((len(masks.unions) for masks in self._built.values()), default=0))
+        known = self._built.values() if self._given is None else [self._given]
+        self.masked.expect(images * max((len(masks.unions) for masks in known), default=0))
 
     def place(self, image: Tensor) -> Tensor:
         """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
