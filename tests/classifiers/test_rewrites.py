@@ -141,3 +141,12 @@ def test_images_that_the_network_refuses_are_refused() -> None:
         embed(inputs)
     with pytest.raises(ValueError, match="192×192"):
         rewritten(embed)(inputs)
+
+
+@pytest.mark.parametrize(("mean", "spread"), [(0.0, 1.0), (3.0, 1.0), (10.0, 0.03), (30.0, 0.03)])
+def test_group_norm_keeps_small_differences_beside_a_large_mean(mean: float, spread: float) -> None:
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(8, 64).requires_grad_(False)
+    inputs = (torch.randn(2, 64, 16, 16) * spread + mean).half()
+    anew = rewrites.ChannelwiseGroupNorm(norm).half()(inputs).float()
+    assert (anew - norm.float()(inputs.float())).abs().max() < 1e-2

@@ -180,15 +180,19 @@ class ChannelwiseGroupNorm(nn.Module):
         number, channels = x.shape[:2]
         inner = tuple(range(2, x.ndim))
         size = x[0].numel() // self.groups
-        sums = x.sum(inner, dtype=torch.float32).view(number, self.groups, -1).sum(2, keepdim=True)
-        lengths = torch.linalg.vector_norm(x, dim=inner, dtype=torch.float32)
-        squares = lengths.square().view(number, self.groups, -1).sum(2, keepdim=True)
-        mean = sums / size
-        spread = torch.rsqrt((squares / size - mean.square()).clamp_min(0.0) + self.eps)
-        scale = self.weight.float().view(1, self.groups, -1) * spread
-        shift = self.bias.float().view(1, self.groups, -1) - mean * scale
         shape = (number, channels, *([1] * len(inner)))
-        outputs: Tensor = self.act(torch.addcmul(shift.view(shape).to(x.dtype), x, scale.view(shape).to(x.dtype)))
+        sums = x.sum(inner, dtype=torch.float32).view(number, self.groups, -1)
+        mean = sums.sum(2, keepdim=True) / size
+        # The mean goes first: beside a large one, nothing would be left of the rest in half precision.
+        near = mean.to(x.dtype)
+        x = x - near.expand_as(sums).reshape(shape)
+        rest = mean - near.float()
+        lengths = torch.linalg.vector_norm(x, dim=inner, dtype=torch.float32).view(number, self.groups, -1)
+        spread = lengths.square().sum(2, keepdim=True) / size - rest.square()
+        scale = self.weight.float().view(1, self.groups, -1) * torch.rsqrt(spread.clamp_min(0.0) + self.eps)
+        shift = self.bias.float().view(1, self.groups, -1) - rest * scale
+        scaled = torch.addcmul(shift.view(shape).to(x.dtype), x, scale.view(shape).to(x.dtype))
+        outputs: Tensor = self.act(scaled)
         return outputs
 
 
