@@ -205,7 +205,7 @@ def test_a_network_that_does_not_bear_half_precision_says_so() -> None:
         Copied(TorchClassifier(InFloat32().eval(), classes=4)).logits(photos(2))
 
 
-def test_where_a_way_does_not_work_for_some_image_its_labels_are_the_exact_ones() -> None:
+def test_labels_of_a_size_that_was_never_compared_are_the_exact_ones_and_the_others_stay_fast() -> None:
     classifier = TorchClassifier(Small().eval(), classes=4)
     defense, exact = (DoubleMasking(classifier, Threat.square(2), masks=3) for _ in range(2))
     defense.masked.ways = [OnlyOneSize(classifier)]
@@ -213,6 +213,10 @@ def test_where_a_way_does_not_work_for_some_image_its_labels_are_the_exact_ones(
     assert defense.masked.recheck.ready
     larger = torch.rand(3, 3, 14, 14, generator=torch.Generator().manual_seed(3))
     assert defense.predict(larger) == exact.predict(larger)
+    assert defense.masked.recheck.ready  # OnlyOneSize would have complained
+    before = defense.masked.recheck.labels
+    assert defense.predict(photos(3)) == exact.predict(photos(3))
+    assert defense.masked.recheck.labels > before
 
 
 def test_ways_are_told_how_many_labels_to_expect() -> None:

@@ -106,6 +106,8 @@ class MaskedClassifier:
         self.way: Way | None = None
         """The one whose labels were found to be worth checking, last."""
         self.recheck = Recheck()
+        self.sizes: set[tuple[int, ...]] | None = None
+        """Heights and widths of the inputs that the way was compared for; others are not trusted to it. None: any."""
         # A GPU is given the next piece before the answers to the last one are looked at, so it never waits.
         self.ahead = 1 if classifier.device.type == "cuda" else 0
         self.checks = 0
@@ -237,6 +239,7 @@ class MaskedClassifier:
         picks = [draw.permutation(len(s.table.mask_set.unions))[: max(2, each)] for s in ordered]
         piece = _Piece(ordered, np.repeat(np.arange(len(ordered)), [len(p) for p in picks]), np.concatenate(picks))
         self.recheck.begin()
+        self.sizes = None
         with torch.inference_mode():
             parts = list(self._parts(piece))
             exact = [self._logits(part, fast=False) for part in parts]
@@ -247,6 +250,11 @@ class MaskedClassifier:
                 self._learn(way, parts, total(torch.cat(exact)))
                 if self.recheck.ready:
                     break
+            self.sizes = {self._input(pixels) for pixels in {s.pixels.shape: s.pixels for s in ordered}.values()}
+
+    def _input(self, pixels: Tensor) -> tuple[int, ...]:
+        """The size of the network's input for an image."""
+        return tuple((pixels if self.grid == "input" else self.classifier.prepare(pixels[None])).shape[-2:])
 
     def _parts(self, piece: _Piece) -> Iterator[_Piece]:
         """A piece cut into chunks."""
@@ -327,7 +335,9 @@ class MaskedClassifier:
         return torch.cat(runs) if len(runs) > 1 else runs[0]
 
     def _classify(self, inputs: Tensor, fast: bool) -> Tensor:
-        if fast and self.way is not None:
+        # What was learnt about doubt from inputs of one size need not hold for another.
+        learnt = self.sizes is None or tuple(inputs.shape[-2:]) in self.sizes
+        if fast and learnt and self.way is not None:
             return self.way.logits(inputs)
         with plain_float32(self.classifier.device):
             return self.classifier.checked_logits(inputs)
