@@ -1,6 +1,12 @@
 """Settings shared by all tests."""
 
+import signal
+
 import torch
 
 # Tests run in one process per core; more threads in each would only fight over the cores.
 torch.set_num_threads(1)
+
+# What is started in the background (nohup, some CI) ignores Ctrl-C, and so would the programs that tests stop with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
