@@ -203,13 +203,28 @@ def tables_equal(defense: DoubleMasking, images: list[Tensor], authors: list[Ten
     return float((ours == theirs).mean()), facts
 
 
-def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
-    spec = model.spec.format(mobilenet=given.mobilenet or "none")
+def loaded(spec: str, device: str) -> TorchClassifier:
+    """The network; one of chance is the same each time."""
     torch.manual_seed(0)
-    classifier = load_classifier(spec, device="cuda" if given.suite == "gpu" else "cpu")
+    classifier = load_classifier(spec, device=device)
     assert isinstance(classifier, TorchClassifier)
     if "weights=none" in spec:  # timm begins some heads with zeros, and then every label is a tie
         torch.nn.init.normal_(classifier.module.get_classifier().weight, std=0.02)  # type: ignore[operator]
+    return classifier
+
+
+def compile_first(defense: DoubleMasking, model: Model, images: list[Tensor]) -> None:
+    """As in a run of 20,000 images, for which compiling pays; says how long the first call took."""
+    defense.ready((model.side, model.side))
+    defense.expect(20_000)
+    started = time.perf_counter()
+    defense.certify(images, [0] * len(images), maps=True)
+    print(json.dumps({"model": model.name, "first_call_s": round(time.perf_counter() - started, 1)}), flush=True)
+
+
+def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
+    spec = model.spec.format(mobilenet=given.mobilenet or "none")
+    classifier = loaded(spec, "cuda" if given.suite == "gpu" else "cpu")
     device = classifier.device
     threat = Threat.parse(model.patch, grid="input")
     defense = DoubleMasking(classifier, threat, masks=6, precision="fast")
@@ -217,19 +232,15 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
     authors = Authors(classifier, defense, model.side)
     images = images_of(model.side, BATCH, given.data)
     inputs = torch.cat([classifier.prepare(image[None].to(device)) for image in images])
-    few = "weights=none" in spec  # of which many labels are computed again: margins of a network of chance are small
-    more = images_of(model.side, 64 if few else MANY, given.data) if device.type == "cuda" else images
+    chance = "weights=none" in spec  # many labels are computed again: margins of a network of chance are small
+    more = images_of(model.side, 64 if chance else MANY, given.data) if device.type == "cuda" else images
     theirs: list[Tensor] = []
 
     def their_table() -> None:
         theirs[:] = authors.table(inputs)
 
-    if device.type == "cuda":  # as in a run of 20,000 images, for which compiling pays
-        defense.ready((model.side, model.side))
-        defense.expect(20_000)
-        started = time.perf_counter()
-        defense.certify(images, [0] * len(images), maps=True)
-        print(json.dumps({"model": model.name, "first_call_s": round(time.perf_counter() - started, 1)}), flush=True)
+    if device.type == "cuda":
+        compile_first(defense, model, images)
     for each in (defense, worst):  # without it predictions are exact
         each.calibrate(more)
     labels = undefended(classifier, more)
@@ -268,6 +279,7 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
             "threads": torch.get_num_threads(),
             "task": task,
             "model": model.name,
+            "weights": "random" if chance else "trained",
             "images": number,
             "real_images": model.side == 32 or bool(given.data),
             "ours_ms": round(1000 * our_seconds / number, 3),

@@ -164,9 +164,7 @@ class MaskedClassifier:
     def _size(self, piece: _Piece, start: int) -> int:
         pixels = piece.subjects[piece.which[start]].pixels
         if self.chunk is None:
-            with torch.inference_mode():
-                shape = pixels if self.grid == "input" else self.classifier.prepare(pixels[None])
-            self.chunk = default_chunk(self.classifier.device, shape.numel())
+            self.chunk = default_chunk(self.classifier.device, self._input(pixels).numel())
         if self.grid == "source":
             return int(max(1, min(self.chunk, COPY_BYTES // (4 * pixels.numel()))))
         return self.chunk
@@ -250,11 +248,15 @@ class MaskedClassifier:
                 self._learn(way, parts, total(torch.cat(exact)))
                 if self.recheck.ready:
                     break
-            self.sizes = {self._input(pixels) for pixels in {s.pixels.shape: s.pixels for s in ordered}.values()}
+            different = {s.pixels.shape: s.pixels for s in ordered}.values()
+            self.sizes = {tuple(self._input(pixels)[-2:]) for pixels in different}
 
-    def _input(self, pixels: Tensor) -> tuple[int, ...]:
-        """The size of the network's input for an image."""
-        return tuple((pixels if self.grid == "input" else self.classifier.prepare(pixels[None])).shape[-2:])
+    def _input(self, pixels: Tensor) -> torch.Size:
+        """The shape [C, h, w] of the network's input for an image."""
+        if self.grid == "input":
+            return pixels.shape
+        with torch.inference_mode():
+            return self.classifier.prepare(pixels[None]).shape[1:]
 
     def _parts(self, piece: _Piece) -> Iterator[_Piece]:
         """A piece cut into chunks."""

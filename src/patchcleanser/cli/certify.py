@@ -234,7 +234,7 @@ def _watcher(report: Callable[[int, int, str], None]) -> Callable[[Progress], No
 
 
 def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None, below: Path | None = None) -> None:
-    """What the runs show, in words or as JSON (with `more` beside it)."""
+    """What the runs show, in words or as JSON; `more` is what there is besides, a report among it or not."""
     from patchcleanser.core.metrics import COLUMNS, summary
 
     found = [(run, summary(run.read(COLUMNS))) for run in runs]
@@ -251,6 +251,8 @@ def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None, 
         if result.skipped:
             print(f"  {'skipped':20} {result.skipped:6}    reasons are in the rows and in the report")
         print(f"  rows in {run.folder}")
+    if more and "report" in more:
+        return
     where = [str(below)] if below is not None else [str(run.folder) for run in runs]
     print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', *where])}")
 

@@ -44,10 +44,9 @@ def demo(
     attacked = _attack(job, out / "attack", about, quiet=as_json)
     story = _story(job, attacked, out / "attack.png")
     page = write_report([(run, derive(run)), (attacked, None)], out / "report")
+    tell([run], as_json=as_json, more={"attack": story, "report": str(page)})
     if as_json:
-        tell([run], as_json=True, more={"attack": story, "report": str(page)})
         return
-    tell([run], as_json=False, below=out)
     print(f"\nthe attack: {story['words']}\n  drawn in {story['picture']}\nthe report: {page}")
 
 
