@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.fast import SHAPES, Copied, Exported, Halved, UnusableError, Way
+from patchcleanser.classifiers.copied import SHAPES, Copied
+from patchcleanser.classifiers.fast import Exported
 from patchcleanser.classifiers.precision import HOPELESS, Recheck
+from patchcleanser.classifiers.ways import Halved, UnusableError, Way
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.errors import TrainModeError
 

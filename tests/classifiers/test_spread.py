@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from patchcleanser import CallableClassifier, DoubleMasking, Threat
-from patchcleanser.classifiers.fast import UnusableError, Way
 from patchcleanser.classifiers.masked import Request, _Launched, _Piece
 from patchcleanser.classifiers.precision import WrongFastLabelError
 from patchcleanser.classifiers.spread import Errand, Helper, LostError, SpreadMaskedClassifier, run_errand
+from patchcleanser.classifiers.ways import UnusableError, Way
 
 IMAGES = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 

@@ -7,7 +7,7 @@ import timm
 import torch
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier
-from patchcleanser.classifiers.fast import Copied, _Graph
+from patchcleanser.classifiers.copied import Copied, _Graph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -13,7 +13,7 @@ from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
-    from patchcleanser.classifiers.fast import Way
+    from patchcleanser.classifiers.ways import Way
 
 
 class Classifier(ABC):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
-from patchcleanser.classifiers.fast import UnusableError, Way, block_size
+from patchcleanser.classifiers.copied import block_size
 from patchcleanser.classifiers.precision import (
     CALIBRATION,
     Precision,
@@ -25,6 +25,7 @@ from patchcleanser.classifiers.precision import (
     ties,
     total,
 )
+from patchcleanser.classifiers.ways import UnusableError, Way
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import InputError, NotAFunctionError, OutOfMemoryError, OutputError

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
-from patchcleanser.classifiers.fast import Way, ways_of
+from patchcleanser.classifiers.fast import ways_of
 from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.ways import Way
 from patchcleanser.errors import InputError, OutputError, TrainModeError
 
 

@@ -1,0 +1,101 @@
+"""A way to compute logits that is faster than float32 in torch, and what every such way must notice."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from patchcleanser.classifiers.fingerprints import module_sketch
+from patchcleanser.errors import OutputError
+
+if TYPE_CHECKING:
+    from patchcleanser.classifiers.torch import TorchClassifier
+
+
+class Way(ABC):
+    """A way to compute logits."""
+
+    resolution: float
+    """Differences between logits below this share of their size mean nothing."""
+
+    expected = 0
+    """About how many labels are still to come, as far as anybody said."""
+
+    @abstractmethod
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Prepared inputs [N, C, h, w] → float32 logits [N, classes]; UnusableError if this way is none here."""
+
+    def renew(self) -> None:  # noqa: B027
+        """Forget what may have become old; called whenever the way is compared with the exact one."""
+
+
+class UnusableError(Exception):
+    """This way does not work for this network."""
+
+
+class Derived(Way):
+    """A way made from the network, or compared with it, and so only good for the network as it was then.
+
+    Changed weights and hooks are noticed at once, and nothing is answered until the way is compared with the network
+    again; other settings are noticed then.
+    """
+
+    def __init__(self, classifier: TorchClassifier) -> None:
+        self.classifier = classifier
+        self._seen: list[tuple[int, int]] | None = None
+        self._sketch = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Places in memory are those of this process."""
+        return {**vars(self), "_seen": None}
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drop what was made."""
+
+    def renew(self) -> None:
+        """Make it again if anything about the network is another."""
+        sketch, seen = module_sketch(self.classifier.module), _places(self.classifier.module)
+        if (sketch, seen) != (self._sketch, self._seen):
+            self._sketch, self._seen = sketch, seen
+            self._forget()
+
+    def _follow(self) -> None:
+        """Refuse if weights are others: which labels are doubtful was learnt with the old ones."""
+        seen = _places(self.classifier.ready_module)
+        if self._seen is None:
+            self._seen = seen
+        if self._seen != seen:
+            self._forget()
+            raise UnusableError(f"{type(self.classifier.module).__name__} changed since it was compared")
+
+
+class Halved(Derived):
+    """Half precision by autocast: the network's own code, so whatever it does is done."""
+
+    def __init__(self, classifier: TorchClassifier, half: torch.dtype) -> None:
+        super().__init__(classifier)
+        self.half, self.resolution = half, torch.finfo(half).eps
+
+    def _forget(self) -> None:
+        """Nothing was made."""
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Logits of the module under autocast."""
+        self._follow()
+        try:
+            with torch.autocast(self.classifier.device.type, dtype=self.half):
+                return self.classifier.checked_logits(inputs)
+        except OutputError as error:  # quantised layers take float32 only
+            raise UnusableError(f"{type(self.classifier.module).__name__} does not work in {self.half}") from error
+
+
+def _places(module: nn.Module) -> list[tuple[int, int]]:
+    """Where weights are and how often they were written to, and who hooked into the network."""
+    tensors = [*module.parameters(), *module.buffers()]
+    hooks = [h for part in module.modules() for h in (*part._forward_pre_hooks.values(), *part._forward_hooks.values())]
+    places = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+    return [*places, *((id(hook), 0) for hook in hooks)]
