@@ -15,8 +15,9 @@ from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.defenses import DEFENSES
-from patchcleanser.errors import InputError
+from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training import RECIPES, Ablation, fit
+from patchcleanser.training.losses import window_loss
 
 NORM = Preprocessing(mean=(0.49, 0.48, 0.45), std=(0.25, 0.25, 0.26))
 SMALL_RESNET = {"layers": (1, 1, 1, 1), "channels": (16, 24, 32, 48), "stem_stride": 2}
@@ -74,6 +75,25 @@ def test_an_ablation_keeps_one_band_or_block(kind: str, kept: int) -> None:
 def test_an_ablation_of_another_kind_is_refused() -> None:
     with pytest.raises(InputError, match="an ablation keeps columns, rows or blocks"):
         Ablation(ablation="circles")
+
+
+def test_the_window_that_speaks_most_for_the_truth_is_taken_away_before_the_loss() -> None:
+    local = torch.full((1, 2, 6, 6), -1.0)  # what speaks against a class counts for nothing
+    local[0, 0, 2:5, 1:4] = 9.0
+    local[0, 0, 5, 5] = 4.0
+    without = local.clone()
+    without[0, 0, 2:5, 1:4] = 0.0
+    expected = torch.nn.functional.cross_entropy(without.clamp_min(0).mean((2, 3)), torch.tensor([0]))
+    assert torch.equal(window_loss(local, torch.tensor([0]), 3), expected)
+    assert window_loss(local, torch.tensor([0]), 2) < expected < window_loss(local, torch.tensor([1]), 3)
+
+
+def test_a_loss_that_looks_into_a_network_says_which_networks_can_be_looked_into(
+    images: ArrayDataset, tmp_path: Path
+) -> None:
+    module = build_network("resnet", SMALL_RESNET)
+    with pytest.raises(TrainingError, match=r"asks a network for its `local`.*use net:bagnet"):
+        fit(module, images, replace(RECIPES["bagnet-cifar"], precision="no"), preprocessing=NORM, out=tmp_path)
 
 
 def test_the_recipes_that_were_there_keep_their_fingerprints() -> None:

@@ -27,9 +27,12 @@ from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, GreedyCutout
 from patchcleanser.training.journal import Epoch, draw, open_board, write_log
 from patchcleanser.training.judge import Judge
-from patchcleanser.training.losses import interval_loss, margin_loss, pixel_ends
+from patchcleanser.training.losses import interval_loss, margin_loss, pixel_ends, window_loss
 from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.speed import compiled
+
+INNER = {"window": "local", "interval": "behind"}
+"""Losses that look into a network, and its method for it."""
 
 SAVE_SECONDS = 10
 """After the first epoch, and then when an epoch ends this long after the last checkpoint, another is written."""
@@ -137,8 +140,13 @@ def fit(
     """
     device = next(module.parameters()).device
     accelerator = _accelerator(device)
-    if recipe.loss == "interval" and accelerator.num_processes > 1:
-        raise TrainingError("interval bounds are trained by one process; start it without accelerate launch")
+    if recipe.loss in INNER and accelerator.num_processes > 1:
+        raise TrainingError(f"the loss {recipe.loss!r} is trained by one process; start it without accelerate launch")
+    if recipe.loss in INNER and not hasattr(module, INNER[recipe.loss]):
+        raise TrainingError(
+            f"the loss {recipe.loss!r} asks a network for its `{INNER[recipe.loss]}`, and {type(module).__name__} has none; "
+            f"use {'net:bagnet' if recipe.loss == 'window' else 'net:interval'}, or another recipe"
+        )
     torch.manual_seed(seed)
     run = _Run(module, recipe, seed, accelerator)
     threat = threat or Threat.share(0.024)
@@ -195,7 +203,8 @@ class _Step:
         self.run, self.preprocessing = run, preprocessing
         self.forward = compiled(run.model, run.device, steps)
         module: Any = run.module
-        self.behind = compiled(module.behind, run.device, steps) if run.recipe.loss == "interval" else None
+        inner = INNER.get(run.recipe.loss)
+        self.inner = compiled(getattr(module, inner), run.device, steps) if inner else None
         self.teacher: Any = None if teacher is None else teacher.to(run.device).eval()
         if self.teacher is not None and run.device.type == "cuda":
             self.teacher = compiled(self.teacher.to(memory_format=torch.channels_last), run.device, steps)
@@ -223,21 +232,28 @@ class _Step:
         run.module.train()
         return masked
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, shown: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of what is shown, and the logits."""
         recipe = self.run.recipe
+        if self.inner is not None:
+            with self.run.autocast():
+                local = self.inner(shown).float()
+            return window_loss(local, labels, recipe.window), local.mean((2, 3))
+        with self.run.autocast():
+            logits = self.forward(shown).float()
         if recipe.loss == "margin":
-            return margin_loss(logits, labels, recipe.margin)
-        return functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
+            return margin_loss(logits, labels, recipe.margin), logits
+        return functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing), logits
 
     def _bounded(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of interval bounds, whose patches and whose share in the whole grow, and the plain logits."""
         run, recipe = self.run, self.run.recipe
-        logits = self.forward(inputs)
+        logits: Tensor = self.forward(inputs)
         loss = functional.cross_entropy(logits, labels)
         strength = min(1.0, self.progress / recipe.ramp) if recipe.ramp else 1.0
-        if self.behind is not None and self.cutout.count:
+        if self.inner is not None and self.cutout.count:
             ends = pixel_ends(self.preprocessing, inputs.shape[1], inputs.device)
-            worst = interval_loss(self.behind, inputs, labels, self.cutout, run.generator, strength, ends)
+            worst = interval_loss(self.inner, inputs, labels, self.cutout, run.generator, strength, ends)
             loss = torch.lerp(loss, worst, strength)
         return loss, logits
 
@@ -247,17 +263,14 @@ class _Step:
         inputs = self.preprocessing(images)
         if run.device.type == "cuda":
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        if self.behind is not None:
+        if recipe.loss == "interval":
             loss, logits = self._bounded(inputs, labels)
         else:
-            shown = self._shown(inputs, labels)
-            with run.autocast():
-                logits = self.forward(shown)
-            loss = self._loss(logits.float(), labels)
+            loss, logits = self._loss(self._shown(inputs, labels), labels)
         if self.teacher is not None and recipe.teacher_weight > 0:
             with torch.no_grad(), run.autocast():
                 wanted = self.teacher(inputs).float()
-            loss = torch.lerp(loss, _divergence(logits.float(), wanted, recipe.temperature), recipe.teacher_weight)
+            loss = torch.lerp(loss, _divergence(logits, wanted, recipe.temperature), recipe.teacher_weight)
         run.optimizer.zero_grad(set_to_none=True)
         run.accelerator.backward(loss)
         if recipe.clip:

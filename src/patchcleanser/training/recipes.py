@@ -12,7 +12,7 @@ from patchcleanser.training.cutout import Ablation, Cutout, GreedyCutout
 
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["cosine", "onecycle", "step"]
-Loss = Literal["label", "margin", "interval"]
+Loss = Literal["label", "margin", "window", "interval"]
 Numbers = Literal["no", "bf16"]
 
 
@@ -47,9 +47,12 @@ class Recipe:
     """Share of the loss that follows a teacher's answer to the unmasked image."""
     temperature: float = 2.0
     loss: Loss = "label"
-    """What is made small: cross-entropy; BagCert's margin of votes; or the worst case of interval bounds."""
+    """What is made small: cross-entropy; BagCert's margin of votes; cross-entropy without the best window of local
+    logits (PatchGuard); or the worst case of interval bounds."""
     margin: float = 0.3
     """For BagCert: by which share of all votes the true class should lead."""
+    window: int = 9
+    """For PatchGuard: the side of that window; 9 places see some of a 5×5 patch where the field is 5 px."""
     ramp: float = 0.5
     """For interval bounds: the share of the steps over which patches and their weight grow."""
     precision: Numbers = "bf16"
@@ -69,8 +72,8 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the kind of cutout named."""
-        plain = {"loss", "margin", "ramp"} if self.loss == "label" else set()
-        settings = {name: value for name, value in asdict(self).items() if name not in plain}
+        others = {"loss", *_OWN.values()} - ({"loss", _OWN[self.loss]} if self.loss in _OWN else set())
+        settings = {name: value for name, value in asdict(self).items() if name not in others}
         named = {"kind": type(self.cutout).__name__, **asdict(self.cutout)}
         return {**settings, "cutout": named}
 
@@ -97,6 +100,9 @@ class Recipe:
             recipe = replace(recipe, cutout=changed) if name.startswith("cutout.") else changed
         return recipe
 
+
+_OWN = {"margin": "margin", "window": "window", "interval": "ramp"}
+"""The setting that only this loss has."""
 
 _WORDS = {int: "a whole number", float: "a number"}
 
@@ -154,8 +160,8 @@ RECIPES: dict[str, Recipe] = {
     # The base classifier of de-randomized smoothing: it sees one band of 4 px and nothing else.
     "ds-cifar": replace(_LOCAL, epochs=150, cutout=Ablation(keep=4)),
     "smoothed-vit-cifar": replace(_LOCAL, **_GENTLE, epochs=200, cutout=Ablation(keep=4)),
-    # A BagNet for Clipped BagNet, PatchGuard and PatchGuard++.
-    "bagnet-cifar": _LOCAL,
+    # A BagNet for Clipped BagNet, PatchGuard and PatchGuard++, trained as PatchGuard's authors did.
+    "bagnet-cifar": replace(_LOCAL, loss="window"),
     # Votes stop answering to large steps: with SGD all of them fall silent.
     "bagcert-cifar": replace(_LOCAL, epochs=150, optimizer="adamw", rate=2e-3, weight_decay=0.01, loss="margin"),
     # Patches of 5 px at 6 random places a step; for 2 px: --set cutout.smallest=2 --set cutout.largest=2.
