@@ -144,7 +144,7 @@ def fit(
         raise TrainingError(f"the loss {recipe.loss!r} is trained by one process; start it without accelerate launch")
     if recipe.loss in INNER and not hasattr(module, INNER[recipe.loss]):
         raise TrainingError(
-            f"the loss {recipe.loss!r} asks a network for its `{INNER[recipe.loss]}`, and {type(module).__name__} has none; "
+            f"the loss {recipe.loss!r} needs a network's `{INNER[recipe.loss]}`, and {type(module).__name__} has none; "
             f"use {'net:bagnet' if recipe.loss == 'window' else 'net:interval'}, or another recipe"
         )
     torch.manual_seed(seed)
@@ -232,13 +232,22 @@ class _Step:
         run.module.train()
         return masked
 
+    @property
+    def _strength(self) -> float:
+        """Of a loss that begins as plain cross-entropy."""
+        ramp = self.run.recipe.ramp
+        return min(1.0, self.progress / ramp) if ramp else 1.0
+
     def _loss(self, shown: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of what is shown, and the logits."""
         recipe = self.run.recipe
         if self.inner is not None:
             with self.run.autocast():
                 local = self.inner(shown).float()
-            return window_loss(local, labels, recipe.window), local.mean((2, 3))
+            logits = local.mean((2, 3))
+            # Clipped logits learn nothing once all are below 0, so at first they are not clipped.
+            plain = functional.cross_entropy(logits, labels)
+            return torch.lerp(plain, window_loss(local, labels, recipe.window), self._strength), logits
         with self.run.autocast():
             logits = self.forward(shown).float()
         if recipe.loss == "margin":
@@ -247,14 +256,12 @@ class _Step:
 
     def _bounded(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of interval bounds, whose patches and whose share in the whole grow, and the plain logits."""
-        run, recipe = self.run, self.run.recipe
         logits: Tensor = self.forward(inputs)
         loss = functional.cross_entropy(logits, labels)
-        strength = min(1.0, self.progress / recipe.ramp) if recipe.ramp else 1.0
         if self.inner is not None and self.cutout.count:
             ends = pixel_ends(self.preprocessing, inputs.shape[1], inputs.device)
-            worst = interval_loss(self.inner, inputs, labels, self.cutout, run.generator, strength, ends)
-            loss = torch.lerp(loss, worst, strength)
+            worst = interval_loss(self.inner, inputs, labels, self.cutout, self.run.generator, self._strength, ends)
+            loss = torch.lerp(loss, worst, self._strength)
         return loss, logits
 
     def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

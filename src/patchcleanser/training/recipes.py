@@ -54,7 +54,7 @@ class Recipe:
     window: int = 9
     """For PatchGuard: the side of that window; 9 places see some of a 5×5 patch where the field is 5 px."""
     ramp: float = 0.5
-    """For interval bounds: the share of the steps over which patches and their weight grow."""
+    """The share of the steps over which plain cross-entropy gives way to windows or interval bounds."""
     precision: Numbers = "bf16"
     holdout: float = 0.02
     """Share of the training set kept out of training, by which the checkpoint is chosen."""
@@ -72,7 +72,7 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the kind of cutout named."""
-        others = {"loss", *_OWN.values()} - ({"loss", _OWN[self.loss]} if self.loss in _OWN else set())
+        others = {"loss", "margin", "window", "ramp"} - _OWN.get(self.loss, set())
         settings = {name: value for name, value in asdict(self).items() if name not in others}
         named = {"kind": type(self.cutout).__name__, **asdict(self.cutout)}
         return {**settings, "cutout": named}
@@ -101,8 +101,8 @@ class Recipe:
         return recipe
 
 
-_OWN = {"margin": "margin", "window": "window", "interval": "ramp"}
-"""The setting that only this loss has."""
+_OWN = {"margin": {"loss", "margin"}, "window": {"loss", "window", "ramp"}, "interval": {"loss", "ramp"}}
+"""The settings that mean something for this loss."""
 
 _WORDS = {int: "a whole number", float: "a number"}
 
@@ -161,7 +161,7 @@ RECIPES: dict[str, Recipe] = {
     "ds-cifar": replace(_LOCAL, epochs=150, cutout=Ablation(keep=4)),
     "smoothed-vit-cifar": replace(_LOCAL, **_GENTLE, epochs=200, cutout=Ablation(keep=4)),
     # A BagNet for Clipped BagNet, PatchGuard and PatchGuard++, trained as PatchGuard's authors did.
-    "bagnet-cifar": replace(_LOCAL, loss="window"),
+    "bagnet-cifar": replace(_LOCAL, optimizer="adamw", rate=2e-3, weight_decay=0.01, loss="window"),
     # Votes stop answering to large steps: with SGD all of them fall silent.
     "bagcert-cifar": replace(_LOCAL, epochs=150, optimizer="adamw", rate=2e-3, weight_decay=0.01, loss="margin"),
     # Patches of 5 px at 6 random places a step; for 2 px: --set cutout.smallest=2 --set cutout.largest=2.
