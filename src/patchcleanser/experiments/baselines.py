@@ -50,15 +50,17 @@ class Baseline:
         return None if self.printed is None else self.printed[list(PATCHES).index(patch)]
 
 
-def _bagnet(defense: str, printed: tuple[tuple[float, float], tuple[float, float]] | None) -> Baseline:
-    """One BagNet serves three defenses; 5 px see about what BagNet-17 sees of an image enlarged to 192×192."""
-    return Baseline(defense, "bagnet", "net:bagnet?field=5", "bagnet-cifar", printed, ("epochs=40",))
+def _bagnet(
+    defense: str, printed: tuple[tuple[float, float], tuple[float, float]] | None, *, folder: str = "patchguard"
+) -> Baseline:
+    """A BagNet; 5 px see about what BagNet-17 sees of an image enlarged to 192×192."""
+    return Baseline(defense, folder, "net:bagnet?field=5", f"{folder}-cifar", printed, ("epochs=40",))
 
 
 BASELINES = (
     Baseline("ds", "ablated", "net:ablated", "ds-cifar", ((83.9, 68.9), (83.9, 56.2)), ("epochs=60",)),
     Baseline("pg-ds", "ablated", "net:ablated", "ds-cifar", ((84.7, 69.2), (84.6, 57.7)), ("epochs=60",)),
-    _bagnet("cbn", ((84.2, 44.2), (84.2, 9.3))),
+    _bagnet("cbn", ((84.2, 44.2), (84.2, 9.3)), folder="bagnet"),
     _bagnet("pg-bn", ((84.5, 63.8), (83.9, 47.3))),
     _bagnet("patchguard++", None),
     Baseline(

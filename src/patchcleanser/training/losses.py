@@ -27,27 +27,21 @@ def margin_loss(shares: Tensor, labels: Tensor, margin: float) -> Tensor:
 def window_loss(local: Tensor, labels: Tensor, window: int) -> Tensor:
     """Cross-entropy of local logits [N, classes, down, across] once the true class's best window is gone (PatchGuard).
 
-    As robust masking sees them: clipped to at least 0, without the `window`×`window` places that speak most for the
-    true class, and averaged.
+    Logits are clipped to at least 0 and averaged, as robust masking does. The true class loses the `window`×`window`
+    places that speak most for it, and every other class keeps what it has.
 
     >>> there = torch.tensor([[8.0, 0.0], [0.0, 0.0]])
     >>> local = torch.stack([there, torch.ones(2, 2)])[None]
-    >>> round(window_loss(local, torch.tensor([0]), 1).item(), 3)  # 0 is left for the true class, 3/4 for the other
-    1.137
+    >>> round(window_loss(local, torch.tensor([0]), 1).item(), 3)  # 0 is left for the true class, 1 for the other
+    1.313
     """
-    number, _, height, width = local.shape
-    side = min(window, height - 1, width - 1)
     clipped = local.clamp_min(0.0)
-    with torch.no_grad():
-        mine = clipped[torch.arange(number, device=local.device), labels]
-        sums = functional.avg_pool2d(mine[:, None], side, stride=1)
-        best = sums.flatten(1).argmax(1)
-        top, left = best // sums.shape[3], best % sums.shape[3]
-        rows, columns = (torch.arange(n, device=local.device)[None] for n in (height, width))
-        down = (rows >= top[:, None]) & (rows < top[:, None] + side)
-        across = (columns >= left[:, None]) & (columns < left[:, None] + side)
-    rest = clipped.masked_fill((down[:, :, None] & across[:, None, :])[:, None], 0.0).mean((2, 3))
-    return functional.cross_entropy(rest, labels)
+    places = clipped.shape[2] * clipped.shape[3]
+    mine = clipped[torch.arange(len(labels), device=local.device), labels]
+    side = min(window, *mine.shape[1:])
+    best = functional.avg_pool2d(mine[:, None], side, stride=1).amax((1, 2, 3)) * side**2 / places
+    rest = clipped.mean((2, 3))
+    return functional.cross_entropy(rest.scatter_add(1, labels[:, None], -best[:, None]), labels)
 
 
 Behind = Callable[[Tensor, Tensor, Tensor], Tensor]
