@@ -138,11 +138,16 @@ def test_the_log_tells_of_every_epoch_and_tensorboard_has_it_too(images: ArrayDa
     assert list((tmp_path / "tensorboard").iterdir())
 
 
-def test_the_best_epoch_is_the_one_that_survives_masks_on_the_held_out_part(
-    images: ArrayDataset, tmp_path: Path
+def test_the_epoch_kept_is_the_last_of_those_that_chance_cannot_tell_from_the_best(
+    images: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    survival = iter((0.5, 0.9, 0.88, 0.4))
+    monkeypatch.setattr(Judge, "__call__", lambda self, model: (0.95, next(survival)))
     fitted = fit(network(), images, replace(QUICK, epochs=4, ema=0.0), **NORM, out=tmp_path, every=1)
-    assert fitted.best.survival == max(e.survival or 0 for e in fitted.history)
+    assert fitted.best.epoch == 3
+    monkeypatch.setattr(Judge, "__call__", lambda self, model: (0.9, 0.9))
+    third = fit(network(), images, replace(QUICK, epochs=4, ema=0.0), **NORM, out=tmp_path / "again", every=4)
+    assert not torch.equal(weights(fitted.module), weights(third.module))  # which are the last epoch's
 
 
 def test_of_equal_epochs_the_last_is_kept_and_named(

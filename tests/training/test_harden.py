@@ -16,7 +16,7 @@ from patchcleanser.data import in_memory, load_dataset, together
 from patchcleanser.data.base import Subset
 from patchcleanser.errors import InputError
 from patchcleanser.training import Recipe, fit
-from patchcleanser.training.harden import Check, HardenSettings, _Work, harden
+from patchcleanser.training.harden import Check, HardenSettings, _better, _Work, harden
 
 THREAT = Threat.square(5)
 
@@ -57,6 +57,18 @@ def test_the_copy_says_of_masked_photos_what_the_original_says_of_whole_ones(cla
             assert torch.equal(done.classifier.module.state_dict()[name], tensor)
     assert done.classifier.fingerprint != classifier.fingerprint
     assert not any(m.training for m in done.classifier.module.modules())
+
+
+def test_of_copies_that_chance_cannot_tell_apart_the_one_most_like_the_original_is_kept() -> None:
+    def check(epoch: int, agreement: float, invariance: float) -> Check:
+        return Check(epoch, 0.5, agreement, invariance, 1.0)
+
+    untouched, early, late = check(0, 1.0, 0.07), check(4, 0.66, 0.322), check(10, 0.71, 0.300)
+    assert _better(early, untouched, early, 400)
+    assert _better(late, early, early, 400)  # 0.022 less of 400 photos is chance, 0.05 more agreement is kept
+    assert not _better(late, early, early, 40_000)
+    assert not _better(check(12, 0.65, 0.320), early, early, 400)
+    assert not _better(check(2, 0.99, 0.06), untouched, untouched, 400)  # nothing improved
 
 
 def test_it_stops_by_itself_when_nothing_improves(classifier: TorchClassifier) -> None:

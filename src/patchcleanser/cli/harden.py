@@ -63,7 +63,7 @@ def harden(
         "patch": patch,
         "settings": asdict(settings),
         "seed": seed,
-        "criterion": "most held-out photos with the original's label under all two-mask views",
+        "criterion": "most agreement among those within one standard error of the most invariance",
         "before": asdict(before),
         "best": asdict(best),
         "checks": [asdict(check) for check in done.checks],

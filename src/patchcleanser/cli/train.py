@@ -91,7 +91,7 @@ def train(
         "teacher": teacher,
         "teacher_weights_sha256": None if guide is None else weights_of(teacher or "", guide),
         "seed": seed,
-        "criterion": f"most held-out images right under {patch} two-mask views"
+        "criterion": f"the last within one standard error of most held-out images right under {patch} two-mask views"
         if chosen.holdout
         else "the last weights",
         "best_epoch": asdict(fitted.best),

@@ -26,7 +26,7 @@ from patchcleanser.errors import ClassifierError, MissingDependencyError, Traini
 from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, GreedyCutout
 from patchcleanser.training.journal import Epoch, draw, open_board, write_log
-from patchcleanser.training.judge import Judge
+from patchcleanser.training.judge import Judge, as_good
 from patchcleanser.training.losses import interval_loss, margin_loss, pixel_ends, window_loss
 from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.speed import compiled
@@ -74,7 +74,8 @@ class _Run:
         self.generator = torch.Generator(self.device).manual_seed(seed * 1000 + accelerator.process_index)
         self.order = np.random.default_rng(seed)  # the same permutation in every process
         self.history: list[Epoch] = []
-        self.best: tuple[float, dict[str, Tensor]] | None = None
+        self.best: tuple[int, dict[str, Tensor]] | None = None
+        """The epoch whose weights are kept, and these."""
         self.step = 0
 
     @property
@@ -133,8 +134,8 @@ def fit(
 
     Images are resized (and normalised) on the device, as the preprocessing says. The best epoch
     is the one whose averaged weights give most held-out images the right label under every
-    one of a fixed set of two-mask views of the threat (`survival`); the
-    test set is never looked at. A checkpoint in `out` is taken up if it belongs to the same
+    one of a fixed set of two-mask views of the threat (`survival`), the last of those within one
+    standard error of it; the test set is never looked at. A checkpoint in `out` is taken up if it belongs to the same
     recipe, seed and data, so a killed run goes on where it stopped. It is left in place: whoever
     has written the weights down removes it.
     """
@@ -191,8 +192,7 @@ def fit(
         run.module.load_state_dict(run.ema.module.state_dict())
     if accelerator.is_main_process:
         write_log(run.history, out / "metrics.csv")
-    judged = [e for e in run.history if e.survival is not None] or run.history
-    best = max(judged, key=lambda e: (e.survival or 0.0, e.epoch))  # of equals the last, whose weights were kept
+    best = run.history[run.best[0] - 1] if run.best is not None else run.history[-1]
     return Fitted(run.module.eval(), run.history, best, accelerator.is_main_process)
 
 
@@ -361,8 +361,9 @@ def _judged(run: _Run, judge: Judge) -> None:
     if scores is None:
         return
     run.history[-1] = replace(run.history[-1], clean=scores[0], survival=scores[1])
-    if run.best is None or scores[1] >= run.best[0]:
-        run.best = scores[1], {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    most = max(epoch.survival for epoch in run.history if epoch.survival is not None)
+    if as_good(scores[1], most, len(judge.labels)):  # the rate fell since: of equals the last has settled most
+        run.best = len(run.history), {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 def _accelerator(device: torch.device) -> Any:

@@ -31,7 +31,7 @@ from patchcleanser.data.base import Dataset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training.augment import coloured
 from patchcleanser.training.cutout import Cutout, GreedyCutout
-from patchcleanser.training.judge import two_mask_views
+from patchcleanser.training.judge import as_good, two_mask_views
 from patchcleanser.training.speed import compiled
 
 MOST_HELD = 400
@@ -114,15 +114,15 @@ def harden(
 ) -> Hardened:
     """Fine-tune a copy of a torch classifier on unlabelled photos so that its labels survive masks.
 
-    Stops when the invariance on held-out photos has not improved for a while, and returns the
-    best copy by that measure (agreement breaks ties).
+    Stops when the invariance on held-out photos has not improved for a while. Of the copies within one
+    standard error of the most invariance, the one that agrees most with the original is returned.
     """
     settings = settings or HardenSettings()
     if len(photos) < 10:
         raise InputError(f"hardening needs at least 10 photos, got {len(photos)}")
     work = _Work(classifier, photos, threat, settings, seed)
     checks = [work.check(0, None)]
-    best, kept = checks[0], work.weights()
+    top, best, kept = checks[0], checks[0], work.weights()
     for epoch in range(1, settings.epochs + 1):
         loss = work.epoch(epoch)
         if not math.isfinite(loss):
@@ -132,12 +132,20 @@ def harden(
         checks.append(work.check(epoch, loss))
         if watch is not None:
             watch(checks[-1], settings.epochs)
-        if (checks[-1].invariance, checks[-1].agreement) > (best.invariance, best.agreement):
+        top = max(top, checks[-1], key=lambda check: check.invariance)
+        if _better(checks[-1], best, top, len(work.held)):
             best, kept = checks[-1], work.weights()
-        if epoch - best.epoch >= settings.patience * settings.every:
+        if epoch - top.epoch >= settings.patience * settings.every:
             break
     work.student.load_state_dict(kept)
     return Hardened(TorchClassifier(work.student, classifier.preprocessing, classes=classifier.classes), checks, best)
+
+
+def _better(check: Check, kept: Check, top: Check, photos: int) -> bool:
+    """Whether a copy is to be kept instead, given the most invariance so far."""
+    if top.epoch == 0 or not as_good(check.invariance, top.invariance, photos):
+        return False
+    return kept.epoch == 0 or not as_good(kept.invariance, top.invariance, photos) or check.agreement >= kept.agreement
 
 
 class _Work:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,15 @@ def two_mask_views(threat: Threat, size: Size, device: torch.device) -> Tensor:
     draw = np.random.default_rng(0).integers(0, len(masks), (VIEWS, 2))
     kept = masks.visible()
     return torch.from_numpy(kept[draw[:, 0]] & kept[draw[:, 1]]).to(device)
+
+
+def as_good(share: float, best: float, number: int) -> bool:
+    """Whether a share of `number` images is within one standard error of the best: a difference that means nothing.
+
+    >>> as_good(0.83, 0.84, 1000), as_good(0.82, 0.84, 1000)
+    (True, False)
+    """
+    return share >= best - math.sqrt(best * (1 - best) / max(number, 1))
 
 
 class Judge:
