@@ -2,15 +2,17 @@
 
     python benchmarks/findings.py --out results/reproduce
 
-These are the very jobs that Tables 2, 3, 5 and 8 declare: the zoo on all 10,000 CIFAR-10 test images, the untouched
-networks on 2,000 of ImageNet, and attacks on 1,000 of CIFAR-10. Rows of other weights than those in the repository,
-or hardened otherwise than declared, are left out.
+These are the very jobs that Tables 2, 3, 5 and 8 declare: the zoo on all 10,000 CIFAR-10 test images, the untouched and
+hardened networks on 2,000 of ImageNet, and attacks on 1,000 of CIFAR-10. Rows of other weights than those in the
+repository, or hardened otherwise than declared, are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from patchcleanser.classifiers.trained import read_card, zoo_folder
 from patchcleanser.core.metrics import Share
 from patchcleanser.experiments import EXPERIMENTS, Finding
 from patchcleanser.experiments.collecting import keep
+from patchcleanser.experiments.models import MODELS
 from patchcleanser.experiments.pages import section, write_section
 from patchcleanser.experiments.plans import plan_of
 
@@ -26,6 +29,7 @@ NAMES = {
     "cifar10-resnet": "resnet",
     "cifar10-vit": "vit",
     "cifar10-mlp": "mlp",
+    "cifar10-resnet50-128-longer": "cifar10-resnet50-128-longer",
     "resnet50": "imagenet-resnet50",
     "mobilenet_v2": "imagenet-mobilenet",
 }
@@ -40,30 +44,42 @@ def share(percent: float, images: int) -> Share:
     return Share(round(percent * images / 100), images)
 
 
-def certified(row: dict[str, Any], side: int) -> Found:
+def certified(row: dict[str, Any], side: int, name: str | None = None) -> Found:
     """One row of a certification, by the name of its plan."""
     shares = {key: share(row[key], row["images"]) for key in ("undefended", "clean", "certified", "row_certified")}
     origin = {"command": row["command"], "versions": row["versions"], "device": "cuda", "precision": "fast"}
     spent = {"classifications": row["classifications"] / row["images"]}
-    return {plan_of(NAMES[row["model"]], side).slug: Finding({**shares, **spent}, row["images"], origin)}
+    plan = plan_of(name or NAMES[row["model"]], side, grid=row["grid"])
+    return {plan.slug: Finding({**shares, **spent}, row["images"], origin)}
 
 
 def zoo(rows: list[dict[str, Any]]) -> Found:
-    """Of the weights in the repository."""
+    """Of the weights in the repository, and of the larger network beside them."""
     found: Found = {}
     for row in rows:
-        if row["weights"] == read_card(zoo_folder(row["model"]))["weights_sha256"]:
+        larger = NAMES[row["model"]] == row["model"] != "tiny"
+        if larger or row["weights"] == read_card(zoo_folder(row["model"]))["weights_sha256"]:
             found |= certified(row, int(row["patch"].split("x")[0]))
     return found
 
 
-def untouched(rows: list[dict[str, Any]]) -> Found:
-    """Networks that were not hardened; 2% of 224×224 are 32×32 pixels."""
+def imagenet(rows: list[dict[str, Any]]) -> Found:
+    """Networks as they came, or hardened as declared; 2% of 224×224 are 32×32 pixels."""
     found: Found = {}
     for row in rows:
-        if not row["photos"] and row["patch"] == "2%":
-            found |= certified(row, 32)
+        name = NAMES[row["model"]] + ("-hardened" if row["photos"] else "")
+        if row["patch"] == "2%" and (
+            not row["photos"] or _settings(row["harden_command"]) == _settings(MODELS[name].made)
+        ):
+            found |= certified(row, 32, name)
     return found
+
+
+def _settings(command: str | None) -> dict[str, float]:
+    """The numbers that a `harden` command sets."""
+    words = shlex.split(command or "")
+    options = ("--epochs", "--rate", "--unmasked", "--sharp", "--batch")
+    return {word: float(value) for word, value in pairwise(words) if word in options}
 
 
 def attacks(rows: list[dict[str, Any]]) -> Found:
@@ -91,7 +107,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/reproduce"))
     given = parser.parse_args()
     rows = {name: json.loads((given.results / f"{name}.json").read_text(encoding="utf-8")) for name in NEEDED}
-    found = zoo(rows["zoo"]) | untouched(rows["harden"]) | attacks(rows["attacks"])
+    found = zoo(rows["zoo"]) | imagenet(rows["harden"]) | attacks(rows["attacks"])
     for name in ("table2", "table3", "table5", "table8"):
         experiment = EXPERIMENTS[name]
         mine = {line.key: found[line.plan.slug] for line in experiment.lines if line.plan.slug in found}

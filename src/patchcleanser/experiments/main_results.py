@@ -44,7 +44,7 @@ OURS = {
         "resnet": "ResNet",
         "vit": "ViT",
         "mlp": "MLP",
-        "cifar10-resnet50-128": "ResNet",
+        "cifar10-resnet50-128-longer": "ResNet",
         "cifar10-resnet50": "ResNet",
     },
     "imagenet": {

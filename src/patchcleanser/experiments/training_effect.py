@@ -54,6 +54,7 @@ def _ours(family: str, data: str, how: str) -> list[str]:
         return []
     tuned = {"cifar10": ("resnet50-128", "resnet50"), "flowers102": ("resnet50",)}.get(data, ())
     large = [f"{data}-{network}{MASKS[how]}" for network in tuned if family == "ResNet"]
+    large = [name.replace("50-128", "50-128-longer") if how == "with cutout" else name for name in large]
     if data == "flowers102":
         return large
     small = f"{data}-{family.lower()}{MASKS[how]}"
@@ -64,7 +65,7 @@ def _ours(family: str, data: str, how: str) -> list[str]:
 
 def _network(line: Line) -> str:
     """The network without its dataset and its training, so that a model meets its vanilla twin."""
-    return line.plan.model.removesuffix("-vanilla").removeprefix(f"{line.plan.data}-")
+    return line.plan.model.removesuffix("-vanilla").removesuffix("-longer").removeprefix(f"{line.plan.data}-")
 
 
 def _helps() -> Claim:
