@@ -64,6 +64,18 @@ def test_cutout_must_help_every_network_that_has_a_vanilla_twin() -> None:
         assert f"family: {word} for cifar10, source (certified resnet 40.0 to {masked:.1f})" in told
 
 
+@pytest.mark.parametrize(("large", "word"), [(9, "yes"), (1, "NO")])
+def test_larger_objects_must_be_certified_more_often_whatever_a_bucket_without_images_says(
+    large: int, word: str
+) -> None:
+    lines = lines_of("figure20", "imagenet-mobilenet-hardened")
+    shares = [Share(3, 10), Share(0, 0), *(Share(2, 10) for _ in range(3)), *(Share(large, 20) for _ in range(5))]
+    findings = {line.key: Finding({"certified": share}, 180, {}) for line, share in zip(lines, shares, strict=True)}
+    (told,) = claim_lines(EXPERIMENTS["figure20"], findings)
+    assert f"object: {word} for" in told
+    assert f"certified 22.5 up to 50 and {5.0 * large:.1f} beyond, of 40 and 100 images" in told
+
+
 def test_nothing_is_claimed_of_what_was_not_measured() -> None:
     for experiment in EXPERIMENTS.values():
         assert claim_lines(experiment, {}) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from patchcleanser.core.metrics import Share
 from patchcleanser.experiments.base import Axis, Claim, Finding, Line, Series, percent
 
 NOISE = 1.0
@@ -27,6 +28,28 @@ def rises_and_saturates(axis: Axis, measure: str, words: str) -> Claim:
         steps = [after[1] - before[1] for before, after in pairwise(points)]
         borne = points[-1][1] > points[0][1] and steps[-1] < max(steps[0], NOISE)
         return borne, _told(measure, points)
+
+    return Claim(words, holds)
+
+
+def larger_beyond(axis: Axis, middle: float, measure: str, words: str) -> Claim:
+    """Of all images that lie beyond the middle, a larger share than of those before it: single places hold few."""
+
+    def holds(series: Series) -> tuple[bool, str] | None:
+        before, beyond = Share(0, 0), Share(0, 0)
+        for line, found in series:
+            value = found.values.get(measure)
+            if isinstance(value, Share) and axis.at(line, found) > middle:
+                beyond += value
+            elif isinstance(value, Share):
+                before += value
+        if not (before.total and beyond.total):
+            return None
+        said = (
+            f"{_plain(measure)} {before.percent:.1f} up to {middle:g} and {beyond.percent:.1f} beyond, of "
+            f"{before.total:,} and {beyond.total:,} images"
+        )
+        return beyond.percent > before.percent, said
 
     return Claim(words, holds)
 
