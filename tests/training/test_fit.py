@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.networks import build_network, resnet
+from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.errors import InputError, TrainingError
@@ -148,35 +148,6 @@ def test_the_epoch_kept_is_the_last_of_those_that_chance_cannot_tell_from_the_be
     monkeypatch.setattr(Judge, "__call__", lambda self, model: (0.9, 0.9))
     third = fit(network(), images, replace(QUICK, epochs=4, ema=0.0), **NORM, out=tmp_path / "again", every=4)
     assert not torch.equal(weights(fitted.module), weights(third.module))  # which are the last epoch's
-
-
-def test_masks_on_the_source_grid_are_resized_with_the_image(images: ArrayDataset, tmp_path: Path) -> None:
-    enlarged = Preprocessing((64, 64), mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
-    seen: list[Tensor] = []
-
-    class Watching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(3, 10)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            seen.append(inputs.detach().clone())
-            return self.head(inputs.mean((2, 3)))
-
-    masks = GreedyCutout(count=1, smallest=10, largest=10, inside=True, tries=2, share=1.0)
-    recipe = replace(QUICK, epochs=1, grid="source", cutout=masks, shift=0, strength=0.0, flip=False, holdout=0.5)
-    fit(Watching(), images, recipe, preprocessing=enlarged, out=tmp_path)
-    hidden = (seen[0].abs() < 1e-4).all(1).sum((1, 2))
-    # Of 20 enlarged px a side, the mask's own colour is left but for the edges, into which the filter mixes the image.
-    assert 12**2 <= hidden.min() < 20**2
-    # Views of those held out are masked before they are resized, too.
-    assert any(((seen[-1].abs() < 1e-4).all(1).float().mean((1, 2)) > 0.05).tolist())
-
-
-def test_what_is_about_pixels_of_the_input_refuses_masks_on_the_source(images: ArrayDataset, tmp_path: Path) -> None:
-    recipe = replace(RECIPES["ibp-cifar"], grid="source")
-    with pytest.raises(TrainingError, match="use grid=input"):
-        fit(build_network("interval", {}), images, recipe, **NORM, out=tmp_path)
 
 
 def test_of_equal_epochs_the_last_is_kept_and_named(

@@ -26,7 +26,7 @@ from patchcleanser.errors import ClassifierError, MissingDependencyError, Traini
 from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, GreedyCutout
 from patchcleanser.training.journal import Epoch, draw, open_board, write_log
-from patchcleanser.training.judge import Judge, as_good, mask_colour
+from patchcleanser.training.judge import Judge, as_good
 from patchcleanser.training.losses import interval_loss, margin_loss, pixel_ends, window_loss
 from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.speed import compiled
@@ -148,8 +148,6 @@ def fit(
             f"the loss {recipe.loss!r} needs a network's `{INNER[recipe.loss]}`, and {type(module).__name__} has none; "
             f"use {'net:bagnet' if recipe.loss == 'window' else 'net:interval'}, or another recipe"
         )
-    if recipe.grid == "source" and (recipe.loss == "interval" or getattr(module, "mask_aware", False)):
-        raise TrainingError("interval bounds and mask-aware networks are about pixels of the input; use grid=input")
     torch.manual_seed(seed)
     run = _Run(module, recipe, seed, accelerator)
     threat = threat or Threat.share(0.024)
@@ -167,9 +165,7 @@ def fit(
     held, kept = np.split(split, [int(recipe.holdout * len(data))])
     pixels = torch.from_numpy(data.images).to(run.device)
     labels = torch.from_numpy(data.labels).to(run.device)
-    judge = Judge(
-        _floats(pixels, held), labels[torch.as_tensor(held, device=run.device)], preprocessing, threat, recipe.grid
-    )
+    judge = Judge(_floats(pixels, held), labels[torch.as_tensor(held, device=run.device)], preprocessing, threat)
     steps = recipe.epochs * len(kept) // recipe.batch if accelerator.num_processes == 1 else 0
     step = _Step(run, preprocessing, teacher, steps)
     saved = time.monotonic()
@@ -225,23 +221,14 @@ class _Step:
 
         return of
 
-    def _prepared(self, images: Tensor) -> Tensor:
-        inputs = self.preprocessing(images)
-        return inputs.contiguous(memory_format=torch.channels_last) if self.run.device.type == "cuda" else inputs
-
-    def _shown(self, images: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    def _shown(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Inputs under masks; a mask-aware network is told what is hidden."""
-        run, losses = self.run, self.losses(labels)
+        run = self.run
         if getattr(run.module, "mask_aware", False):
             hidden = self.cutout.hidden(inputs, run.generator)[:, None]
             return torch.cat([inputs.masked_fill(hidden, 0.0), hidden.to(inputs.dtype)], dim=1)
         run.module.eval()  # masks are chosen by the model as it answers in use
-        if run.recipe.grid == "source":
-            colour = mask_colour(self.preprocessing, images)  # a mask is 0, so the colour is taken away and put back
-            masked = self.cutout(images - colour, lambda m: losses(self._prepared(m + colour)), run.generator)
-            masked = self._prepared(masked + colour)
-        else:
-            masked = self.cutout(inputs, losses, run.generator)
+        masked = self.cutout(inputs, self.losses(labels), run.generator)
         run.module.train()
         return masked
 
@@ -280,11 +267,13 @@ class _Step:
     def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         run, recipe = self.run, self.run.recipe
         images = augment(images, run.generator, shift=recipe.shift, strength=recipe.strength, flip=recipe.flip)
-        inputs = self._prepared(images)
+        inputs = self.preprocessing(images)
+        if run.device.type == "cuda":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
         if recipe.loss == "interval":
             loss, logits = self._bounded(inputs, labels)
         else:
-            loss, logits = self._loss(self._shown(images, inputs, labels), labels)
+            loss, logits = self._loss(self._shown(inputs, labels), labels)
         if self.teacher is not None and recipe.teacher_weight > 0:
             with torch.no_grad(), run.autocast():
                 wanted = self.teacher(inputs).float()

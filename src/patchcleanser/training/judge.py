@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.threats import Grid, Threat
+from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
 
 VIEWS = 24
@@ -34,38 +34,24 @@ def as_good(share: float, best: float, number: int) -> bool:
     return share >= best - math.sqrt(best * (1 - best) / max(number, 1))
 
 
-def mask_colour(preprocessing: Preprocessing, images: Tensor) -> Tensor:
-    """What hides pixels of images as they came [C, 1, 1]."""
-    return images.new_tensor(preprocessing.source_fill(images.shape[1]))[:, None, None]
-
-
 class Judge:
     """Scores the averaged weights on the held-out part, without any augmentation."""
 
-    def __init__(
-        self, images: Tensor, labels: Tensor, preprocessing: Preprocessing, threat: Threat, grid: Grid = "input"
-    ) -> None:
-        self.labels, self.source = labels, grid == "source"
-        self.images = images if self.source else preprocessing(images)
-        self.preprocessing = preprocessing
-        height, width = self.images.shape[2:]
+    def __init__(self, images: Tensor, labels: Tensor, preprocessing: Preprocessing, threat: Threat) -> None:
+        self.inputs, self.labels = preprocessing(images), labels
+        height, width = self.inputs.shape[2:]
         self.views = two_mask_views(threat, (height, width), images.device)
 
     def __call__(self, model: nn.Module) -> tuple[float, float] | None:
         """Shares of the held-out images right unmasked, and right under all views; None if there are none."""
         if not len(self.labels):
             return None
-        right = self._right(model, torch.ones_like(self.views[0]))
+        right = self._right(model, self.inputs)
         survive = right.clone()
         for view in self.views:
-            survive &= self._right(model, view)
+            survive &= self._right(model, self.inputs * view)
         return float(right.float().mean()), float(survive.float().mean())
 
-    def _right(self, model: nn.Module, view: Tensor) -> Tensor:
-        parts = torch.split(self.images, 2000)
-        return torch.cat([model(self._seen(part, view)).argmax(1) for part in parts]) == self.labels
-
-    def _seen(self, images: Tensor, view: Tensor) -> Tensor:
-        if not self.source:
-            return images * view
-        return self.preprocessing(torch.where(view, images, mask_colour(self.preprocessing, images)))
+    def _right(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        found = torch.cat([model(part).argmax(1) for part in torch.split(inputs, 2000)])
+        return found == self.labels

@@ -7,7 +7,6 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from patchcleanser.core.threats import Grid
 from patchcleanser.errors import InputError
 from patchcleanser.training.cutout import Ablation, Cutout, GreedyCutout
 
@@ -42,9 +41,6 @@ class Recipe:
     flip: bool = True
     """Whether images are mirrored at random; digits must not be."""
     cutout: Cutout = field(default_factory=lambda: Cutout(0))
-    grid: Grid = "input"
-    """Where masks lie, and their pixels are counted: on the network's input, or on the image before it is resized.
-    A mask that is resized with its image has soft edges, and a network that never saw any is misled by them."""
     greedy_from: float = 0.0
     """A GreedyCutout is plain until this share of the epochs is over."""
     teacher_weight: float = 0.0
@@ -66,8 +62,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
             raise InputError(f"epochs and batch are at least 1, got {self.epochs} and {self.batch}")
-        kinds = {"optimizer": Optimizer, "schedule": Schedule, "loss": Loss, "precision": Numbers, "grid": Grid}
-        for name, kind in kinds.items():
+        for name, kind in (("optimizer", Optimizer), ("schedule", Schedule), ("loss", Loss), ("precision", Numbers)):
             if getattr(self, name) not in get_args(kind):
                 raise InputError(f"{name} is one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
         if not self.rate > 0:
@@ -78,7 +73,6 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the kind of cutout named."""
         others = {"loss", "margin", "window", "ramp"} - _OWN.get(self.loss, set())
-        others |= {"grid"} if self.grid == "input" else set()  # as it was before there was another
         settings = {name: value for name, value in asdict(self).items() if name not in others}
         named = {"kind": type(self.cutout).__name__, **asdict(self.cutout)}
         return {**settings, "cutout": named}
