@@ -104,4 +104,4 @@ def test_findings_follow_from_the_rows_beside_them(name: str) -> None:
 def test_rows_without_their_tables_say_so_where_tables_are_asked_for() -> None:
     rows = REPOSITORY / "results" / "reproduce" / "rows"
     with pytest.raises(RecordError, match="tables were taken out of the rows"):
-        verdicts(Run(rows / "resnet-cifar10-5-source-6x6-1000-cuda-fast"), "challenger-masking")
+        verdicts(Run.open(rows / "resnet-cifar10-5-source-6x6-1000-cuda-fast"), "challenger-masking")
