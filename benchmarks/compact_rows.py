@@ -3,7 +3,7 @@
     python benchmarks/compact_rows.py RUNS results/reproduce/rows
 
 What is left says for each image its labels, answer, certificates and cost, 40 kB for 1,000 images: enough for
-accuracies of every kind. What needs the tables (Figures 9, 10, 22; other defenses; maps) needs the whole run.
+accuracies of every kind. What needs the tables (Figures 9 and 10; other defenses; maps) needs the whole run.
 """
 
 from __future__ import annotations
