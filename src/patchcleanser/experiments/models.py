@@ -150,6 +150,7 @@ PHOTOS = "tiny-imagenet"
 """What ImageNet's classifiers are hardened with."""
 HARDEN = "--images {photos} --limit 40000 --patch 2% --batch 128 --unmasked 0.2 --sharp 4 --patience 99 --epochs 10"
 OLDER = "an older and weaker network than the paper's (75% undefended against its 82%)"
+FROM = "from an older ImageNet network (75% undefended against its 82%)"
 PHOTOGRAPHED = ", hardened with unlabelled photos (1,999 of ImageNet, 40,000 of 64×64; the command takes the latter)"
 LIGHTER = "a network of 3.5 M parameters (69% undefended against the paper's 82%)"
 
@@ -171,7 +172,7 @@ def tuned_smaller(*, cutout: bool = True) -> Model:
         f"trained:{{models}}/{name}",
         "ResNet",
         "cifar10",
-        f"it is fine-tuned at 128×128, for {epochs} epochs, from an older ImageNet network (75% undefended against its 82%)",
+        f"it is fine-tuned at 128×128, for {epochs} epochs, {FROM}",
         f"patchcleanser train --model '{RESNET50}?classes=10&size=128' --data cifar10 {SMALLER} "
         f"--set epochs={epochs}{masks} --out {{models}}/{name}",
         side=128,
@@ -187,7 +188,7 @@ def tuned_longer() -> Model:
         f"trained:{{models}}/{name}",
         "ResNet",
         "cifar10",
-        "it is fine-tuned at 128×128, for 32 epochs, from an older ImageNet network (75% undefended against its 82%)",
+        f"it is fine-tuned at 128×128, for 32 epochs, {FROM}",
         f"patchcleanser train --model {first.spec} --data cifar10 {SMALLER.replace('rate=0.03', 'rate=0.02')} "
         f"--set epochs=12 --set greedy_from=0.3{LONGER_MASKS} --out {{models}}/{name}",
         side=128,
@@ -208,7 +209,7 @@ def tuned(data: str, *, cutout: bool = True) -> Model:
         f"trained:{{models}}/{name}",
         "ResNet",
         data,
-        f"it is fine-tuned {recipe} from an older ImageNet network (75% undefended against its 82%)",
+        f"it is fine-tuned {recipe} {FROM}",
         f"patchcleanser train --model '{RESNET50}?classes={CLASSES[data]}' --data {data} --recipe paper"
         f"{change} --patch {'2.4%' if data in LOW else '2%'} --out {{models}}/{name}",
     )
