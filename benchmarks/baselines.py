@@ -5,7 +5,7 @@
     python benchmarks/baselines.py --merge rows/baselines-*.json  # rows that several jobs measured, into --out
 
 A row says defense, patch, images, clean, certified and ms an image, with the weights, the command and the hardware;
-a row of the same defense and patch is replaced. The run folders hold a record for each image; a run that stopped
+a row of the same defense, network and patch is replaced. The run folders hold a record for each image; a run that stopped
 goes on.
 """
 
@@ -69,11 +69,14 @@ def measured(job: Job, folder: Path, spec: str, data: str) -> dict[str, Any]:
     }
 
 
+def _measured(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["defense"], row["network"], row["patch"], (row.get("recipe") or {}).get("name")
+
+
 def keep(row: dict[str, Any], out: Path) -> None:
-    """Write a row, in place of one of the same defense, network and patch."""
+    """Write a row, in place of one of the same defense, network, recipe and patch."""
     rows = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else []
-    same = ("defense", "network", "patch")
-    rows = [old for old in rows if any(old[name] != row[name] for name in same)]
+    rows = [old for old in rows if _measured(old) != _measured(row)]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
 

@@ -14,7 +14,7 @@ from patchcleanser.cli.app import main
 from patchcleanser.core.metrics import Share
 from patchcleanser.errors import RecordError
 from patchcleanser.experiments import EXPERIMENTS
-from patchcleanser.experiments.baselines import BASELINES, PATCHES, RECOVERING, measured
+from patchcleanser.experiments.baselines import BASELINES, PATCHES, RECOVERING, Baseline, measured
 from patchcleanser.experiments.collecting import read_found
 from patchcleanser.reports.published import published
 
@@ -29,11 +29,12 @@ METHODS = {
 }
 
 
-def row(defense: str, network: str, patch: str, certified: float) -> dict[str, Any]:
+def row(baseline: Baseline, patch: str, certified: float) -> dict[str, Any]:
     """As benchmarks/baselines.py writes it."""
     return {
-        "defense": defense,
-        "network": network,
+        "defense": baseline.defense,
+        "network": baseline.network,
+        "recipe": {"name": baseline.recipe},
         "patch": patch,
         "images": 10000,
         "undefended": 86.01,
@@ -49,7 +50,7 @@ def row(defense: str, network: str, patch: str, certified: float) -> dict[str, A
 
 def every_row() -> list[dict[str, Any]]:
     pairs = [(b, PATCHES[p]) for b in BASELINES for p in PATCHES]
-    return [row(b.defense, b.network, patch, 50 + n) for n, (b, patch) in enumerate(pairs)]
+    return [row(b, patch, 50 + n) for n, (b, patch) in enumerate(pairs)]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -93,14 +94,14 @@ def test_the_printed_numbers_are_those_that_the_reports_print() -> None:
             if baseline.printed is not None:
                 assert baseline.said(patch) == theirs[METHODS[baseline.defense], int(patch)]
                 compared += 1
-    assert compared == 12
+    assert compared == 14
 
 
 def test_rows_of_many_jobs_are_merged_and_a_newer_one_takes_the_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.json").write_text(json.dumps(every_row()[:2]))
-    (tmp_path / "b.json").write_text(json.dumps([row("ds", "net:ablated", "5x5", 12.0)]))
+    (tmp_path / "b.json").write_text(json.dumps([row(BASELINES[0], "5x5", 12.0)]))
     words = ["--merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(tmp_path / "all.json")]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
     runpy.run_path(str(SCRIPT), run_name="__main__")

@@ -55,13 +55,22 @@ def test_detection_must_certify_more_than_recovery() -> None:
 
 
 def test_cutout_must_help_every_network_that_has_a_vanilla_twin() -> None:
-    lines = [line for line in EXPERIMENTS["table5"].lines if line.plan.model in ("resnet", "cifar10-resnet-vanilla")]
+    twins = ("cifar10-resnet", "cifar10-resnet-vanilla")
+    lines = [line for line in EXPERIMENTS["table5"].lines if line.plan.model in twins]
     assert len(lines) == 2
     for masked, word in ((76, "yes"), (30, "NO")):
         shares = {"with cutout": masked, "vanilla": 40}
         findings = {line.key: Finding({"certified": Share(shares[line.variant], 100)}, 100, {}) for line in lines}
         (told,) = claim_lines(EXPERIMENTS["table5"], findings)
-        assert f"family: {word} for cifar10, source (certified resnet 40.0 to {masked:.1f})" in told
+        assert f"family: {word} for cifar10, source (certified cifar10-resnet 40.0 to {masked:.1f})" in told
+
+
+def test_a_network_that_learnt_longer_is_no_twin() -> None:
+    models = ("resnet", "cifar10-resnet-vanilla", "cifar10-resnet50-128-longer", "cifar10-resnet50-128-vanilla")
+    lines = [line for line in EXPERIMENTS["table5"].lines if line.plan.model in models]
+    assert len(lines) == len(models)
+    findings = {line.key: Finding({"certified": Share(50, 100)}, 100, {}) for line in lines}
+    assert claim_lines(EXPERIMENTS["table5"], findings) == []
 
 
 @pytest.mark.parametrize(("large", "word"), [(9, "yes"), (1, "NO")])
@@ -72,7 +81,7 @@ def test_larger_objects_must_be_certified_more_often_whatever_a_bucket_without_i
     shares = [Share(3, 10), Share(0, 0), *(Share(2, 10) for _ in range(3)), *(Share(large, 20) for _ in range(5))]
     findings = {line.key: Finding({"certified": share}, 180, {}) for line, share in zip(lines, shares, strict=True)}
     (told,) = claim_lines(EXPERIMENTS["figure20"], findings)
-    assert f"object: {word} for" in told
+    assert f"picture: {word} for" in told
     assert f"certified 22.5 up to 50 and {5.0 * large:.1f} beyond, of 40 and 100 images" in told
 
 

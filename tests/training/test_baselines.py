@@ -25,7 +25,7 @@ SMALL_BAGNET = {"field": 5, "stride": 2, "width": 48, "depth": 3}
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ds": ("ds-cifar", "ablated", SMALL_RESNET, {"rate": 0.1, "epochs": 40}),
     "pg-ds": ("smoothed-vit-cifar", "smoothed-vit", {"width": 48, "depth": 3}, {"rate": 3e-3, "epochs": 60}),
-    "cbn": ("bagnet-cifar", "bagnet", SMALL_BAGNET, {"epochs": 40}),
+    "cbn": ("bagnet-cifar", "bagnet", SMALL_BAGNET, {"rate": 0.01, "epochs": 40}),
     "pg-bn": ("patchguard-cifar", "bagnet", SMALL_BAGNET, {"window": 2, "epochs": 25}),
     "bagcert": ("bagcert-cifar", "bagnet", {**SMALL_BAGNET, "votes": True}, {"epochs": 25}),
     "ibp": ("ibp-cifar", "interval", {"width": 4, "hidden": 64}, {"rate": 5e-3, "epochs": 45}),
@@ -87,16 +87,36 @@ def test_the_true_class_loses_its_best_window_before_the_loss_and_the_others_kee
     expected = torch.nn.functional.cross_entropy(without.clamp_min(0).mean((2, 3)), torch.tensor([0]))
     assert torch.allclose(window_loss(local, torch.tensor([0]), 3), expected)
     assert window_loss(local, torch.tensor([0]), 2) < expected < window_loss(local, torch.tensor([1]), 3)
+    flat = torch.zeros(1, 2, 4, 12)
+    flat[0, 0] = 1.0
+    left = torch.tensor([[(48 - 4 * 9) / 48, 0.0]])  # a map lower than the window loses all of its height
+    assert torch.allclose(
+        window_loss(flat, torch.tensor([0]), 9), torch.nn.functional.cross_entropy(left, torch.tensor([0]))
+    )
 
 
 def test_a_loss_that_looks_into_a_network_says_which_networks_can_be_looked_into(
     images: ArrayDataset, tmp_path: Path
 ) -> None:
     module = build_network("resnet", SMALL_RESNET)
-    with pytest.raises(TrainingError, match=r"needs a network's `local`.*use net:bagnet"):
+    with pytest.raises(TrainingError, match="which has no `local`; use net:bagnet"):
         fit(module, images, replace(RECIPES["patchguard-cifar"], precision="no"), preprocessing=NORM, out=tmp_path)
 
 
-def test_the_recipes_that_were_there_keep_their_fingerprints() -> None:
-    assert "loss" not in RECIPES["scratch-cifar"].to_json()
-    assert RECIPES["bagcert-cifar"].to_json()["loss"] == "margin"
+def test_a_card_names_the_settings_of_its_own_loss_only() -> None:
+    own = {"loss", "margin", "window", "ramp"}
+    for recipe, settings in (("scratch-cifar", set()), ("bagcert-cifar", {"loss", "margin"})):
+        assert own & set(RECIPES[recipe].to_json()) == settings
+    assert own & set(RECIPES["patchguard-cifar"].to_json()) == {"loss", "window", "ramp"}
+
+
+@pytest.mark.parametrize("change", [{"window": 0}, {"ramp": -0.5}, {"ramp": 2.0}])
+def test_windows_and_ramps_out_of_range_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="a window is at least 1 and a ramp lies in"):
+        replace(RECIPES["patchguard-cifar"], **change)
+
+
+def test_a_network_that_votes_is_not_trained_by_its_windows(images: ArrayDataset, tmp_path: Path) -> None:
+    module = build_network("bagnet", {**SMALL_BAGNET, "votes": True})
+    with pytest.raises(TrainingError, match="which votes"):
+        fit(module, images, replace(RECIPES["patchguard-cifar"], precision="no"), preprocessing=NORM, out=tmp_path)

@@ -16,7 +16,7 @@ from patchcleanser.data import in_memory, load_dataset, together
 from patchcleanser.data.base import Subset
 from patchcleanser.errors import InputError
 from patchcleanser.training import Recipe, fit
-from patchcleanser.training.harden import Check, HardenSettings, _better, _Work, harden
+from patchcleanser.training.harden import Check, HardenSettings, _chosen, _unbeaten, _Work, harden
 
 THREAT = Threat.square(5)
 
@@ -59,16 +59,29 @@ def test_the_copy_says_of_masked_photos_what_the_original_says_of_whole_ones(cla
     assert not any(m.training for m in done.classifier.module.modules())
 
 
-def test_of_copies_that_chance_cannot_tell_apart_the_one_most_like_the_original_is_kept() -> None:
-    def check(epoch: int, agreement: float, invariance: float) -> Check:
-        return Check(epoch, 0.5, agreement, invariance, 1.0)
-
-    untouched, early, late = check(0, 1.0, 0.07), check(4, 0.66, 0.322), check(10, 0.71, 0.300)
-    assert _better(early, untouched, early, 400)
-    assert _better(late, early, early, 400)  # 0.022 less of 400 photos is chance, 0.05 more agreement is kept
-    assert not _better(late, early, early, 40_000)
-    assert not _better(check(12, 0.65, 0.320), early, early, 400)
-    assert not _better(check(2, 0.99, 0.06), untouched, untouched, 400)  # nothing improved
+@pytest.mark.parametrize(
+    ("pairs", "photos", "epoch"),
+    [
+        ([(0.07, 1.0), (0.322, 0.66), (0.300, 0.71)], 400, 2),  # 0.022 less of 400 photos may be chance
+        ([(0.07, 1.0), (0.322, 0.66), (0.300, 0.71)], 40_000, 1),
+        ([(0.07, 1.0), (0.322, 0.66), (0.300, 0.71)], 40, 1),  # of few photos everything may
+        ([(0.07, 1.0), (0.300, 0.9), (0.322, 0.7), (0.345, 0.5)], 400, 2),  # the most invariance came last
+        ([(0.50, 1.0), (0.5025, 0.90), (0.48, 0.95)], 400, 1),  # never one with less than the original
+        ([(0.50, 1.0), (0.50, 0.9)], 400, 0),
+        ([(0.07, 1.0), (0.3, 0.8), (0.3, 0.8)], 400, 2),  # of equals the last
+    ],
+)
+def test_of_the_most_invariant_copies_the_one_most_like_the_original_is_kept(
+    pairs: list[tuple[float, float]], photos: int, epoch: int
+) -> None:
+    checks = [Check(n, 0.5, agreement, invariance, 1.0) for n, (invariance, agreement) in enumerate(pairs)]
+    chosen = _chosen(checks, photos)
+    assert chosen.epoch == epoch
+    # Weights are thrown away as checks come in; those of the chosen one are there whenever it is asked.
+    for seen in range(1, len(checks) + 1):
+        kept = _unbeaten(checks[:seen])
+        assert _chosen(checks[:seen], photos) in kept
+        assert {c.epoch for c in _unbeaten(checks)} & {c.epoch for c in checks[:seen]} <= {c.epoch for c in kept}
 
 
 def test_it_stops_by_itself_when_nothing_improves(classifier: TorchClassifier) -> None:

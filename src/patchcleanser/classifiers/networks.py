@@ -75,8 +75,10 @@ def resnet(
     return model
 
 
-def vit(classes: int = 10, *, width: int = 256, depth: int = 6, heads: int = 4, drop_path: float = 0.1) -> nn.Module:
-    """A ViT with 64 tokens behind a convolutional stem."""
+def vit(
+    classes: int = 10, *, width: int = 256, depth: int = 6, heads: int = 4, mlp: float = 4.0, drop_path: float = 0.1
+) -> nn.Module:
+    """A ViT with 64 tokens behind a convolutional stem; its MLPs are `mlp` times as wide as its tokens."""
     model: nn.Module = VisionTransformer(
         img_size=32,
         patch_size=4,
@@ -84,6 +86,7 @@ def vit(classes: int = 10, *, width: int = 256, depth: int = 6, heads: int = 4, 
         embed_dim=width,
         depth=depth,
         num_heads=heads,
+        mlp_ratio=mlp,
         class_token=False,
         global_pool="avg",
         drop_path_rate=drop_path,

@@ -74,15 +74,15 @@ class Recheck:
         A label flips if some class gains more on the first than it lay behind. What all classes share
         moves none against another, so a class's movement counts from the median one, and two classes
         move against each other by at most the sum of theirs. A label is doubtful if some class lies no
-        further behind than (twice) the most that it and the first were seen to move, and what the fast way
-        cannot tell apart at all: two numbers rounded to nearest come closer by at most its resolution.
+        further behind than (twice) the most that it and the first were seen to move, or than the
+        fast way can tell apart at all.
         """
         self.begin()
         moved = torch.where(torch.isneginf(fast) & torch.isneginf(exact), 0.0, exact - fast)
         moved = moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
         own = (moved - moved.median(dim=1, keepdim=True).values).abs()
         self._moved = SAFETY * own.nan_to_num(nan=torch.inf, posinf=torch.inf).amax(0)
-        self._precision = resolution
+        self._precision = SAFETY * resolution
         self.hopeless = bool(self.doubt(fast).float().mean() > HOPELESS)
 
     def doubt(self, fast: Tensor) -> Tensor:

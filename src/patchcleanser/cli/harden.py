@@ -63,7 +63,8 @@ def harden(
         "patch": patch,
         "settings": asdict(settings),
         "seed": seed,
-        "criterion": "most agreement among those within one standard error of the most invariance",
+        "criterion": "most agreement with the original, of those within one standard error of the most held-out photos "
+        "with its label under all two-mask views",
         "before": asdict(before),
         "best": asdict(best),
         "checks": [asdict(check) for check in done.checks],

@@ -91,9 +91,9 @@ def train(
         "teacher": teacher,
         "teacher_weights_sha256": None if guide is None else weights_of(teacher or "", guide),
         "seed": seed,
-        "criterion": f"the last within one standard error of most held-out images right under {patch} two-mask views"
-        if chosen.holdout
-        else "the last weights",
+        "criterion": "the last weights"
+        if fitted.best.survival is None
+        else f"the last within one standard error of most held-out images right under {patch} two-mask views",
         "best_epoch": asdict(fitted.best),
         "seconds": round(sum(e.seconds for e in fitted.history), 1),
         **origin(),

@@ -59,8 +59,6 @@ def tables(run: Run) -> Iterator[Tables]:
         raise RecordError(f"{run.folder} holds no two-mask tables; certify with --table")
     built = lru_cache(maxsize=KEPT_MASKS)(run.mask_set)
     for rows in _batches(run, ["index", "label", "height", "width", "table"]):
-        if rows["table"].null_count:
-            raise RecordError(f"the two-mask tables were taken out of the rows in {run.folder}; use the whole run")
         sizes = list(zip(rows["height"].to_pylist(), rows["width"].to_pylist(), strict=True))
         for size in dict.fromkeys(sizes):
             mine = rows.filter(pa.array([s == size for s in sizes]))

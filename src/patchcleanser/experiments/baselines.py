@@ -51,17 +51,18 @@ class Baseline:
 
 
 def _bagnet(
-    defense: str, printed: tuple[tuple[float, float], tuple[float, float]] | None, *, folder: str = "patchguard"
+    defense: str, printed: tuple[tuple[float, float], tuple[float, float]] | None, folder: str = "bagnet"
 ) -> Baseline:
-    """A BagNet; 5 px see about what BagNet-17 sees of an image enlarged to 192×192."""
+    """A BagNet, plain or trained for robust masking; 5 px see about what BagNet-17 sees of an image of 192×192."""
     return Baseline(defense, folder, "net:bagnet?field=5", f"{folder}-cifar", printed, ("epochs=40",))
 
 
 BASELINES = (
     Baseline("ds", "ablated", "net:ablated", "ds-cifar", ((83.9, 68.9), (83.9, 56.2)), ("epochs=60",)),
     Baseline("pg-ds", "ablated", "net:ablated", "ds-cifar", ((84.7, 69.2), (84.6, 57.7)), ("epochs=60",)),
-    _bagnet("cbn", ((84.2, 44.2), (84.2, 9.3)), folder="bagnet"),
+    _bagnet("cbn", ((84.2, 44.2), (84.2, 9.3))),
     _bagnet("pg-bn", ((84.5, 63.8), (83.9, 47.3))),
+    _bagnet("pg-bn", ((84.5, 63.8), (83.9, 47.3)), "patchguard"),
     _bagnet("patchguard++", None),
     Baseline(
         "bagcert",
@@ -98,8 +99,11 @@ def measured(path: Path) -> dict[str, Finding]:
         return {}
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-        keys = {(b.defense, b.network, PATCHES[p]): b.line(p).key for b in RECOVERING for p in PATCHES}
-        found = {(row["defense"], row["network"], row["patch"]): _finding(row) for row in rows}
+        keys = {(b.defense, b.network, b.recipe, PATCHES[p]): b.line(p).key for b in RECOVERING for p in PATCHES}
+        found = {
+            (row["defense"], row["network"], (row.get("recipe") or {}).get("name"), row["patch"]): _finding(row)
+            for row in rows
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecordError(f"{path} is no file of rows from benchmarks/baselines.py ({error!r})") from error
     return {keys[key]: finding for key, finding in found.items() if key in keys}

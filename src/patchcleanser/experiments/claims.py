@@ -10,6 +10,9 @@ from patchcleanser.experiments.base import Axis, Claim, Finding, Line, Series, p
 NOISE = 1.0
 """Points that one step may go against a trend: images are the same, but few."""
 
+ENOUGH = 20
+"""Images on either side, below which nothing is said of the two."""
+
 
 def along(axis: Axis, measure: str, series: Series) -> list[tuple[float, float]]:
     """Where lines stand on the axis, and the measure there, from left to right."""
@@ -33,7 +36,7 @@ def rises_and_saturates(axis: Axis, measure: str, words: str) -> Claim:
 
 
 def larger_beyond(axis: Axis, middle: float, measure: str, words: str) -> Claim:
-    """Of all images that lie beyond the middle, a larger share than of those before it: single places hold few."""
+    """It is larger for all images beyond the middle together than for those before it: single places hold few."""
 
     def holds(series: Series) -> tuple[bool, str] | None:
         before, beyond = Share(0, 0), Share(0, 0)
@@ -43,13 +46,13 @@ def larger_beyond(axis: Axis, middle: float, measure: str, words: str) -> Claim:
                 beyond += value
             elif isinstance(value, Share):
                 before += value
-        if not (before.total and beyond.total):
+        if min(before.total, beyond.total) < ENOUGH:
             return None
         said = (
             f"{_plain(measure)} {before.percent:.1f} up to {middle:g} and {beyond.percent:.1f} beyond, of "
             f"{before.total:,} and {beyond.total:,} images"
         )
-        return beyond.percent > before.percent, said
+        return beyond.percent > before.percent + NOISE, said
 
     return Claim(words, holds)
 

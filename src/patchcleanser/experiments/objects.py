@@ -43,7 +43,11 @@ FIGURE20 = Experiment(
     variant="Objects take",
     boxed=in_bucket,
     axis=BY_SIZE,
-    claims=(larger_beyond(BY_SIZE, 50, "certified", "Certified accuracy rises with the size of the object"),),
+    claims=(
+        larger_beyond(
+            BY_SIZE, 50, "certified", "Certified accuracy is larger where objects take more than half of the picture"
+        ),
+    ),
 )
 
 CLASS_MODELS = ("tiny", "resnet", "vit", "mlp", "imagenet-resnet50-hardened", "authors-vit-imagenet")

@@ -54,18 +54,18 @@ def _ours(family: str, data: str, how: str) -> list[str]:
         return []
     tuned = {"cifar10": ("resnet50-128", "resnet50"), "flowers102": ("resnet50",)}.get(data, ())
     large = [f"{data}-{network}{MASKS[how]}" for network in tuned if family == "ResNet"]
-    large = [name.replace("50-128", "50-128-longer") if how == "with cutout" else name for name in large]
+    large += [f"{data}-resnet50-128-longer"] if (data, family, how) == ("cifar10", "ResNet", "with cutout") else []
     if data == "flowers102":
         return large
-    small = f"{data}-{family.lower()}{MASKS[how]}"
-    if data == "cifar10" and how == "with cutout":
-        small = family.lower()  # the zoo's
-    return [small, *large]
+    zoo = (
+        [family.lower()] if data == "cifar10" and how == "with cutout" else []
+    )  # it learnt longer than its family's others
+    return [*zoo, f"{data}-{family.lower()}{MASKS[how]}", *large]
 
 
 def _network(line: Line) -> str:
-    """The network without its dataset and its training, so that a model meets its vanilla twin."""
-    return line.plan.model.removesuffix("-vanilla").removesuffix("-longer").removeprefix(f"{line.plan.data}-")
+    """The network without its training, so that a model meets its vanilla twin, which learnt as long."""
+    return line.plan.model.removesuffix("-vanilla")
 
 
 def _helps() -> Claim:

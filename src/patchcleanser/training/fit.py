@@ -31,8 +31,10 @@ from patchcleanser.training.losses import interval_loss, margin_loss, pixel_ends
 from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.speed import compiled
 
-INNER = {"window": "local", "interval": "behind"}
-"""Losses that look into a network, and its method for it."""
+INNER = {"window": ("local", "net:bagnet"), "interval": ("behind", "net:interval")}
+"""Losses that look into a network: its method for it, and a network that has it."""
+
+CRITERION = "the last within one standard error of the highest survival"
 
 SAVE_SECONDS = 10
 """After the first epoch, and then when an epoch ends this long after the last checkpoint, another is written."""
@@ -141,13 +143,8 @@ def fit(
     """
     device = next(module.parameters()).device
     accelerator = _accelerator(device)
-    if recipe.loss in INNER and accelerator.num_processes > 1:
-        raise TrainingError(f"the loss {recipe.loss!r} is trained by one process; start it without accelerate launch")
-    if recipe.loss in INNER and not hasattr(module, INNER[recipe.loss]):
-        raise TrainingError(
-            f"the loss {recipe.loss!r} needs a network's `{INNER[recipe.loss]}`, and {type(module).__name__} has none; "
-            f"use {'net:bagnet' if recipe.loss == 'window' else 'net:interval'}, or another recipe"
-        )
+    if recipe.loss in INNER:
+        _require_inner(module, recipe.loss, accelerator.num_processes)
     torch.manual_seed(seed)
     run = _Run(module, recipe, seed, accelerator)
     threat = threat or Threat.share(0.024)
@@ -158,6 +155,7 @@ def fit(
         "images": len(data),
         "patch": str(threat),
         "teacher": None if teacher is None else module_digest(teacher),
+        "criterion": CRITERION,
     }
     checkpoint = out / "checkpoint.pt"
     _resume(run, checkpoint, key)
@@ -204,7 +202,7 @@ class _Step:
         self.forward = compiled(run.model, run.device, steps)
         module: Any = run.module
         inner = INNER.get(run.recipe.loss)
-        self.inner = compiled(getattr(module, inner), run.device, steps) if inner else None
+        self.inner = compiled(getattr(module, inner[0]), run.device, steps) if inner else None
         self.teacher: Any = None if teacher is None else teacher.to(run.device).eval()
         if self.teacher is not None and run.device.type == "cuda":
             self.teacher = compiled(self.teacher.to(memory_format=torch.channels_last), run.device, steps)
@@ -234,7 +232,7 @@ class _Step:
 
     @property
     def _strength(self) -> float:
-        """Of a loss that begins as plain cross-entropy."""
+        """How far a loss that begins as plain cross-entropy has become its own, from 0 to 1."""
         ramp = self.run.recipe.ramp
         return min(1.0, self.progress / ramp) if ramp else 1.0
 
@@ -391,6 +389,16 @@ def _resume(run: _Run, path: Path, key: dict[str, Any]) -> None:
     if different:
         raise TrainingError(f"{path} belongs to another run (other {', '.join(different)}); use another --out")
     run.restore(saved["state"])
+
+
+def _require_inner(module: nn.Module, loss: str, processes: int) -> None:
+    """Refuse a network that a loss cannot look into."""
+    method, network = INNER[loss]
+    if processes > 1:
+        raise TrainingError(f"the loss {loss!r} is trained by one process; start it without accelerate launch")
+    if not hasattr(module, method) or (loss == "window" and getattr(module, "votes", False)):
+        what = "votes" if hasattr(module, method) else f"has no `{method}`"
+        raise TrainingError(f"the loss {loss!r} cannot train {type(module).__name__}, which {what}; use {network}")
 
 
 def require_classes(found: int | None, wanted: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -36,6 +36,9 @@ from patchcleanser.training.speed import compiled
 
 MOST_HELD = 400
 """More photos than this are not held out: each is looked at 25 times a check."""
+
+FEW = 100
+"""Photos held out from which on one standard error is small enough to choose within."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def harden(
         raise InputError(f"hardening needs at least 10 photos, got {len(photos)}")
     work = _Work(classifier, photos, threat, settings, seed)
     checks = [work.check(0, None)]
-    top, best, kept = checks[0], checks[0], work.weights()
+    kept = {0: work.weights()}
     for epoch in range(1, settings.epochs + 1):
         loss = work.epoch(epoch)
         if not math.isfinite(loss):
@@ -132,20 +135,39 @@ def harden(
         checks.append(work.check(epoch, loss))
         if watch is not None:
             watch(checks[-1], settings.epochs)
-        top = max(top, checks[-1], key=lambda check: check.invariance)
-        if _better(checks[-1], best, top, len(work.held)):
-            best, kept = checks[-1], work.weights()
-        if epoch - top.epoch >= settings.patience * settings.every:
+        kept[epoch] = work.weights()
+        kept = {check.epoch: kept[check.epoch] for check in _unbeaten(checks)}
+        if epoch - max(checks, key=lambda check: check.invariance).epoch >= settings.patience * settings.every:
             break
-    work.student.load_state_dict(kept)
+    best = _chosen(checks, len(work.held))
+    work.student.load_state_dict(kept[best.epoch])
     return Hardened(TorchClassifier(work.student, classifier.preprocessing, classes=classifier.classes), checks, best)
 
 
-def _better(check: Check, kept: Check, top: Check, photos: int) -> bool:
-    """Whether a copy is to be kept instead, given the most invariance so far."""
-    if top.epoch == 0 or not as_good(check.invariance, top.invariance, photos):
-        return False
-    return kept.epoch == 0 or not as_good(kept.invariance, top.invariance, photos) or check.agreement >= kept.agreement
+def _unbeaten(checks: Sequence[Check]) -> list[Check]:
+    """The untouched one, and those that no later check equals or beats in both measures: one of them will be chosen."""
+    return [
+        check
+        for at, check in enumerate(checks)
+        if at == 0
+        or not any(c.invariance >= check.invariance and c.agreement >= check.agreement for c in checks[at + 1 :])
+    ]
+
+
+def _chosen(checks: Sequence[Check], photos: int) -> Check:
+    """The copy to return; the untouched one, which comes first, if none has more invariance.
+
+    Of few photos one standard error is so much that only the most invariance counts.
+    """
+    untouched, *others = checks
+    most = max(check.invariance for check in checks)
+    close = [
+        check
+        for check in others
+        if check.invariance > untouched.invariance
+        and (check.invariance == most or (photos >= FEW and as_good(check.invariance, most, photos)))
+    ]
+    return max(close, key=lambda check: (check.agreement, check.epoch), default=untouched)
 
 
 class _Work:

@@ -26,7 +26,7 @@ def two_mask_views(threat: Threat, size: Size, device: torch.device) -> Tensor:
 
 
 def as_good(share: float, best: float, number: int) -> bool:
-    """Whether a share of `number` images is within one standard error of the best: a difference that means nothing.
+    """Whether a share of `number` images is within one standard error of the best one.
 
     >>> as_good(0.83, 0.84, 1000), as_good(0.82, 0.84, 1000)
     (True, False)

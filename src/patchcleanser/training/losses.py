@@ -38,8 +38,8 @@ def window_loss(local: Tensor, labels: Tensor, window: int) -> Tensor:
     clipped = local.clamp_min(0.0)
     places = clipped.shape[2] * clipped.shape[3]
     mine = clipped[torch.arange(len(labels), device=local.device), labels]
-    side = min(window, *mine.shape[1:])
-    best = functional.avg_pool2d(mine[:, None], side, stride=1).amax((1, 2, 3)) * side**2 / places
+    high, wide = (min(window, side) for side in mine.shape[1:])
+    best = functional.avg_pool2d(mine[:, None], (high, wide), stride=1).amax((1, 2, 3)) * high * wide / places
     rest = clipped.mean((2, 3))
     return functional.cross_entropy(rest.scatter_add(1, labels[:, None], -best[:, None]), labels)
 
