@@ -5,8 +5,8 @@
     python benchmarks/baselines.py --merge rows/baselines-*.json  # rows that several jobs measured, into --out
 
 A row says defense, patch, images, clean, certified and ms an image, with the weights, the command and the hardware;
-a row of the same defense, network and patch is replaced. The run folders hold a record for each image; a run that stopped
-goes on.
+a row of the same defense, network, recipe and patch is replaced. The run folders hold a record for each image; a run
+that stopped goes on.
 """
 
 from __future__ import annotations

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import timm
 import torch
 
-from patchcleanser import DoubleMasking, Threat, TorchClassifier
+from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers.copied import Copied, _Graph
+from patchcleanser.classifiers.networks import build_network
+from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.data import in_memory
+from patchcleanser.training import RECIPES, fit
+from patchcleanser.training.speed import WORTH
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -97,3 +105,13 @@ def test_a_graph_that_writes_nothing_never_repeats_an_old_answer() -> None:
     with torch.inference_mode():
         graph = _Graph(TorchClassifier(vit().cuda().half(), classes=10), torch.rand(1, 3, 224, 224, device="cuda"))
     assert graph._outputs.isnan().all()  # before it is played
+
+
+def test_a_bagnet_learns_without_its_best_window_when_compiled(tmp_path: Path) -> None:
+    images = in_memory(load_dataset("sample"), (32, 32))
+    recipe = replace(RECIPES["patchguard-cifar"], epochs=40, batch=50, window=4, shift=0, ema=0.0)
+    assert recipe.epochs * len(images) // recipe.batch >= WORTH  # enough steps to be compiled
+    torch.manual_seed(0)
+    network = build_network("bagnet", {"field": 5, "stride": 2, "width": 64, "depth": 4}).cuda()
+    fitted = fit(network, images, recipe, preprocessing=Preprocessing(mean=(0.5,) * 3, std=(0.25,) * 3), out=tmp_path)
+    assert fitted.history[-1].accuracy > fitted.history[0].accuracy + 0.2
