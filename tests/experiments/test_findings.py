@@ -79,6 +79,14 @@ def test_the_page_needs_nothing_else_and_says_what_is_not_measured(tmp_path: Pat
     assert "<code>patchcleanser reproduce table2</code>" in page
 
 
+def test_pages_tell_each_reason_once_and_number_it() -> None:
+    lines = [line for line in TABLE2.lines if line.plan.model in ("tiny", "resnet")]
+    made = section(TABLE2, {line.key: finding(60, 100) for line in lines})
+    table, notes = made.noted
+    assert [notes[int(str(row["why"])) - 1] for row in table.rows] == [row["why"] for row in made.table.rows]
+    assert len(notes) == len(set(notes)) < len(table.rows)
+
+
 def test_the_documentation_s_page_is_the_one_that_the_results_give() -> None:
     written = (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")
     assert written == results_page(REPOSITORY / "results" / "reproduce"), (

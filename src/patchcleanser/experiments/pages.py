@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -34,6 +34,16 @@ class Section:
     claims: list[str]
     absent: str
     circumstances: str
+
+    @property
+    def noted(self) -> tuple[Table, list[str]]:
+        """The table as pages show it, and its notes: why rows differ, each sentence told once below and numbered."""
+        notes = list(dict.fromkeys(str(row["why"]) for row in self.table.rows if "why" in row))
+        rows = [
+            {**row, "why": str(notes.index(str(row["why"])) + 1)} if "why" in row else row for row in self.table.rows
+        ]
+        columns = tuple(replace(c, title="Why") if c.key == "why" else c for c in self.table.shown().columns)
+        return replace(self.table, columns=columns, rows=rows), notes
 
 
 def section(experiment: Experiment, found: Mapping[str, Finding]) -> Section:
@@ -136,7 +146,13 @@ def markdown(sections: Sequence[Section]) -> str:
         experiment = made.experiment
         parts.append(f"## {experiment.paper}: {experiment.title} (`{experiment.name}`)\n\n{experiment.says}\n")
         if made.table.rows:
-            parts.append(to_markdown(made.table.shown()).split("\n\n", 1)[1])
+            table, notes = made.noted
+            parts.append(to_markdown(table).split("\n\n", 1)[1])
+            parts.append(
+                "Why it differs:\n\n"
+                + "\n".join(f"{n}. {markdown_text(note)}" for n, note in enumerate(notes, 1))
+                + "\n"
+            )
         parts += ["\n".join(f"- {markdown_text(line)}" for line in made.claims) + "\n"] if made.claims else []
         parts += [f"{text}\n" for text in (made.absent, made.circumstances) if text]
     return "\n".join(parts)
