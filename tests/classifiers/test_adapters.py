@@ -206,6 +206,11 @@ def test_torchvision_loads_a_weight_file(suffix: str, tmp_path: Path, coloured: 
 
 def test_torchvision_without_weights_keeps_the_published_preprocessing() -> None:
     classifier = load_classifier("torchvision:mobilenet_v3_small?weights=none", device="cpu")
+    assert classifier.names is not None
+    assert (len(classifier.names), classifier.names[0]) == (
+        1000,
+        "tench",
+    )  # so that parts of ImageNet find their classes
     preset = models.MobileNet_V3_Small_Weights.IMAGENET1K_V1.transforms()
     got = classifier.preprocessing
     assert (got.resize, got.crop) == (preset.resize_size[0], (preset.crop_size[0],) * 2)

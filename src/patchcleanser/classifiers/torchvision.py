@@ -17,8 +17,8 @@ class TorchvisionClassifier(TorchClassifier):
     """Builds a torchvision classification model with its published preprocessing.
 
     `weights` is "hub" (torchvision's default weights, downloaded), the name of one of its
-    weight sets (IMAGENET1K_V1), "none", or a .safetensors/.pth file. The preprocessing is that
-    of the weight set, and of IMAGENET1K_V1 for files.
+    weight sets (IMAGENET1K_V1), "none", or a .safetensors/.pth file. The preprocessing and the
+    names of classes are those of the weight set, and of IMAGENET1K_V1 for files.
     """
 
     def __init__(
@@ -52,6 +52,8 @@ class TorchvisionClassifier(TorchClassifier):
         recipe = chosen or known.get("IMAGENET1K_V1") or sets.DEFAULT
         super().__init__(module, preprocessing or _preprocessing(recipe.transforms(), size))
         self.name = name
+        # A file is taken to be of the weight set's classes, as for the preprocessing, unless it has another number.
+        self.names = None if "num_classes" in options else tuple(recipe.meta["categories"])
 
 
 def _preprocessing(preset: Any, size: int | None) -> Preprocessing:

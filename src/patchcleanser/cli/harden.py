@@ -58,6 +58,7 @@ def harden(
     card = {
         "model": bare_spec(model),
         "preprocessing": asdict(classifier.preprocessing),
+        "classes": list(classifier.names or ()),
         "hardened_from": classifier.fingerprint,
         "photos": {"names": names, "number": len(photos), "sha256": photos.fingerprint},
         "patch": patch,
