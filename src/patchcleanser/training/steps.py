@@ -1,0 +1,203 @@
+"""One step of training, and everything that changes from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from timm.optim import create_optimizer_v2
+from timm.utils.model_ema import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn import functional
+
+from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.errors import TrainingError
+from patchcleanser.training.augment import augment
+from patchcleanser.training.cutout import Cutout
+from patchcleanser.training.journal import Epoch
+from patchcleanser.training.losses import interval_loss, margin_loss, pixel_ends, window_loss
+from patchcleanser.training.recipes import Recipe
+from patchcleanser.training.speed import compiled
+
+INNER = {"window": ("local", "net:bagnet"), "interval": ("behind", "net:interval")}
+"""Losses that look into a network: its method for it, and a network that has it."""
+
+
+class Run:
+    """Everything that changes while training, so that it can be saved and taken up again."""
+
+    def __init__(self, module: nn.Module, recipe: Recipe, seed: int, accelerator: Any) -> None:
+        self.accelerator, self.recipe, self.device = accelerator, recipe, accelerator.device
+        module = module.to(self.device)
+        if self.device.type == "cuda":
+            module = module.to(memory_format=torch.channels_last)
+        extra = {"momentum": 0.9} if recipe.optimizer == "sgd" else {}
+        optimizer = create_optimizer_v2(
+            module, opt=recipe.optimizer, lr=recipe.rate, weight_decay=recipe.weight_decay, **extra
+        )
+        self.module = module
+        self.ema = ModelEmaV3(module, decay=recipe.ema, use_warmup=True, warmup_power=0.8) if recipe.ema else None
+        self.model, self.optimizer = accelerator.prepare(module, optimizer)
+        self.generator = torch.Generator(self.device).manual_seed(seed * 1000 + accelerator.process_index)
+        self.order = np.random.default_rng(seed)  # the same permutation in every process
+        self.history: list[Epoch] = []
+        self.best: tuple[int, dict[str, Tensor]] | None = None
+        """The epoch whose weights are kept, and these."""
+        self.step = 0
+
+    @property
+    def averaged(self) -> nn.Module:
+        """The weights to evaluate and keep."""
+        kept: nn.Module = self.ema.module if self.ema is not None else self.module
+        return kept
+
+    def autocast(self) -> torch.autocast:
+        """Bfloat16 where the recipe wants it and the device is made for it."""
+        use = self.recipe.precision == "bf16" and self.device.type == "cuda"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=use)
+
+    def state(self) -> dict[str, Any]:
+        """All of it, for a checkpoint."""
+        return {
+            "module": self.module.state_dict(),
+            "ema": None if self.ema is None else self.ema.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "torch": torch.get_rng_state(),
+            "order": self.order.bit_generator.state,
+            "history": [asdict(e) for e in self.history],
+            "best": self.best,
+            "step": self.step,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """As a checkpoint has it."""
+        try:
+            self.module.load_state_dict(state["module"])
+            if self.ema is not None:
+                self.ema.module.load_state_dict(state["ema"])
+        except RuntimeError as error:
+            raise TrainingError("the checkpoint is of another architecture; use another --out") from error
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"].cpu())
+        torch.set_rng_state(state["torch"].cpu())
+        self.order.bit_generator.state = state["order"]
+        self.history = [Epoch(**e) for e in state["history"]]
+        self.best, self.step = state["best"], state["step"]
+
+
+class Step:
+    """One optimiser step: augment, mask, forward, backward."""
+
+    def __init__(self, run: Run, preprocessing: Preprocessing, teacher: nn.Module | None, steps: int) -> None:
+        self.run, self.preprocessing = run, preprocessing
+        self.forward = compiled(run.model, run.device, steps)
+        module: Any = run.module
+        inner = INNER.get(run.recipe.loss)
+        self.inner = compiled(getattr(module, inner[0]), run.device, steps) if inner else None
+        self.teacher: Any = None if teacher is None else teacher.to(run.device).eval()
+        if self.teacher is not None and run.device.type == "cuda":
+            self.teacher = compiled(self.teacher.to(memory_format=torch.channels_last), run.device, steps)
+        self.cutout: Cutout = run.recipe.cutout
+        self.progress = 0.0
+
+    def losses(self, labels: Tensor) -> Any:
+        """Each image's loss under the current weights, for GreedyCutout."""
+
+        def of(inputs: Tensor) -> Tensor:
+            with torch.no_grad(), self.run.autocast():
+                logits = self.forward(inputs)
+            return functional.cross_entropy(logits.float(), labels, reduction="none")
+
+        return of
+
+    def _shown(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Inputs under masks; a mask-aware network is told what is hidden."""
+        run = self.run
+        if getattr(run.module, "mask_aware", False):
+            hidden = self.cutout.hidden(inputs, run.generator)[:, None]
+            return torch.cat([inputs.masked_fill(hidden, 0.0), hidden.to(inputs.dtype)], dim=1)
+        run.module.eval()  # masks are chosen by the model as it answers in use
+        masked = self.cutout(inputs, self.losses(labels), run.generator)
+        run.module.train()
+        return masked
+
+    @property
+    def _strength(self) -> float:
+        """How far a loss that begins as plain cross-entropy has become its own, from 0 to 1."""
+        ramp = self.run.recipe.ramp
+        return min(1.0, self.progress / ramp) if ramp else 1.0
+
+    def _loss(self, shown: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of what is shown, and the logits."""
+        recipe = self.run.recipe
+        if self.inner is not None:
+            with self.run.autocast():
+                local = self.inner(shown).float()
+            logits = local.mean((2, 3))
+            # Clipped logits learn nothing once all are below 0, so at first they are not clipped.
+            plain = functional.cross_entropy(logits, labels)
+            return torch.lerp(plain, window_loss(local, labels, recipe.window), self._strength), logits
+        with self.run.autocast():
+            logits = self.forward(shown).float()
+        if recipe.loss == "margin":
+            return margin_loss(logits, labels, recipe.margin), logits
+        return functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing), logits
+
+    def _bounded(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of interval bounds, whose patches and whose share in the whole grow, and the plain logits."""
+        logits: Tensor = self.forward(inputs)
+        loss = functional.cross_entropy(logits, labels)
+        if self.inner is not None and self.cutout.count:
+            ends = pixel_ends(self.preprocessing, inputs.shape[1], inputs.device)
+            worst = interval_loss(self.inner, inputs, labels, self.cutout, self.run.generator, self._strength, ends)
+            loss = torch.lerp(loss, worst, self._strength)
+        return loss, logits
+
+    def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss on images [N, 3, H, W] in [0, 1], and the share of right answers."""
+        run, recipe = self.run, self.run.recipe
+        images = augment(images, run.generator, shift=recipe.shift, strength=recipe.strength, flip=recipe.flip)
+        inputs = self.preprocessing(images)
+        if run.device.type == "cuda":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        if recipe.loss == "interval":
+            loss, logits = self._bounded(inputs, labels)
+        else:
+            loss, logits = self._loss(self._shown(inputs, labels), labels)
+        if self.teacher is not None and recipe.teacher_weight > 0:
+            with torch.no_grad(), run.autocast():
+                wanted = self.teacher(inputs).float()
+            loss = torch.lerp(loss, _divergence(logits, wanted, recipe.temperature), recipe.teacher_weight)
+        run.optimizer.zero_grad(set_to_none=True)
+        run.accelerator.backward(loss)
+        if recipe.clip:
+            run.accelerator.clip_grad_norm_(run.model.parameters(), recipe.clip)
+        run.optimizer.step()
+        if run.ema is not None:
+            run.ema.update(run.module, step=run.step)
+        return loss.detach(), (logits.argmax(1) == labels).float().mean()
+
+
+def _divergence(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """KL divergence from the teacher's softened answer, scaled to keep gradients comparable."""
+    return temperature**2 * functional.kl_div(
+        functional.log_softmax(logits / temperature, 1),
+        functional.log_softmax(wanted / temperature, 1),
+        reduction="batchmean",
+        log_target=True,
+    )
+
+
+def require_inner(module: nn.Module, loss: str, processes: int) -> None:
+    """Refuse a network that a loss cannot look into."""
+    if loss not in INNER:
+        return
+    method, network = INNER[loss]
+    if processes > 1:
+        raise TrainingError(f"the loss {loss!r} is trained by one process; start it without accelerate launch")
+    if not hasattr(module, method) or (loss == "window" and getattr(module, "votes", False)):
+        what = "votes" if hasattr(module, method) else f"has no `{method}`"
+        raise TrainingError(f"the loss {loss!r} cannot train {type(module).__name__}, which {what}; use {network}")
