@@ -25,7 +25,7 @@ from patchcleanser.cli.certify import about_run, run_job
 from patchcleanser.core.metrics import COLUMNS, summary
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
-from patchcleanser.experiments.baselines import BASELINES, PATCHES, Baseline
+from patchcleanser.experiments.baselines import BASELINES, PATCHES, Baseline, measured_by
 from patchcleanser.training.cards import versions
 
 
@@ -69,14 +69,10 @@ def measured(job: Job, folder: Path, spec: str, data: str) -> dict[str, Any]:
     }
 
 
-def _measured(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["defense"], row["network"], row["patch"], (row.get("recipe") or {}).get("name")
-
-
 def keep(row: dict[str, Any], out: Path) -> None:
     """Write a row, in place of one of the same defense, network, recipe and patch."""
     rows = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else []
-    rows = [old for old in rows if _measured(old) != _measured(row)]
+    rows = [old for old in rows if measured_by(old) != measured_by(row)]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
 

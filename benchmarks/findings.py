@@ -60,14 +60,14 @@ def zoo(rows: list[dict[str, Any]]) -> Found:
     """Of the weights in the repository, and of the larger network beside them."""
     found: Found = {}
     for row in rows:
-        if row["weights"] == LARGER.get(row["model"]) or row["weights"] == _weights(row["model"]):
+        if row["weights"] == _weights(row["model"]):
             found |= certified(row, int(row["patch"].split("x")[0]))
     return found
 
 
-def _weights(name: str) -> str | None:
-    """The hash of weights in the repository."""
-    return None if name in LARGER else read_card(zoo_folder(name))["weights_sha256"]
+def _weights(name: str) -> str:
+    """The hash of the weights that are reported under this name."""
+    return LARGER.get(name) or str(read_card(zoo_folder(name))["weights_sha256"])
 
 
 def imagenet(rows: list[dict[str, Any]]) -> Found:

@@ -18,7 +18,7 @@ from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training import RECIPES, Cutout, GreedyCutout, Recipe, fit
 from patchcleanser.training.fit import rate_at
 from patchcleanser.training.journal import Epoch
-from patchcleanser.training.judge import Judge
+from patchcleanser.training.judge import Judge, as_good
 
 QUICK = Recipe(
     epochs=6,
@@ -148,6 +148,15 @@ def test_the_epoch_kept_is_the_last_of_those_that_chance_cannot_tell_from_the_be
     monkeypatch.setattr(Judge, "__call__", lambda self, model: (0.9, 0.9))
     third = fit(network(), images, replace(QUICK, epochs=4, ema=0.0), **NORM, out=tmp_path / "again", every=4)
     assert not torch.equal(weights(fitted.module), weights(third.module))  # which are the last epoch's
+
+
+def test_the_epoch_kept_is_chosen_by_what_survives_masks_on_the_held_out_part(
+    images: ArrayDataset, tmp_path: Path
+) -> None:
+    fitted = fit(network(), images, replace(QUICK, epochs=4, ema=0.0), **NORM, out=tmp_path, every=1)
+    survival = [epoch.survival or 0.0 for epoch in fitted.history]
+    close = [as_good(share, max(survival), int(QUICK.holdout * len(images))) for share in survival]
+    assert fitted.best.epoch == max(n for n, near in enumerate(close, 1) if near)
 
 
 def test_of_equal_epochs_the_last_is_kept_and_named(

@@ -93,6 +93,11 @@ def lines() -> list[Line]:
     return [baseline.line(patch) for baseline in RECOVERING for patch in PATCHES]
 
 
+def measured_by(row: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
+    """Defense, network, recipe and patch: of two rows that share them, one is a repetition."""
+    return row["defense"], row["network"], (row.get("recipe") or {}).get("name"), row["patch"]
+
+
 def measured(path: Path) -> dict[str, Finding]:
     """What benchmarks/baselines.py found, by the key of each line; nothing if there is no such file."""
     if not path.is_file():
@@ -100,10 +105,7 @@ def measured(path: Path) -> dict[str, Finding]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
         keys = {(b.defense, b.network, b.recipe, PATCHES[p]): b.line(p).key for b in RECOVERING for p in PATCHES}
-        found = {
-            (row["defense"], row["network"], (row.get("recipe") or {}).get("name"), row["patch"]): _finding(row)
-            for row in rows
-        }
+        found = {measured_by(row): _finding(row) for row in rows}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecordError(f"{path} is no file of rows from benchmarks/baselines.py ({error!r})") from error
     return {keys[key]: finding for key, finding in found.items() if key in keys}

@@ -155,10 +155,7 @@ PHOTOGRAPHED = ", hardened with unlabelled photos (1,999 of ImageNet, 40,000 of 
 LIGHTER = "a network of 3.5 M parameters (69% undefended against the paper's 82%)"
 
 
-SMALLER = (
-    "--recipe scratch-cifar --set batch=256 --set rate=0.03 --set weight_decay=0.0001 --set strength=0.2 "
-    "--set cutout.tries=3"
-)
+SMALLER = "--recipe scratch-cifar --set batch=256 --set weight_decay=0.0001 --set strength=0.2 --set cutout.tries=3"
 """Fine-tuning at 128×128."""
 LONGER_MASKS = " --set cutout.largest=48 --set cutout.smallest=28"
 """There the zoo's masks of 7 to 12 px are four times as long."""
@@ -175,7 +172,7 @@ def tuned_smaller(*, cutout: bool = True) -> Model:
         "cifar10",
         f"it is fine-tuned at 128×128, for {epochs} epochs, {FROM}",
         f"patchcleanser train --model '{RESNET50}?classes=10&size=128' --data cifar10 {SMALLER} "
-        f"--set epochs={epochs}{masks} --out {{models}}/{name}",
+        f"--set rate=0.03 --set epochs={epochs}{masks} --out {{models}}/{name}",
         side=128,
     )
 
@@ -190,8 +187,8 @@ def tuned_longer() -> Model:
         "ResNet",
         "cifar10",
         f"it is fine-tuned at 128×128, for 32 epochs, {FROM}",
-        f"patchcleanser train --model {first.spec} --data cifar10 {SMALLER.replace('rate=0.03', 'rate=0.02')} "
-        f"--set epochs=12 --set greedy_from=0.3{LONGER_MASKS} --out {{models}}/{name}",
+        f"patchcleanser train --model {first.spec} --data cifar10 {SMALLER} "
+        f"--set rate=0.02 --set epochs=12 --set greedy_from=0.3{LONGER_MASKS} --out {{models}}/{name}",
         side=128,
     )
 

@@ -38,10 +38,8 @@ class Section:
     @property
     def noted(self) -> tuple[Table, list[str]]:
         """The table as pages show it, and its notes: why rows differ, each sentence told once below and numbered."""
-        notes = list(dict.fromkeys(str(row["why"]) for row in self.table.rows if "why" in row))
-        rows = [
-            {**row, "why": str(notes.index(str(row["why"])) + 1)} if "why" in row else row for row in self.table.rows
-        ]
+        notes = list(dict.fromkeys(str(row["why"]) for row in self.table.rows))
+        rows = [{**row, "why": str(notes.index(str(row["why"])) + 1)} for row in self.table.rows]
         columns = tuple(replace(c, title="Why") if c.key == "why" else c for c in self.table.shown().columns)
         return replace(self.table, columns=columns, rows=rows), notes
 
