@@ -188,7 +188,7 @@ def unchecked(defense: DoubleMasking, images: list[Tensor]) -> None:
     which = np.repeat(np.arange(len(subjects)), unions)
     with torch.inference_mode():
         for part in masked._parts(_Piece(subjects, which, np.tile(np.arange(unions), len(subjects)))):
-            masked._logits(part, fast=True)
+            masked._logits(part, masked.way)
 
 
 def tables_equal(defense: DoubleMasking, images: list[Tensor], authors: list[Tensor]) -> tuple[float, dict[str, Any]]:
@@ -224,6 +224,7 @@ def compile_first(defense: DoubleMasking, model: Model, images: list[Tensor]) ->
 
 def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
     spec = model.spec.format(mobilenet=given.mobilenet or "none")
+    spec = f"trained:{given.trained}/{model.name}" if given.trained else spec
     classifier = loaded(spec, "cuda" if given.suite == "gpu" else "cpu")
     device = classifier.device
     threat = Threat.parse(model.patch, grid="input")
@@ -233,7 +234,7 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
     images = images_of(model.side, BATCH, given.data)
     inputs = torch.cat([classifier.prepare(image[None].to(device)) for image in images])
     chance = "weights=none" in spec  # many labels are computed again: margins of a network of chance are small
-    more = images_of(model.side, 64 if chance else MANY, given.data) if device.type == "cuda" else images
+    more = images_of(model.side, 64 if chance else given.many, given.data) if device.type == "cuda" else images
     theirs: list[Tensor] = []
 
     def their_table() -> None:
@@ -326,6 +327,8 @@ def main() -> None:
         "--tasks", nargs="*", help="only these: labels, table, certify, 'predict clean', 'predict worst'"
     )
     parser.add_argument("--data", help="real images for 224×224 networks, as for --data of certify")
+    parser.add_argument("--trained", help="folder of trained networks, one folder each, instead of random weights")
+    parser.add_argument("--many", type=int, default=MANY, help="images that ours works on at once on a GPU")
     parser.add_argument("--mobilenet", help="weight file of torchvision's mobilenet_v2")
     parser.add_argument("--out", type=Path, default=Path("results/speed/speed.json"))
     given = parser.parse_args()
@@ -338,7 +341,7 @@ def keep(rows: list[dict[str, Any]], path: Path) -> None:
     """Rows into the file, in place of older ones of the same kind."""
     words = " ".join(word for word in sys.argv[1:] if "/" not in word)
     stamped = [{**row, "command": f"python benchmarks/speed.py {words}", "versions": versions()} for row in rows]
-    key = ("hardware", "model", "task", "masks", "patches", "images")
+    key = ("hardware", "model", "weights", "task", "masks", "patches", "images")
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     fresh = {tuple(row.get(k) for k in key) for row in stamped}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,9 @@ import torch
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers.copied import Copied, _Graph
 from patchcleanser.classifiers.networks import build_network
+from patchcleanser.classifiers.precision import plain_float32
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.split import Split
 from patchcleanser.data import in_memory
 from patchcleanser.training import RECIPES, fit
 from patchcleanser.training.speed import WORTH
@@ -77,6 +79,21 @@ def test_fast_labels_are_the_exact_ones_compiled_or_not(name: str, expected: int
     block = fast.masked.way._block
     assert block is not None
     assert (block._compiled is not None) == (expected > 0)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resmlp_12_224", "resnet18", "resnetv2_50x1_bit"])
+def test_products_in_pieces_are_as_good_as_float32_and_far_better_than_half_precision(name: str) -> None:
+    torch.manual_seed(0)
+    module = timm.create_model(name, pretrained=False, num_classes=10).eval().cuda()
+    torch.nn.init.normal_(module.get_classifier().weight, std=0.02)
+    classifier = TorchClassifier(module, classes=10)
+    images = torch.rand(80, 3, 224, 224, generator=torch.Generator().manual_seed(1)).cuda()
+    with torch.inference_mode():
+        with plain_float32(images.device):
+            exact = classifier.checked_logits(images)
+        half, split = (way.logits(images) for way in (Copied(classifier), Split(classifier)))
+    assert (split - exact).abs().max() < (half - exact).abs().max() / 20
+    assert not torch.equal(split, exact)  # or TF32 was never used
 
 
 def test_single_predictions_are_played_back_from_a_graph_and_stay_those_of_the_image() -> None:

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patchcleanser.classifiers.precision import tuned
 from patchcleanser.classifiers.rewrites import ChannelwiseGroupNorm, rewritten
-from patchcleanser.classifiers.ways import Derived, UnusableError
+from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
 from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ class Copied(Derived):
 
     resolution = torch.finfo(torch.float16).eps
 
-    def __init__(self, classifier: TorchClassifier) -> None:
+    def __init__(self, classifier: TorchClassifier, finer: Way | None = None) -> None:
         super().__init__(classifier)
+        self.finer = finer
         self._copy: TorchClassifier | None = None
         self._graphs: dict[tuple[int, ...], _Graph | int] = {}
         self._block: _Block | None = None
@@ -73,7 +74,8 @@ class Copied(Derived):
         self._follow()
         self.expected -= len(inputs)
         if self._copy is None:
-            self._copy = _half_copy(self.classifier)
+            self._copy = own_copy(self.classifier, _half)
+            self._copy.dtype = torch.float16
         try:
             # Whatever precision the program chose around it, the copy's is its own.
             with torch.autocast(inputs.device.type, enabled=False), sdpa_kernel(ATTENTION, set_priority=True):
@@ -184,20 +186,5 @@ def block_size(numbers: int) -> int:
     return max(GRAPHED + 1, min(8192, BLOCK_NUMBERS // numbers // 8 * 8))
 
 
-def _half_copy(classifier: TorchClassifier) -> TorchClassifier:
-    """The classifier around a copy of its network in half precision."""
-    copied = copy.copy(classifier)
-    try:
-        module = copy.deepcopy(classifier.module)
-        if _parts(module) & _parts(classifier.module):
-            raise ValueError("its copy shares parts with it")
-        module = rewritten(module).requires_grad_(False).half()
-        copied.module, copied.dtype = module.to(memory_format=torch.channels_last), torch.float16
-    except Exception as error:  # a network may hold what cannot be copied or laid out so, or there is no room for it
-        raise UnusableError(f"{type(classifier.module).__name__} cannot be copied: {error}") from error
-    return copied
-
-
-def _parts(module: nn.Module) -> set[int]:
-    """Layers, parameters and buffers, by address."""
-    return {id(part) for parts in (module.modules(), module.parameters(), module.buffers()) for part in parts}
+def _half(module: nn.Module) -> nn.Module:
+    return rewritten(module).requires_grad_(False).half().to(memory_format=torch.channels_last)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from patchcleanser.classifiers.copied import Copied
 from patchcleanser.classifiers.precision import half_type
+from patchcleanser.classifiers.split import Split
 from patchcleanser.classifiers.ways import Derived, Halved, UnusableError, Way
 
 if TYPE_CHECKING:
@@ -65,13 +66,19 @@ def ways_of(classifier: TorchClassifier) -> list[Way]:
     ways: list[Way] = []
     half = half_type(classifier.device)
     if half is not None and classifier.device.type == "cuda":
-        ways.append(Copied(classifier))
+        ways.append(Copied(classifier, finer=_finer(classifier)))
     if half is not None:
         ways.append(Halved(classifier, half))
     exportable = not classifier.mask_aware and classifier.device.type == "cpu"
     if exportable and all(find_spec(name) for name in ("onnxruntime", "onnxscript")):
         ways.append(Exported(classifier))
     return ways
+
+
+def _finer(classifier: TorchClassifier) -> Way | None:
+    """Float32's products in pieces, where a GPU has fast ones for the pieces."""
+    has_tf32 = torch.cuda.get_device_capability(classifier.device) >= (8, 0)
+    return Split(classifier) if has_tf32 else None
 
 
 def _session(module: nn.Module, inputs: Tensor) -> Any:

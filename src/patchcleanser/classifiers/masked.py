@@ -41,6 +41,9 @@ PROBES = 4
 PROBE_EVERY = 64
 """The first pieces, and then every so manieth, are probed: is the classifier a function?"""
 
+FINER = 64
+"""Fewer doubtful labels than this are computed exactly at once: so few keep no GPU busy, whichever way they go."""
+
 NOT_FINITE = "the classifier returned NaN or infinite logits; check its weights and preprocessing"
 
 COPY_BYTES = 256_000_000
@@ -106,7 +109,8 @@ class MaskedClassifier:
         self.ways = classifier.ways() if precision == "fast" else []
         self.way: Way | None = None
         """The one whose labels were found to be worth checking, last."""
-        self.recheck = Recheck()
+        self.recheck, self.finer = Recheck(), Recheck()
+        """Which labels of that way are doubtful, and which of the finer one that those are given to first."""
         self.sizes: set[tuple[int, ...]] | None = None
         """Heights and widths of the inputs that the way was compared for; others are not trusted to it. None: any."""
         # A GPU is given the next piece before the answers to the last one are looked at, so it never waits.
@@ -178,19 +182,19 @@ class MaskedClassifier:
             return self._launched(piece, fast=False)
 
     def _launched(self, piece: _Piece, *, fast: bool) -> _Launched:
-        logits = self._logits(piece, fast=fast)
+        logits = self._logits(piece, self.way if fast else None)
         if self._to_probe:
             at = 0 if self._stored == 0 else len(piece) // 2
             self._probe(piece.part(at, at + 1), logits[at], fast=fast)
         self._stored += 1
         return _Launched(piece, logits, fast)
 
-    def _either(self, piece: _Piece, *, fast: bool) -> Tensor:
-        """Fast logits if they were asked for and can be had; exact ones pass for fast ones in every check."""
+    def _either(self, piece: _Piece, way: Way | None) -> Tensor:
+        """Logits by a faster way, if that can be; exact ones pass for fast ones in every check."""
         try:
-            return self._logits(piece, fast=fast)
+            return self._logits(piece, way)
         except UnusableError:
-            return self._logits(piece, fast=False)
+            return self._logits(piece)
 
     @property
     def _to_probe(self) -> bool:
@@ -220,7 +224,7 @@ class MaskedClassifier:
         if len(piece) == 1:
             return logits
         for at in torch.nonzero(ties(logits, self.classifier.dtype, self._apart))[:, 0].tolist():
-            logits[at] = total(self._logits(piece.part(at, at + 1), fast=False)[0])
+            logits[at] = total(self._logits(piece.part(at, at + 1))[0])
             self.checks += 1
         return logits
 
@@ -241,13 +245,16 @@ class MaskedClassifier:
         self.sizes = None
         with torch.inference_mode():
             parts = list(self._parts(piece))
-            exact = [self._logits(part, fast=False) for part in parts]
+            exact = [self._logits(part) for part in parts]
             for part, logits in zip(parts, exact, strict=True):
                 self._store(_Launched(part, logits, False), True)
+            self.finer.begin()
             for way in self.ways:
                 self.way = way
-                self._learn(way, parts, total(torch.cat(exact)))
+                self._learn(self.recheck, way, parts, total(torch.cat(exact)))
                 if self.recheck.ready:
+                    if way.finer is not None:
+                        self._learn(self.finer, way.finer, parts, total(torch.cat(exact)))
                     break
             different = {s.pixels.shape: s.pixels for s in ordered}.values()
             self.sizes = {tuple(self._input(pixels)[-2:]) for pixels in different}
@@ -266,47 +273,78 @@ class MaskedClassifier:
             yield (part := piece.part(start, min(start + self._size(piece, start), len(piece))))
             start += len(part)
 
-    def _learn(self, way: Way, parts: Sequence[_Piece], exact: Tensor) -> None:
+    def _learn(self, recheck: Recheck, way: Way, parts: Sequence[_Piece], exact: Tensor) -> None:
         """Compare a fast way with the exact labels; if it is unusable, nothing is learnt."""
-        self.recheck.begin()
+        recheck.begin()
         way.renew()
         try:
-            fast = torch.cat([self._logits(part, fast=True) for part in parts])
+            fast = torch.cat([self._logits(part, way) for part in parts])
         except UnusableError:
             return
         self.checks += len(fast)
         whole = ~_broken(fast)
         if whole.any():
-            self.recheck.calibrate(total(fast[whole]), exact[whole], way.resolution)
+            recheck.calibrate(total(fast[whole]), exact[whole], way.resolution)
 
     def _rechecked(self, piece: _Piece, fast: Tensor) -> Tensor:
-        """Fast logits, with the doubtful, the overflown and the audited ones replaced by exact ones."""
-        recheck, logits, broken = self.recheck, fast.clone(), _broken(fast)
-        doubtful = recheck.doubt(total(fast)) | broken
-        rows = torch.nonzero(doubtful | recheck.sampled(len(piece)).to(fast.device))[:, 0]
-        if not len(rows):
-            return logits
-        again = piece.pick(rows.cpu().numpy())
-        logits[rows] = self._logits(again, fast=False)
-        audited = ~doubtful[rows]
-        flips = total(logits[rows]).argmax(1) != total(fast[rows]).argmax(1)
-        if (flips & audited).any():
-            raise WrongFastLabelError
-        recheck.rechecked += len(rows)
-        recheck.flipped += int(flips.sum())
-        recheck.audited += int(audited.sum())
+        """Fast logits, with the doubtful, the overflown and the audited ones computed again.
+
+        Doubtful ones go by the finer way first, if there is one; what is still doubtful then is computed exactly.
+        A sample of all labels is computed exactly as well, whichever way they went by.
+        """
+        recheck, logits = self.recheck, fast.clone()
+        doubtful = recheck.doubt(total(fast)) | _broken(fast)
+        sampled = recheck.sampled(len(piece)).to(fast.device)
+        unsure = self._finer(piece, logits, doubtful)
+        rows = torch.nonzero(unsure | sampled)[:, 0]
+        if len(rows):
+            exact = self._logits(piece.pick(rows.cpu().numpy()))
+            wrong = total(exact).argmax(1) != total(logits[rows]).argmax(1)
+            if (wrong & ~unsure[rows]).any():
+                raise WrongFastLabelError
+            logits[rows] = exact
         self.checks += len(rows)
-        for s, flip, sample in zip(again.which, flips.tolist(), audited.tolist(), strict=True):
+        self._count(piece, fast, logits, again=doubtful | sampled, audited=sampled & ~unsure)
+        return logits
+
+    def _finer(self, piece: _Piece, logits: Tensor, doubtful: Tensor) -> Tensor:
+        """Put what the finer way says of doubtful labels in their place; which are in doubt still, bool [N]."""
+        way = self.way.finer if self.way is not None and self.finer.ready else None
+        rows = torch.nonzero(doubtful)[:, 0]
+        if way is None or len(rows) < FINER:
+            return doubtful
+        try:
+            finer = self._logits(piece.pick(rows.cpu().numpy()), way)
+        except UnusableError:  # just now; the exact way is always there
+            return doubtful
+        self.checks += len(rows)
+        unsure = doubtful.clone()
+        unsure[rows] = self.finer.doubt(total(finer)) | _broken(finer)
+        logits[rows] = finer
+        return unsure
+
+    def _count(self, piece: _Piece, fast: Tensor, logits: Tensor, *, again: Tensor, audited: Tensor) -> None:
+        """Write down which labels were computed again, changed by it, and audited."""
+        rows = torch.nonzero(again)[:, 0]
+        flips = total(logits[rows]).argmax(1) != total(fast[rows]).argmax(1)
+        self.recheck.rechecked += len(rows)
+        self.recheck.flipped += int(flips.sum())
+        self.recheck.audited += int(audited.sum())
+        for s, flip, sample in zip(
+            piece.which[rows.cpu().numpy()], flips.tolist(), audited[rows].tolist(), strict=True
+        ):
             table = piece.subjects[s].table
             table.rechecked += 1
             table.flipped += flip
             table.audited += sample
-        return logits
 
-    def _logits(self, piece: _Piece, *, fast: bool) -> Tensor:
-        """Logits of one piece; if memory runs out, of its halves, and smaller chunks from then on."""
+    def _logits(self, piece: _Piece, way: Way | None = None) -> Tensor:
+        """Logits of one piece, exact ones or by a faster way.
+
+        If memory runs out, of its halves, and of smaller chunks from then on.
+        """
         try:
-            return self._forward(piece, fast=fast)
+            return self._forward(piece, way)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -321,9 +359,9 @@ class MaskedClassifier:
         half = len(piece) // 2
         self.chunk = max(1, min(self.chunk or half, half))
         halves = piece.part(0, half), piece.part(half, len(piece))
-        return torch.cat([self._logits(part, fast=fast) for part in halves])
+        return torch.cat([self._logits(part, way) for part in halves])
 
-    def _forward(self, piece: _Piece, *, fast: bool) -> Tensor:
+    def _forward(self, piece: _Piece, way: Way | None) -> Tensor:
         runs: list[Tensor] = []
         inputs: list[Tensor] = []
         shapes = [tuple(piece.subjects[s].pixels.shape) for s in piece.which]
@@ -331,17 +369,17 @@ class MaskedClassifier:
         for start, stop in pairwise(bounds):
             batch = self._masked(piece.part(start, stop))
             if inputs and inputs[-1].shape[1:] != batch.shape[1:]:
-                runs.append(self._classify(torch.cat(inputs), fast))
+                runs.append(self._classify(torch.cat(inputs), way))
                 inputs = []
             inputs.append(batch)
-        runs.append(self._classify(torch.cat(inputs) if len(inputs) > 1 else inputs[0], fast))
+        runs.append(self._classify(torch.cat(inputs) if len(inputs) > 1 else inputs[0], way))
         return torch.cat(runs) if len(runs) > 1 else runs[0]
 
-    def _classify(self, inputs: Tensor, fast: bool) -> Tensor:
+    def _classify(self, inputs: Tensor, way: Way | None) -> Tensor:
         # What was learnt about doubt from inputs of one size need not hold for another.
         learnt = self.sizes is None or tuple(inputs.shape[-2:]) in self.sizes
-        if fast and learnt and self.way is not None:
-            return self.way.logits(inputs)
+        if way is not None and learnt:
+            return way.logits(inputs)
         with plain_float32(self.classifier.device):
             return self.classifier.checked_logits(inputs)
 
@@ -377,8 +415,9 @@ class MaskedClassifier:
         company = _Piece(one.subjects, one.which[[0, 0]], np.array([one.unions[0], other]))
         # Who asks for chunks of one never has company, and the question does not arise.
         asked = [one] if self.chunk == 1 else [one, company]
+        way = self.way if fast else None
         self.checks += sum(map(len, asked))
-        answers = total(torch.stack([answer, *(self._logits(piece, fast=fast)[0] for piece in asked)]))
+        answers = total(torch.stack([answer, *(self._logits(piece, way)[0] for piece in asked)]))
         finite = torch.isfinite(answers).all(0)
         half = fast or self.classifier.dtype != torch.float32
         largest = answers[0].topk(2).values.nan_to_num(posinf=0.0, neginf=0.0).abs().max()

@@ -56,10 +56,15 @@ def resnet(
     *,
     layers: tuple[int, ...] = (2, 2, 2, 1),
     channels: tuple[int, ...] = (96, 192, 288, 288),
+    wider: float = 1.0,
     stem_stride: int = 1,
     drop_path: float = 0.0,
 ) -> nn.Module:
-    """A ResNet of basic blocks with squeeze-and-excitation and a stem of one 3×3 convolution."""
+    """A ResNet of basic blocks with squeeze-and-excitation and a stem of one 3×3 convolution.
+
+    It has `wider` times the channels.
+    """
+    channels = tuple(int(wider * number) // 8 * 8 for number in channels)
     model: nn.Module = ResNet(
         BasicBlock,
         layers,

@@ -142,8 +142,10 @@ def ties(logits: Tensor, dtype: torch.dtype, seen: float = 0.0) -> Tensor:
     return gaps(logits) <= max(TIE if dtype == torch.float32 else 2e-2, 4 * seen) * size
 
 
-_lock = threading.Lock()
+_turn = threading.Condition()
 _inside = 0
+_alone: int | None = None
+"""The thread that has these settings to itself, if one does."""
 _kept: list[tuple[Any, str, Any]] = []
 
 
@@ -155,7 +157,8 @@ def plain_float32(device: torch.device) -> Iterator[None]:
     when the last one leaves.
     """
     global _inside
-    with _lock:
+    with _turn:
+        _turn.wait_for(lambda: _alone in (None, threading.get_ident()))
         if _inside == 0:
             _kept[:] = [(place, name, getattr(place, name)) for place, name, _ in _settings()]
             for place, name, value in _settings():
@@ -165,11 +168,49 @@ def plain_float32(device: torch.device) -> Iterator[None]:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        with _lock:
+        with _turn:
             _inside -= 1
             if _inside == 0:
                 for place, name, value in _kept:
                     setattr(place, name, value)
+
+
+@contextmanager
+def plain_float32_alone(device: torch.device) -> Iterator[bool]:
+    """Plain float32 in which `in_tf32` may be used: no other thread is in it, and those that come wait.
+
+    False if another one is there already; then nothing is changed.
+    """
+    global _alone
+    with _turn:
+        granted = _inside == 0 and _alone is None
+        if granted:
+            _alone = threading.get_ident()
+    if not granted:
+        yield False
+        return
+    try:
+        with plain_float32(device):
+            yield True
+    finally:
+        with _turn:
+            _alone = None
+            _turn.notify_all()
+
+
+@contextmanager
+def in_tf32() -> Iterator[None]:
+    """Products that a GPU computes from the first eleven bits of each number, inside `plain_float32_alone`."""
+    if _alone != threading.get_ident():
+        raise RuntimeError("in_tf32 outside plain_float32_alone would change what other threads compute")
+    plain = [setting for setting in _settings() if setting[2] in ("ieee", False) and setting[1] != "benchmark"]
+    for place, name, value in plain:
+        setattr(place, name, "tf32" if value == "ieee" else True)
+    try:
+        yield
+    finally:
+        for place, name, value in plain:
+            setattr(place, name, value)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Every rule takes one exact class, looks at what it relies on, and leaves alone w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,15 +22,16 @@ def rewritten(module: nn.Module) -> nn.Module:
     """The module, in eval mode, with the layers that are known here replaced, in place, by cheaper equals."""
     if type(module) is VisionTransformer and _plain(module):
         _first_token_only(module)
-    return _replaced(module).eval()
+    return replaced(module, RULES).eval()
 
 
-def _replaced(module: nn.Module) -> nn.Module:
-    rule = RULES.get(type(module))
+def replaced(module: nn.Module, rules: Mapping[type[nn.Module], Rule]) -> nn.Module:
+    """The module with every layer that a rule knows replaced, in place; those with hooks are left alone."""
+    rule = rules.get(type(module))
     if rule is not None and _plain(module) and (new := rule(module)) is not None:
         return new
     for name, child in module.named_children():
-        if (other := _replaced(child)) is not child:
+        if (other := replaced(child, rules)) is not child:
             setattr(module, name, other)
     return module
 
@@ -196,7 +197,7 @@ class ChannelwiseGroupNorm(nn.Module):
         return outputs
 
 
-def _standardised(conv: StdConv2d) -> nn.Module:
+def standardised(conv: StdConv2d) -> nn.Conv2d:
     """Weight standardisation done once instead of at every call."""
     plain = nn.Conv2d(
         conv.in_channels,
@@ -268,5 +269,5 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.GroupNorm: ChannelwiseGroupNorm.of,
     GroupNorm: ChannelwiseGroupNorm.of,
     GroupNormAct: ChannelwiseGroupNorm.of,
-    StdConv2d: _standardised,
+    StdConv2d: standardised,
 }

@@ -69,7 +69,7 @@ class SpreadMaskedClassifier(MaskedClassifier):
             try:
                 logits = waiting[1]().to(self.classifier.device)
             except LostError:
-                logits = self._either(done.piece, fast=done.fast)
+                logits = self._either(done.piece, self.way if done.fast else None)
             done = done._replace(logits=logits)
         super()._store(done, strict)
 
@@ -80,6 +80,6 @@ def run_errand(masked: MaskedClassifier, mask_set: Callable[[Size], MaskSet], er
     for pixels in errand.images:
         table = LabelTable(mask_set((pixels.shape[1], pixels.shape[2])))
         subjects.append(Subject(torch.tensor(pixels, device=masked.classifier.device), table))
-    masked.way = None if errand.way is None else masked.ways[errand.way]
+    way = None if errand.way is None else masked.ways[errand.way]
     with torch.inference_mode():
-        return masked._either(_Piece(subjects, errand.which, errand.unions), fast=errand.way is not None).cpu()
+        return masked._either(_Piece(subjects, errand.which, errand.unions), way).cpu()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,9 @@ class Way(ABC):
 
     expected = 0
     """About how many labels are still to come, as far as anybody said."""
+
+    finer: Way | None = None
+    """One between this and float32, for labels that are doubtful here."""
 
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
@@ -91,6 +96,24 @@ class Halved(Derived):
                 return self.classifier.checked_logits(inputs)
         except OutputError as error:  # quantised layers take float32 only
             raise UnusableError(f"{type(self.classifier.module).__name__} does not work in {self.half}") from error
+
+
+def own_copy(classifier: TorchClassifier, change: Callable[[nn.Module], nn.Module]) -> TorchClassifier:
+    """The classifier around a changed copy of its network."""
+    copied = copy.copy(classifier)
+    try:
+        module = copy.deepcopy(classifier.module)
+        if _parts(module) & _parts(classifier.module):
+            raise ValueError("its copy shares parts with it")
+        copied.module = change(module)
+    except Exception as error:  # a network may hold what cannot be copied or changed, or there is no room for it
+        raise UnusableError(f"{type(classifier.module).__name__} cannot be copied: {error}") from error
+    return copied
+
+
+def _parts(module: nn.Module) -> set[int]:
+    """Layers, parameters and buffers, by address."""
+    return {id(part) for parts in (module.modules(), module.parameters(), module.buffers()) for part in parts}
 
 
 def _places(module: nn.Module) -> list[tuple[int, int]]:

@@ -1,0 +1,130 @@
+"""Nearly float32, faster: each product of matrices as three products of shorter numbers, on a GPU's matrix units.
+
+A float32 number has 24 bits, and a GPU's fast products (TF32) look at 11 of them. So a number is cut into its first
+11 bits and the rest, exactly; of the four products of pieces the one of the two rests is too small to matter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from timm.layers import PatchEmbed, StdConv2d
+from torch import Tensor, nn
+from torch.nn import functional
+
+from patchcleanser.classifiers.precision import in_tf32, plain_float32_alone
+from patchcleanser.classifiers.rewrites import FlatPatchEmbed, Rule, replaced, standardised
+from patchcleanser.classifiers.ways import Derived, UnusableError, own_copy
+from patchcleanser.errors import OutputError
+
+if TYPE_CHECKING:
+    from patchcleanser.classifiers.torch import TorchClassifier
+
+FIRST_BITS = -(1 << 13)
+"""Keeps sign, exponent and the 10 stored bits that TF32 has, of float32's 23."""
+
+
+class Split(Derived):
+    """A copy of the network whose linear layers and convolutions work on pieces; all else is plain float32."""
+
+    resolution = 8 * torch.finfo(torch.float32).eps
+
+    def __init__(self, classifier: TorchClassifier) -> None:
+        super().__init__(classifier)
+        self._copy: TorchClassifier | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was made belongs to this process."""
+        return {**super().__getstate__(), "_copy": None}
+
+    def _forget(self) -> None:
+        self._copy = None
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Logits of the copy; UnusableError while another thread computes in float32, which must not be disturbed."""
+        self._follow()
+        if self._copy is None:
+            self._copy = own_copy(self.classifier, _split)
+        with plain_float32_alone(inputs.device) as granted:
+            if not granted:
+                raise UnusableError("another thread computes in float32")
+            try:
+                return self._copy.checked_logits(inputs)
+            except OutputError as error:
+                raise UnusableError(f"{type(self.classifier.module).__name__} does not work in pieces") from error
+
+
+def pieces(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The first 11 bits of float32 numbers and the rest, which add up to them.
+
+    >>> first, rest = pieces(torch.tensor([1 + 2**-10 + 2**-20]))
+    >>> first.item() == 1 + 2**-10, rest.item() == 2**-20
+    (True, True)
+    """
+    first = (numbers.view(torch.int32) & FIRST_BITS).view(torch.float32)
+    return first, numbers - first
+
+
+class SplitLinear(nn.Module):
+    """A linear layer in three products."""
+
+    first: Tensor
+    rest: Tensor
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        first, rest = pieces(layer.weight.detach())
+        self.bias = layer.bias
+        self.register_buffer("first", first)
+        self.register_buffer("rest", rest)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[…, in] → […, out]."""
+        first, rest = pieces(inputs.reshape(-1, inputs.shape[-1]))
+        with in_tf32():
+            small = torch.addmm(first @ self.rest.t(), rest, self.first.t())
+            whole = torch.addmm(small, first, self.first.t())
+        whole = whole if self.bias is None else whole.add_(self.bias)
+        return whole.view(*inputs.shape[:-1], -1)
+
+
+class SplitConv(nn.Module):
+    """A convolution in three."""
+
+    first: Tensor
+    rest: Tensor
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__()
+        first, rest = pieces(layer.weight.detach())
+        self.bias = layer.bias
+        self.where: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, layer.groups)
+        self.register_buffer("first", first)
+        self.register_buffer("rest", rest)
+
+    @staticmethod
+    def of(layer: nn.Conv2d) -> SplitConv | None:
+        """None where a GPU has no fast product: channels on their own, and images that are padded with something."""
+        return SplitConv(layer) if layer.groups == 1 and layer.padding_mode == "zeros" else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[N, in, H, W] → [N, out, h, w]."""
+        first, rest = pieces(inputs)
+        with in_tf32():
+            small = functional.conv2d(first, self.rest, None, *self.where)
+            small += functional.conv2d(rest, self.first, None, *self.where)
+            return small.add_(functional.conv2d(first, self.first, self.bias, *self.where))
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: SplitLinear,
+    nn.Conv2d: SplitConv.of,
+    StdConv2d: lambda conv: SplitConv.of(standardised(conv)),
+    PatchEmbed: FlatPatchEmbed.of,
+}
+"""Whoever reads a replaced layer's weights gets an error, never other numbers."""
+
+
+def _split(module: nn.Module) -> nn.Module:
+    return replaced(module, RULES).eval()
