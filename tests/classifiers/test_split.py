@@ -72,6 +72,10 @@ def defense_with(finer: type[Way], monkeypatch: pytest.MonkeyPatch) -> tuple[Dou
     return defense, classifier
 
 
+def exactly(classifier: TorchClassifier) -> DoubleMasking:
+    return DoubleMasking(classifier, Threat.square(5), masks=3)
+
+
 def labels_of(defense: DoubleMasking, images: Tensor) -> np.ndarray:
     return np.stack([e.table.labels for e in defense.examine(images, [0] * len(images), maps=True)])
 
@@ -92,10 +96,11 @@ def test_what_is_doubtful_is_settled_by_the_finer_way_and_almost_nothing_exactly
 
     monkeypatch.setattr(MaskedClassifier, "_finer", seen)
     labels = labels_of(defense, images)
-    assert (labels == labels_of(DoubleMasking(classifier, Threat.square(5), masks=3), images)).all()
+    assert (labels == labels_of(exactly(classifier), images)).all()
     assert sum(before) > 20
     assert sum(after) < sum(before) / 10
-    assert defense.masked.recheck.rechecked >= sum(before)
+    assert defense.masked.finer.labels == sum(before) - sum(after)
+    assert defense.masked.recheck.rechecked < sum(before)  # in float32
 
 
 def test_a_finer_way_that_is_wrong_is_caught_by_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,17 +115,121 @@ def test_a_finer_way_that_is_wrong_is_caught_by_the_audit(monkeypatch: pytest.Mo
     monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
     labels = labels_of(defense, images)
     assert defense.masked.recheck.hopeless
-    assert (labels == labels_of(DoubleMasking(classifier, Threat.square(5), masks=3), images)).all()
+    assert (labels == labels_of(exactly(classifier), images)).all()
 
 
-def test_a_finer_way_that_cannot_work_now_leaves_labels_to_the_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
+class Careless(Way):
+    """Off by little while it is learnt from, then wrong by no more than that, or no number at all."""
+
+    resolution = 1e-6
+    number: float | None = None
+
+    def __init__(self, classifier: TorchClassifier) -> None:
+        self.classifier = classifier
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        logits = self.classifier.checked_logits(inputs)
+        second = logits.argsort(1)[:, -2:-1]
+        if self.number is None:  # alternately, so that every class is seen to move
+            return logits + 0.05 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(len(logits)))
+        near = logits.amax(1, keepdim=True) + 0.01
+        return torch.full_like(logits, self.number) if self.number else logits.scatter(1, second, near)
+
+
+@pytest.mark.parametrize("number", [0.0, float("nan"), float("inf")])
+def test_what_is_doubtful_for_the_finer_way_too_is_computed_in_float32(
+    number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("patchcleanser.classifiers.precision.AUDIT", 0.0)
+    images = photos(24)
+    defense, classifier = defense_with(Careless, monkeypatch)
+    defense.calibrate(images)
+    (way,) = defense.masked.ways
+    assert isinstance(way.finer, Careless)
+    assert defense.masked.finer.ready
+    way.finer.number = number
+    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
+    assert (labels_of(defense, images) == labels_of(exactly(classifier), images)).all()
+    assert defense.masked.recheck.rechecked > 0
+
+
+def test_what_overflows_in_half_precision_never_goes_by_the_finer_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = photos(24)
+    defense, classifier = defense_with(Lying, monkeypatch)
+    defense.calibrate(images)
+    (way,) = defense.masked.ways
+    assert isinstance(way.finer, Lying)
+    way.finer.lies = True
+    monkeypatch.setattr("patchcleanser.classifiers.precision.AUDIT", 0.0)
+    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
+    monkeypatch.setattr(Halved, "logits", lambda self, inputs: torch.full((len(inputs), 10), torch.inf))
+    monkeypatch.setattr(MaskedClassifier, "_to_probe", False)
+    assert (labels_of(defense, images) == labels_of(exactly(classifier), images)).all()
+
+
+def test_while_another_thread_computes_in_float32_doubtful_labels_are_exact_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     images = photos(24)
     defense, classifier = defense_with(Split, monkeypatch)
     defense.calibrate(images)
     assert defense.masked.finer.ready
+    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
     with plain_float32(classifier.device):  # as if another thread were there
         labels = labels_of(defense, images)
-    assert (labels == labels_of(DoubleMasking(classifier, Threat.square(5), masks=3), images)).all()
+    assert defense.masked.finer.labels == 0
+    assert (labels == labels_of(exactly(classifier), images)).all()
+    labels_of(defense, images)
+    assert defense.masked.finer.labels > 0
+
+
+def test_where_there_is_no_room_for_it_labels_are_exact_ones_and_chunks_stay_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = photos(24)
+    defense, classifier = defense_with(Split, monkeypatch)
+
+    def full(self: SplitConv, inputs: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(SplitConv, "forward", full)
+    labels = labels_of(defense, images)
+    assert defense.masked.recheck.ready
+    assert not defense.masked.finer.ready
+    assert defense.masked.chunk == 512
+    assert (labels == labels_of(exactly(classifier), images)).all()
+
+
+def test_weights_that_change_are_noticed() -> None:
+    classifier = load_classifier("zoo:tiny", device="cpu")
+    assert isinstance(classifier, TorchClassifier)
+    way = Split(classifier)
+    way.logits(photos(1))
+    with torch.no_grad():
+        next(classifier.module.parameters()).mul_(2)
+    with pytest.raises(UnusableError, match="changed since it was compared"):
+        way.logits(photos(1))
+
+
+def test_a_network_without_products_has_no_finer_way() -> None:
+    module = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    with pytest.raises(UnusableError, match="no layer whose products could be split"):
+        Split(TorchClassifier(module, classes=3)).logits(photos(1))
+
+
+def test_an_interruption_while_a_finer_way_is_learnt_leaves_nothing_trusted_that_was_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    defense, _ = defense_with(Split, monkeypatch)
+
+    def interrupted(self: Split, inputs: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Split, "logits", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        defense.calibrate(photos(24))
+    assert defense.masked.sizes == {(32, 32)}
+    assert not defense.masked.finer.ready
 
 
 def test_nobody_else_computes_in_float32_while_products_are_short() -> None:

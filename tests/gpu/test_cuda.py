@@ -12,7 +12,7 @@ import torch
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers.copied import Copied, _Graph
 from patchcleanser.classifiers.networks import build_network
-from patchcleanser.classifiers.precision import plain_float32
+from patchcleanser.classifiers.precision import in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.split import Split
 from patchcleanser.data import in_memory
@@ -93,7 +93,23 @@ def test_products_in_pieces_are_as_good_as_float32_and_far_better_than_half_prec
             exact = classifier.checked_logits(images)
         half, split = (way.logits(images) for way in (Copied(classifier), Split(classifier)))
     assert (split - exact).abs().max() < (half - exact).abs().max() / 20
-    assert not torch.equal(split, exact)  # or TF32 was never used
+
+
+def test_products_are_short_in_tf32_and_nowhere_else() -> None:
+    fine = torch.full((64, 64), 1 + 2**-12, device="cuda")
+    image = fine[None, None].expand(1, 64, 64, 64).contiguous(memory_format=torch.channels_last)
+
+    def products() -> list[float]:
+        kernel = fine[:, :, None, None]
+        return [float((fine @ fine)[0, 0]), float(torch.nn.functional.conv2d(image, kernel)[0, 0, 0, 0])]
+
+    with plain_float32_alone(fine.device):
+        before = products()
+        with in_tf32():
+            short = products()
+        after = products()
+    assert all(number > 64.02 for number in (*before, *after))
+    assert all(number <= 64.0 for number in short)
 
 
 def test_single_predictions_are_played_back_from_a_graph_and_stay_those_of_the_image() -> None:

@@ -66,7 +66,8 @@ class Copied(Derived):
         """What was made belongs to this process."""
         return {**super().__getstate__(), "_copy": None, "_graphs": {}, "_block": None}
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop the copy and what was recorded and compiled of it."""
         self._copy, self._graphs, self._block = None, {}, None
 
     def logits(self, inputs: Tensor) -> Tensor:

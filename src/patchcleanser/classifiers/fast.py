@@ -42,7 +42,8 @@ class Exported(Derived):
         """Sessions belong to this process; elsewhere the network is exported anew."""
         return {**super().__getstate__(), "_sessions": {}}
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop the sessions."""
         self._sessions = {}
 
     def logits(self, inputs: Tensor) -> Tensor:

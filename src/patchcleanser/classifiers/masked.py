@@ -242,22 +242,25 @@ class MaskedClassifier:
         picks = [draw.permutation(len(s.table.mask_set.unions))[: max(2, each)] for s in ordered]
         piece = _Piece(ordered, np.repeat(np.arange(len(ordered)), [len(p) for p in picks]), np.concatenate(picks))
         self.recheck.begin()
-        self.sizes = None
+        self.finer.begin()
+        different = {s.pixels.shape: s.pixels for s in ordered}.values()
+        self.sizes = {tuple(self._input(pixels)[-2:]) for pixels in different}
         with torch.inference_mode():
             parts = list(self._parts(piece))
             exact = [self._logits(part) for part in parts]
             for part, logits in zip(parts, exact, strict=True):
                 self._store(_Launched(part, logits, False), True)
-            self.finer.begin()
             for way in self.ways:
                 self.way = way
-                self._learn(self.recheck, way, parts, total(torch.cat(exact)))
+                self._learn(self.recheck, way, parts, exact)
                 if self.recheck.ready:
-                    if way.finer is not None:
-                        self._learn(self.finer, way.finer, parts, total(torch.cat(exact)))
                     break
-            different = {s.pixels.shape: s.pixels for s in ordered}.values()
-            self.sizes = {tuple(self._input(pixels)[-2:]) for pixels in different}
+            if self.recheck.ready and self.way is not None and self.way.finer is not None:
+                # Kernels are chosen by the size of a batch, and of doubtful labels there are few or many.
+                few = [part.part(at, at + FINER) for part in parts for at in range(0, len(part), FINER)]
+                self._learn(self.finer, self.way.finer, [*parts, *few], [*exact, *exact])
+                if not self.finer.ready:
+                    self.way.finer.forget()
 
     def _input(self, pixels: Tensor) -> torch.Size:
         """The shape [C, h, w] of the network's input for an image."""
@@ -273,8 +276,8 @@ class MaskedClassifier:
             yield (part := piece.part(start, min(start + self._size(piece, start), len(piece))))
             start += len(part)
 
-    def _learn(self, recheck: Recheck, way: Way, parts: Sequence[_Piece], exact: Tensor) -> None:
-        """Compare a fast way with the exact labels; if it is unusable, nothing is learnt."""
+    def _learn(self, recheck: Recheck, way: Way, parts: Sequence[_Piece], logits: Sequence[Tensor]) -> None:
+        """Compare a fast way with the exact logits; if it is unusable, nothing is learnt."""
         recheck.begin()
         way.renew()
         try:
@@ -282,7 +285,7 @@ class MaskedClassifier:
         except UnusableError:
             return
         self.checks += len(fast)
-        whole = ~_broken(fast)
+        whole, exact = ~_broken(fast), total(torch.cat(list(logits)))
         if whole.any():
             recheck.calibrate(total(fast[whole]), exact[whole], way.resolution)
 
@@ -293,18 +296,28 @@ class MaskedClassifier:
         A sample of all labels is computed exactly as well, whichever way they went by.
         """
         recheck, logits = self.recheck, fast.clone()
-        doubtful = recheck.doubt(total(fast)) | _broken(fast)
-        sampled = recheck.sampled(len(piece)).to(fast.device)
-        unsure = self._finer(piece, logits, doubtful)
-        rows = torch.nonzero(unsure | sampled)[:, 0]
-        if len(rows):
-            exact = self._logits(piece.pick(rows.cpu().numpy()))
-            wrong = total(exact).argmax(1) != total(logits[rows]).argmax(1)
-            if (wrong & ~unsure[rows]).any():
-                raise WrongFastLabelError
-            logits[rows] = exact
+        broken = _broken(fast)
+        # What overflowed is like nothing that the finer way was compared on.
+        unsure = self._finer(piece, logits, recheck.doubt(total(fast)) & ~broken) | broken
+        rows = torch.nonzero(unsure | recheck.sampled(len(piece)).to(fast.device))[:, 0]
+        if not len(rows):
+            return logits
+        again = piece.pick(rows.cpu().numpy())
+        exact, audited = self._logits(again), ~unsure[rows]
+        labels = total(exact).argmax(1)
+        if ((labels != total(logits[rows]).argmax(1)) & audited).any():
+            raise WrongFastLabelError
+        logits[rows] = exact
+        flips = labels != total(fast[rows]).argmax(1)
+        recheck.rechecked += len(rows)
+        recheck.flipped += int(flips.sum())
+        recheck.audited += int(audited.sum())
         self.checks += len(rows)
-        self._count(piece, fast, logits, again=doubtful | sampled, audited=sampled & ~unsure)
+        for s, flip, sample in zip(again.which, flips.tolist(), audited.tolist(), strict=True):
+            table = piece.subjects[s].table
+            table.rechecked += 1
+            table.flipped += flip
+            table.audited += sample
         return logits
 
     def _finer(self, piece: _Piece, logits: Tensor, doubtful: Tensor) -> Tensor:
@@ -317,26 +330,12 @@ class MaskedClassifier:
             finer = self._logits(piece.pick(rows.cpu().numpy()), way)
         except UnusableError:  # just now; the exact way is always there
             return doubtful
-        self.checks += len(rows)
         unsure = doubtful.clone()
         unsure[rows] = self.finer.doubt(total(finer)) | _broken(finer)
         logits[rows] = finer
+        self.checks += len(rows)
+        self.finer.labels += len(rows) - int(unsure.sum())
         return unsure
-
-    def _count(self, piece: _Piece, fast: Tensor, logits: Tensor, *, again: Tensor, audited: Tensor) -> None:
-        """Write down which labels were computed again, changed by it, and audited."""
-        rows = torch.nonzero(again)[:, 0]
-        flips = total(logits[rows]).argmax(1) != total(fast[rows]).argmax(1)
-        self.recheck.rechecked += len(rows)
-        self.recheck.flipped += int(flips.sum())
-        self.recheck.audited += int(audited.sum())
-        for s, flip, sample in zip(
-            piece.which[rows.cpu().numpy()], flips.tolist(), audited[rows].tolist(), strict=True
-        ):
-            table = piece.subjects[s].table
-            table.rechecked += 1
-            table.flipped += flip
-            table.audited += sample
 
     def _logits(self, piece: _Piece, way: Way | None = None) -> Tensor:
         """Logits of one piece, exact ones or by a faster way.
@@ -376,12 +375,14 @@ class MaskedClassifier:
         return torch.cat(runs) if len(runs) > 1 else runs[0]
 
     def _classify(self, inputs: Tensor, way: Way | None) -> Tensor:
-        # What was learnt about doubt from inputs of one size need not hold for another.
-        learnt = self.sizes is None or tuple(inputs.shape[-2:]) in self.sizes
-        if way is not None and learnt:
+        if way is not None and self._compared(inputs.shape):
             return way.logits(inputs)
         with plain_float32(self.classifier.device):
             return self.classifier.checked_logits(inputs)
+
+    def _compared(self, shape: torch.Size) -> bool:
+        """Whether the way was compared for such inputs: what is doubtful for one size need not be for another."""
+        return self.sizes is None or tuple(shape[-2:]) in self.sizes
 
     def _masked(self, piece: _Piece) -> Tensor:
         """Prepared inputs of pairs whose images all have one size."""

@@ -64,7 +64,8 @@ def resnet(
 
     It has `wider` times the channels.
     """
-    channels = tuple(int(wider * number) // 8 * 8 for number in channels)
+    if wider != 1:
+        channels = tuple(int(wider * number) // 8 * 8 for number in channels)
     model: nn.Module = ResNet(
         BasicBlock,
         layers,

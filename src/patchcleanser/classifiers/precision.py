@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,10 +47,11 @@ class Recheck:
 
     labels: int = 0
     rechecked: int = 0
+    """Labels computed again in float32."""
     flipped: int = 0
     """Of the rechecked ones, those whose fast label was wrong."""
     audited: int = 0
-    """Labels that were not doubtful and were computed both ways all the same; a wrong one stops the fast labels."""
+    """Labels that would have been trusted, computed in float32 all the same; a wrong one stops the fast labels."""
     hopeless: bool = False
     """The fast way does not pay for this model on these images, or an audit caught a wrong label."""
 
@@ -102,7 +103,7 @@ class Recheck:
 
     @property
     def flip_rate(self) -> float:
-        """With 95% confidence at most this share of the labels that were not computed again is wrong.
+        """With 95% confidence at most this share of the labels that were not computed in float32 is wrong.
 
         None of the audited ones was, or there would be no fast labels: about 3 / n for n of them.
         """
@@ -182,28 +183,31 @@ def plain_float32_alone(device: torch.device) -> Iterator[bool]:
     False if another one is there already; then nothing is changed.
     """
     global _alone
-    with _turn:
-        granted = _inside == 0 and _alone is None
-        if granted:
-            _alone = threading.get_ident()
-    if not granted:
-        yield False
-        return
+    granted = False
     try:
-        with plain_float32(device):
-            yield True
-    finally:
         with _turn:
-            _alone = None
-            _turn.notify_all()
+            granted = _inside == 0 and _alone is None
+            _alone = threading.get_ident() if granted else _alone
+        with plain_float32(device) if granted else nullcontext():
+            yield granted
+    finally:
+        if granted:
+            with _turn:
+                _alone = None
+                _turn.notify_all()
 
 
 @contextmanager
 def in_tf32() -> Iterator[None]:
-    """Products that a GPU computes from the first eleven bits of each number, inside `plain_float32_alone`."""
+    """Products that a GPU computes from the first eleven bits of each number, inside `plain_float32_alone`.
+
+    The settings are the program's: what other threads compute meanwhile, outside this package, is short too.
+    """
     if _alone != threading.get_ident():
         raise RuntimeError("in_tf32 outside plain_float32_alone would change what other threads compute")
-    plain = [setting for setting in _settings() if setting[2] in ("ieee", False) and setting[1] != "benchmark"]
+    rooms = (torch.backends.cuda.matmul, torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
+    names = ("fp32_precision", "allow_tf32")
+    plain = [setting for setting in _settings() if setting[0] in rooms and setting[1] in names]
     for place, name, value in plain:
         setattr(place, name, "tf32" if value == "ieee" else True)
     try:

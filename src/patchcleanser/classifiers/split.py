@@ -13,6 +13,7 @@ from timm.layers import PatchEmbed, StdConv2d
 from torch import Tensor, nn
 from torch.nn import functional
 
+from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.precision import in_tf32, plain_float32_alone
 from patchcleanser.classifiers.rewrites import FlatPatchEmbed, Rule, replaced, standardised
 from patchcleanser.classifiers.ways import Derived, UnusableError, own_copy
@@ -33,26 +34,39 @@ class Split(Derived):
     def __init__(self, classifier: TorchClassifier) -> None:
         super().__init__(classifier)
         self._copy: TorchClassifier | None = None
+        self._too_large = False
 
     def __getstate__(self) -> dict[str, Any]:
         """What was made belongs to this process."""
         return {**super().__getstate__(), "_copy": None}
 
-    def _forget(self) -> None:
-        self._copy = None
+    def forget(self) -> None:
+        """Drop the copy."""
+        self._copy, self._too_large = None, False
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Logits of the copy; UnusableError while another thread computes in float32, which must not be disturbed."""
+        """Logits of the copy; UnusableError while another thread computes in float32, which must not be disturbed.
+
+        Likewise if there is no room for it: the exact way needs less, and small chunks would slow down all others.
+        """
         self._follow()
-        if self._copy is None:
-            self._copy = own_copy(self.classifier, _split)
+        if self._too_large:
+            raise UnusableError("there is no room for a network in pieces")
         with plain_float32_alone(inputs.device) as granted:
             if not granted:
                 raise UnusableError("another thread computes in float32")
+            if self._copy is None:
+                self._copy = own_copy(self.classifier, _split)
             try:
                 return self._copy.checked_logits(inputs)
             except OutputError as error:
                 raise UnusableError(f"{type(self.classifier.module).__name__} does not work in pieces") from error
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._copy, self._too_large = None, True
+        torch.cuda.empty_cache()
+        raise UnusableError("there is no room for a network in pieces")
 
 
 def pieces(numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,39 +83,27 @@ def pieces(numbers: Tensor) -> tuple[Tensor, Tensor]:
 class SplitLinear(nn.Module):
     """A linear layer in three products."""
 
-    first: Tensor
-    rest: Tensor
-
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        first, rest = pieces(layer.weight.detach())
-        self.bias = layer.bias
-        self.register_buffer("first", first)
-        self.register_buffer("rest", rest)
+        self.layer = layer
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[…, in] → […, out]."""
         first, rest = pieces(inputs.reshape(-1, inputs.shape[-1]))
+        weights, small = (part.t() for part in pieces(self.layer.weight))
         with in_tf32():
-            small = torch.addmm(first @ self.rest.t(), rest, self.first.t())
-            whole = torch.addmm(small, first, self.first.t())
-        whole = whole if self.bias is None else whole.add_(self.bias)
-        return whole.view(*inputs.shape[:-1], -1)
+            outputs = torch.addmm(first @ small, rest, weights)
+            outputs = torch.addmm(outputs, first, weights)
+        outputs = outputs if self.layer.bias is None else outputs.add_(self.layer.bias)
+        return outputs.view(*inputs.shape[:-1], -1)
 
 
 class SplitConv(nn.Module):
     """A convolution in three."""
 
-    first: Tensor
-    rest: Tensor
-
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__()
-        first, rest = pieces(layer.weight.detach())
-        self.bias = layer.bias
-        self.where: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, layer.groups)
-        self.register_buffer("first", first)
-        self.register_buffer("rest", rest)
+        self.layer = layer
 
     @staticmethod
     def of(layer: nn.Conv2d) -> SplitConv | None:
@@ -111,10 +113,12 @@ class SplitConv(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """[N, in, H, W] → [N, out, h, w]."""
         first, rest = pieces(inputs)
+        weights, small = pieces(self.layer.weight)
+        where: tuple[Any, ...] = (self.layer.stride, self.layer.padding, self.layer.dilation)
         with in_tf32():
-            small = functional.conv2d(first, self.rest, None, *self.where)
-            small += functional.conv2d(rest, self.first, None, *self.where)
-            return small.add_(functional.conv2d(first, self.first, self.bias, *self.where))
+            outputs = functional.conv2d(first, small, None, *where)
+            outputs += functional.conv2d(rest, weights, None, *where)
+            return outputs.add_(functional.conv2d(first, weights, self.layer.bias, *where))
 
 
 RULES: dict[type[nn.Module], Rule] = {
@@ -127,4 +131,7 @@ RULES: dict[type[nn.Module], Rule] = {
 
 
 def _split(module: nn.Module) -> nn.Module:
-    return replaced(module, RULES).eval()
+    split = replaced(module, RULES).eval().requires_grad_(False)
+    if not any(isinstance(part, (SplitLinear, SplitConv)) for part in split.modules()):
+        raise ValueError("it has no layer whose products could be split")
+    return split

@@ -54,9 +54,10 @@ class SpreadMaskedClassifier(MaskedClassifier):
         helper = None if self._to_probe else next(self._turns)
         if helper is None:
             return super()._launch(piece)
-        fast = self.fast and self.recheck.ready
-        self._stored += 1
         used, local = np.unique(piece.which, return_inverse=True)
+        compared = all(self._compared(self._input(piece.subjects[s].pixels)) for s in used)
+        fast = self.fast and self.recheck.ready and compared
+        self._stored += 1
         images = [piece.subjects[s].pixels.cpu().numpy() for s in used]
         launched = _Launched(piece, torch.empty(0), fast)
         way = next((at for at, way in enumerate(self.ways) if fast and way is self.way), None)

@@ -33,6 +33,9 @@ class Way(ABC):
     def logits(self, inputs: Tensor) -> Tensor:
         """Prepared inputs [N, C, h, w] → float32 logits [N, classes]; UnusableError if this way is none here."""
 
+    def forget(self) -> None:  # noqa: B027
+        """Drop what was made; it is made again when it is needed."""
+
     def renew(self) -> None:  # noqa: B027
         """Forget what may have become old; called whenever the way is compared with the exact one."""
 
@@ -57,16 +60,12 @@ class Derived(Way):
         """Places in memory are those of this process."""
         return {**vars(self), "_seen": None}
 
-    @abstractmethod
-    def _forget(self) -> None:
-        """Drop what was made."""
-
     def renew(self) -> None:
         """Make it again if anything about the network is another."""
         sketch, seen = module_sketch(self.classifier.module), _places(self.classifier.module)
         if (sketch, seen) != (self._sketch, self._seen):
             self._sketch, self._seen = sketch, seen
-            self._forget()
+            self.forget()
 
     def _follow(self) -> None:
         """Refuse if weights are others: which labels are doubtful was learnt with the old ones."""
@@ -74,7 +73,7 @@ class Derived(Way):
         if self._seen is None:
             self._seen = seen
         if self._seen != seen:
-            self._forget()
+            self.forget()
             raise UnusableError(f"{type(self.classifier.module).__name__} changed since it was compared")
 
 
@@ -84,9 +83,6 @@ class Halved(Derived):
     def __init__(self, classifier: TorchClassifier, half: torch.dtype) -> None:
         super().__init__(classifier)
         self.half, self.resolution = half, torch.finfo(half).eps
-
-    def _forget(self) -> None:
-        """Nothing was made."""
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of the module under autocast."""
