@@ -36,3 +36,25 @@ def test_case_and_underscores_do_not_matter_where_a_name_is_the_only_one() -> No
     assert found.labels is not None
     assert found.labels.tolist() == [1]
     assert found.fingerprint != data("sea_lion").fingerprint
+
+
+def nameless(classes: int) -> CallableClassifier:
+    return CallableClassifier(lambda x: x, classes=classes, fingerprint="none")
+
+
+def test_a_classifier_of_1000_nameless_classes_is_taken_for_imagenets_where_the_data_is_part_of_imagenet() -> None:
+    found, said = match_labels(data("golf ball", "tench"), nameless(1000))
+    assert found.labels is not None
+    assert found.labels.tolist() == [574, 0]
+    assert said is not None
+    assert "taken for ImageNet's" in said
+
+
+@pytest.mark.parametrize(("names", "classes"), [(("golf ball", "my cat"), 1000), (("golf ball", "tench"), 999)])
+def test_others_go_by_number_and_say_so(names: tuple[str, ...], classes: int) -> None:
+    found, said = match_labels(data(*names), nameless(classes))
+    assert found.labels is not None
+    assert found.labels.tolist() == [0, 1]
+    assert said is not None
+    assert "label 0 is taken for class 0" in said
+    assert match_labels(data("golf ball", "tench"), nameless(1000), "number")[0].labels.tolist() == [0, 1]  # type: ignore[union-attr]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.data.base import Dataset, View
+from patchcleanser.data.imagenet import imagenet_classes
 from patchcleanser.errors import DataError, InputError
 
 
@@ -34,18 +36,14 @@ def match_labels(dataset: Dataset, classifier: Classifier, how: str = "auto") ->
     """
     if how not in ("auto", "name", "number"):
         raise InputError(f"labels are matched by name or number, or auto, got {how!r}")
-    ours, theirs = dataset.classes, classifier.names
+    ours, theirs = dataset.classes, classifier.names or (None if how == "number" else _imagenet(dataset, classifier))
     if dataset.labels is None or ours == theirs:
         return dataset, None
     if how == "number" or not (ours and theirs) or all(name.isdigit() for name in ours):
         if how == "name":
             raise InputError("labels cannot be matched by name: the classifier or the data has no names of classes")
         return dataset, _numbers(dataset, classifier)
-    # Exactly so written, or else the only one that is written alike: ImageNet has a Cardigan and a cardigan.
-    exact = {name: number for number, name in enumerate(theirs)}
-    often = Counter(map(_plain, theirs))
-    alike = {_plain(name): number for name, number in exact.items() if often[_plain(name)] == 1}
-    found = {name: exact.get(name, alike.get(_plain(name))) for name in ours}
+    found = _found(ours, theirs)
     strange = [name for name, number in found.items() if number is None]
     if strange:
         more = f" (and {len(strange) - 1} others)" if strange[1:] else ""
@@ -56,7 +54,30 @@ def match_labels(dataset: Dataset, classifier: Classifier, how: str = "auto") ->
         )
     numbers = np.array([found[name] for name in ours], dtype=np.int64)
     said = ", ".join(f"{name} is {number}" for name, number in list(zip(ours, numbers.tolist(), strict=True))[:6])
-    return Relabelled(dataset, numbers[dataset.labels], theirs), f"classes are matched by name: {said}"
+    taken = "" if classifier.names else ", the classifier's 1000 being taken for ImageNet's"
+    return Relabelled(dataset, numbers[dataset.labels], theirs), f"classes are matched by name{taken}: {said}"
+
+
+def _found(ours: Sequence[str], theirs: Sequence[str]) -> dict[str, int | None]:
+    """The number of each name among theirs: exactly so written, or else the only one that is written alike.
+
+    ImageNet has a Cardigan and a cardigan.
+    """
+    exact = {name: number for number, name in enumerate(theirs)}
+    often = Counter(map(_plain, theirs))
+    alike = {_plain(name): number for name, number in exact.items() if often[_plain(name)] == 1}
+    return {name: exact.get(name, alike.get(_plain(name))) for name in ours}
+
+
+def _imagenet(dataset: Dataset, classifier: Classifier) -> tuple[str, ...] | None:
+    """ImageNet's names for a classifier of 1,000 nameless classes, if the data has fewer and all of them are among these.
+
+    By number label 0 of a part of ImageNet would be taken for the tench.
+    """
+    if classifier.classes != 1000 or not 0 < len(dataset.classes) < 1000:
+        return None
+    names = imagenet_classes()[1]
+    return names if None not in _found(dataset.classes, names).values() else None
 
 
 def _numbers(dataset: Dataset, classifier: Classifier) -> str | None:
