@@ -70,7 +70,7 @@ def _found(ours: Sequence[str], theirs: Sequence[str]) -> dict[str, int | None]:
 
 
 def _imagenet(dataset: Dataset, classifier: Classifier) -> tuple[str, ...] | None:
-    """ImageNet's names for a classifier of 1,000 nameless classes, if the data has fewer and all of them are among these.
+    """ImageNet's names for a classifier of 1,000 nameless classes, if the data has fewer, all of them among these.
 
     By number label 0 of a part of ImageNet would be taken for the tench.
     """
