@@ -35,11 +35,13 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
     card, spec = read_card(weights), f"trained:{weights}"
     job = Job(
         load_classifier(spec),
-        chosen(load_dataset("cifar10", split="test"), words.limit, subset="first"),
+        chosen(load_dataset("cifar10", split=words.split), words.limit, subset="first"),
         Threat.parse(patch),
         baseline.defense,
+        options=dict(words.option or ()),
     )
-    folder = (words.runs or words.models) / f"{baseline.defense}-{weights.name}-{patch}"
+    named = [baseline.defense, weights.name, patch, *(f"{value:g}" for value in job.options.values())]
+    folder = (words.runs or words.models) / "-".join(named)
     return {
         "defense": baseline.defense,
         "network": card["model"],
@@ -118,6 +120,10 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("runs/baselines"))
     parser.add_argument("--weights", help="only the defenses that use this folder of --models")
     parser.add_argument("--patch", action="append", choices=list(PATCHES))
+    parser.add_argument("--option", type=_option, action="append", metavar="NAME=NUMBER", help="of the defenses")
+    parser.add_argument(
+        "--split", choices=["test", "train"], default="test", help="train: to choose options by; its rows are not kept"
+    )
     parser.add_argument("--limit", type=int)
     parser.add_argument("--runs", type=Path, help="where the records go; beside the models if not given")
     parser.add_argument("--smoke", metavar="DATA", help="measure only what untrained networks of 224×224 px cost")
@@ -133,8 +139,14 @@ def main() -> None:
     if words.merge:
         return
     for row in smoke_rows(words) if words.smoke else rows(words):
-        keep(row, words.out)
+        if words.split == "test":
+            keep(row, words.out)
         print({name: row.get(name) for name in ("defense", "network", "patch", "clean", "certified", "ms")})
+
+
+def _option(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    return name, float(number)
 
 
 def rows(words: argparse.Namespace) -> Iterator[dict[str, Any]]:
