@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchcleanser.errors import InputError
 from patchcleanser.training import Cutout, GreedyCutout
 from patchcleanser.training.augment import augment
+from patchcleanser.training.cutout import shown
 from patchcleanser.training.recipes import RECIPES
 
 INPUTS = torch.ones(64, 3, 32, 32)
 
 
-def no_losses(inputs: Tensor) -> Tensor:
+def no_losses(hidden: Tensor) -> Tensor:
     raise AssertionError("plain cutout never asks the model")
 
 
@@ -39,7 +40,8 @@ def test_centres_are_uniform_as_in_the_paper_so_masks_may_be_cut_off() -> None:
 
 
 def test_hidden_pixels_are_zero_and_the_rest_is_untouched() -> None:
-    masked = Cutout(2, 8, 8, inside=True)(INPUTS, no_losses, torch.Generator().manual_seed(0))
+    hidden = Cutout(2, 8, 8, inside=True).chosen(INPUTS, no_losses, torch.Generator().manual_seed(0))
+    masked = shown(nn.Identity(), INPUTS, hidden)
     zero = (masked == 0).all(1).sum((1, 2))
     assert (zero >= 64).all()
     assert (zero <= 128).all()
@@ -47,32 +49,43 @@ def test_hidden_pixels_are_zero_and_the_rest_is_untouched() -> None:
 
 
 def test_no_masks_change_nothing() -> None:
-    assert (Cutout(0)(INPUTS, no_losses, torch.Generator()) == INPUTS).all()
+    hidden = Cutout(0).chosen(INPUTS, no_losses, torch.Generator())
+    assert (shown(nn.Identity(), INPUTS, hidden) == INPUTS).all()
+
+
+def test_a_mask_aware_network_is_told_what_is_hidden() -> None:
+    network = nn.Identity()
+    network.mask_aware = True  # type: ignore[assignment]
+    hidden = Cutout(2, 8, 8, inside=True).hidden(INPUTS, torch.Generator().manual_seed(0))
+    told = shown(network, INPUTS, hidden)
+    assert (told[:, :3] == shown(nn.Identity(), INPUTS, hidden)).all()
+    assert (told[:, 3] == hidden).all()
+    assert (shown(network, INPUTS)[:, 3] == 0).all()
 
 
 def test_greedy_masks_go_where_the_loss_is_worst() -> None:
     """A model that needs the top left corner: random masks rarely hide it, greedy ones do."""
 
-    def losses(inputs: Tensor) -> Tensor:
-        return (inputs[:, 0, :10, :10] == 0).float().sum((1, 2))
+    def losses(hidden: Tensor) -> Tensor:
+        return hidden[:, :10, :10].float().sum((1, 2))
 
     generator = torch.Generator().manual_seed(0)
-    plain = losses(Cutout(2, 8, 8, inside=True)(INPUTS, no_losses, generator)).mean()
-    greedy = losses(GreedyCutout(2, 8, 8, inside=True, tries=8, share=1.0)(INPUTS, losses, generator)).mean()
+    plain = losses(Cutout(2, 8, 8, inside=True).chosen(INPUTS, no_losses, generator)).mean()
+    greedy = losses(GreedyCutout(2, 8, 8, inside=True, tries=8, share=1.0).chosen(INPUTS, losses, generator)).mean()
     assert greedy > 3 * plain
 
 
 def test_a_share_of_the_steps_is_greedy() -> None:
     asked = []
 
-    def losses(inputs: Tensor) -> Tensor:
+    def losses(hidden: Tensor) -> Tensor:
         asked.append(1)
-        return torch.zeros(len(inputs))
+        return torch.zeros(len(hidden))
 
     generator = torch.Generator().manual_seed(0)
     cutout = GreedyCutout(2, 8, 8, tries=3, share=0.25)
     for _ in range(200):
-        cutout(INPUTS[:2], losses, generator)
+        cutout.chosen(INPUTS[:2], losses, generator)
     assert 30 * 6 < len(asked) < 70 * 6
 
 

@@ -85,7 +85,7 @@ class Copied(Derived):
             raise UnusableError(f"{type(self.classifier.module).__name__} does not work in float16") from error
 
     def _computed(self, copied: TorchClassifier, inputs: Tensor) -> Tensor:
-        if self.classifier.mask_aware or inputs.device.type != "cuda":
+        if not self.classifier.steady or inputs.device.type != "cuda":
             return copied.checked_logits(inputs)
         if len(inputs) <= GRAPHED:
             return self._played(copied, inputs)

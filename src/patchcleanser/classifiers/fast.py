@@ -70,7 +70,7 @@ def ways_of(classifier: TorchClassifier) -> list[Way]:
         ways.append(Copied(classifier, finer=_finer(classifier)))
     if half is not None:
         ways.append(Halved(classifier, half))
-    exportable = not classifier.mask_aware and classifier.device.type == "cpu"
+    exportable = classifier.steady and classifier.device.type == "cpu"
     if exportable and all(find_spec(name) for name in ("onnxruntime", "onnxscript")):
         ways.append(Exported(classifier))
     return ways

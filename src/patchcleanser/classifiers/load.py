@@ -28,6 +28,7 @@ def load_classifier(spec: str, *, device: str = "auto", **options: Any) -> Class
     - ``onnx:model.onnx``
     - ``python:my_package.models:make`` calls make() and wraps what it returns
     - ``tokens:SPEC``: the ViT of another spec, without the tokens that masks hide
+    - ``inpaint:SPEC``: the network of another spec, with hidden pixels filled in from visible ones
     - ``zoo:tiny``, ``trained:FOLDER`` (written by train or harden), ``net:resnet`` (untrained)
     """
     kind, _, rest = spec.partition(":")
@@ -146,6 +147,12 @@ def _tokens(name: str, device: torch.device, options: dict[str, Any]) -> Classif
     return TokenDroppingClassifier(load_classifier(name, device=str(device), **options))  # type: ignore[arg-type]
 
 
+def _inpaint(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    from patchcleanser.classifiers.inpaint import inpainting
+
+    return inpainting(load_classifier(name, device=str(device), **options))  # type: ignore[arg-type]
+
+
 def _settings(query: str) -> dict[str, Any]:
     """`a=1&b=x` as a dictionary. Not decoded like a web form, since + and % occur in file names."""
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
@@ -174,4 +181,5 @@ KINDS: dict[str, Callable[[str, torch.device, dict[str, Any]], Classifier]] = {
     "trained": _trained,
     "zoo": _zoo,
     "tokens": _tokens,
+    "inpaint": _inpaint,
 }

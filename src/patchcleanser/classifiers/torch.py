@@ -39,6 +39,11 @@ class TorchClassifier(Classifier):
         return ways_of(self)
 
     @property
+    def steady(self) -> bool:
+        """Whether it does the same whatever is hidden, so that it can be exported, recorded and compiled."""
+        return not self.mask_aware or getattr(self.module, "steady", False)
+
+    @property
     def ready_module(self) -> nn.Module:
         """The module; in train mode it is refused."""
         refuse_train_mode(self.module)

@@ -20,6 +20,9 @@ from patchcleanser.errors import ClassifierError
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2470, 0.2435, 0.2616)
 
+INPAINT = "inpaint:"
+"""Begins a spec that goes around another."""
+
 PACKAGED = Path(__file__).parents[1] / "zoo"
 CHECKOUT = Path(__file__).parents[3] / "zoo"
 
@@ -40,7 +43,7 @@ def trained_classifier(
 ) -> TorchClassifier:
     """What a card describes, with the weights beside it. `build` makes the bare network of a spec."""
     card = read_card(folder)
-    random = {} if card["model"].startswith("python:") else {"weights": "none"}
+    random = {} if card["model"].removeprefix(INPAINT).startswith("python:") else {"weights": "none"}
     bare = build(card["model"], random)
     if not isinstance(bare, TorchClassifier):
         raise ClassifierError(f"{folder}/card.json names {card['model']!r}, which is no torch network")
@@ -66,6 +69,8 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 def bare_spec(spec: str) -> str:
     """The spec of the network itself: a card must not depend on the folder another one lies in."""
+    if spec.startswith(INPAINT):
+        return INPAINT + bare_spec(spec.removeprefix(INPAINT))
     card = _card_of(spec)
     return spec if card is None else str(card["model"])
 

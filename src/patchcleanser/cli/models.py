@@ -17,6 +17,7 @@ KINDS = {
     "transformers:FOLDER": "an image classifier in Hugging Face's layout, or a hub name",
     "onnx:FILE": "run by ONNX Runtime",
     "python:module:function": "whatever the function returns: a torch module or any function",
+    "inpaint:SPEC": "the network of another spec, hidden pixels filled in from visible ones; certificates are its own",
     "tokens:SPEC": "the ViT of another spec, leaving out tokens that masks hide; certificates are its own",
     "net:NAME": "untrained networks, most for 32×32 images; the list is below",
 }

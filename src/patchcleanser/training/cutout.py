@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchcleanser.errors import InputError
 
 Losses = Callable[[Tensor], Tensor]
-"""Masked inputs [N, C, H, W] → a loss for each [N]."""
+"""Hidden pixels, bool [N, H, W] → a loss for each image [N]."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Cutout:
         across = (columns >= starts[1]) & (columns < starts[1] + side[:, None])
         return down[:, :, None] & across[:, None, :]
 
-    def __call__(self, inputs: Tensor, losses: Losses, generator: torch.Generator) -> Tensor:
-        """Inputs with masks; zero is the mean colour after normalising."""
-        return inputs.masked_fill(self.hidden(inputs, generator)[:, None], 0.0)
+    def chosen(self, inputs: Tensor, losses: Losses, generator: torch.Generator) -> Tensor:
+        """Which pixels to hide from a network, bool [N, H, W]."""
+        return self.hidden(inputs, generator)
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class GreedyCutout(Cutout):
         if self.tries < 1 or not 0 <= self.share <= 1:
             raise InputError(f"tries is at least 1 and share lies in [0, 1], got {self.tries} and {self.share}")
 
-    def __call__(self, inputs: Tensor, losses: Losses, generator: torch.Generator) -> Tensor:
-        """Inputs with the worst masks found (or random ones, for the rest of the steps)."""
+    def chosen(self, inputs: Tensor, losses: Losses, generator: torch.Generator) -> Tensor:
+        """The worst masks found (or random ones, for the rest of the steps)."""
         if float(torch.rand((), generator=generator, device=inputs.device)) >= self.share:
-            return super().__call__(inputs, losses, generator)
+            return super().chosen(inputs, losses, generator)
         number, _, height, width = inputs.shape
         hidden = torch.zeros(number, height, width, dtype=torch.bool, device=inputs.device)
         for _ in range(self.count):
@@ -119,12 +119,24 @@ class GreedyCutout(Cutout):
             chosen = hidden
             for _ in range(self.tries):
                 tried = hidden | self.one(number, (height, width), generator, inputs.device)
-                loss = losses(inputs.masked_fill(tried[:, None], 0.0))
+                loss = losses(tried)
                 worse = loss > best
                 best = torch.where(worse, loss, best)
                 chosen = torch.where(worse[:, None, None], tried, chosen)
             hidden = chosen
-        return inputs.masked_fill(hidden[:, None], 0.0)
+        return hidden
+
+
+def shown(module: nn.Module, inputs: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """What a network is given where pixels are hidden, bool [N, H, W]; None hides none.
+
+    Zero is the mean colour after normalising. A mask-aware network is told what is hidden by one more channel.
+    """
+    aware = getattr(module, "mask_aware", False)
+    if hidden is None:
+        return torch.cat([inputs, torch.zeros_like(inputs[:, :1])], dim=1) if aware else inputs
+    covered = inputs.masked_fill(hidden[:, None], 0.0)
+    return torch.cat([covered, hidden[:, None].to(covered.dtype)], dim=1) if aware else covered
 
 
 def _pixels(size: float, side: int) -> int:

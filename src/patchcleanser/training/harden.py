@@ -30,8 +30,8 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import Dataset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training.augment import coloured
-from patchcleanser.training.cutout import Cutout, GreedyCutout
-from patchcleanser.training.judge import as_good, two_mask_views
+from patchcleanser.training.cutout import Cutout, GreedyCutout, shown
+from patchcleanser.training.judge import as_good, two_mask_views, viewed
 from patchcleanser.training.speed import compiled
 
 MOST_HELD = 400
@@ -242,16 +242,18 @@ class _Work:
     def _step(self, index: Tensor) -> Tensor:
         inputs = self._crops(index)
         with torch.no_grad(), self._autocast():
-            wanted = _log_probabilities(self.ask(inputs))
+            wanted = _log_probabilities(self.ask(self._laid_out(shown(self.teacher, inputs))))
         whole = int(self.settings.unmasked * len(inputs))
+        rest = inputs[whole:]
 
-        def divergences(masked: Tensor) -> Tensor:
+        def divergences(hidden: Tensor) -> Tensor:
             with torch.no_grad(), self._autocast():
-                return _divergence(self.learn(masked), wanted[whole:])
+                return _divergence(self.learn(shown(self.student, rest, hidden)), wanted[whole:])
 
-        masked = self.cutout(inputs[whole:], divergences, self.generator)
+        hidden = self.cutout.chosen(rest, divergences, self.generator)
+        hidden = torch.cat([hidden.new_zeros(whole, *self.size), hidden])
         with self._autocast():
-            answers = self.learn(self._laid_out(torch.cat([inputs[:whole], masked])))
+            answers = self.learn(self._laid_out(shown(self.student, inputs, hidden)))
         loss = _divergence(answers, wanted).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -268,11 +270,11 @@ class _Work:
         with torch.no_grad(), self._autocast():
             for inputs in torch.split(self.held, 128):
                 inputs = inputs.to(self.device)
-                wanted = _label(self.teacher(inputs))
-                agree.append(_label(self.kept(inputs)) == wanted)
+                wanted = _label(self.teacher(viewed(self.teacher, inputs, None)))
+                agree.append(_label(self.kept(viewed(self.kept, inputs, None))) == wanted)
                 alive = agree[-1].clone()
                 for view in self.views:
-                    alive &= _label(self.kept(inputs * view)) == wanted
+                    alive &= _label(self.kept(viewed(self.kept, inputs, ~view))) == wanted
                 survive.append(alive)
         agreement, invariance = (float(torch.cat(v).float().mean()) for v in (agree, survive))
         return Check(epoch, loss, agreement, invariance, time.monotonic() - self.started)

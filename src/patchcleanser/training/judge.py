@@ -12,6 +12,7 @@ from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
+from patchcleanser.training.cutout import shown
 
 VIEWS = 24
 """Two-mask views per held-out image; an image survives if its label is right under all of them."""
@@ -46,12 +47,17 @@ class Judge:
         """Shares of the held-out images right unmasked, and right under all views; None if there are none."""
         if not len(self.labels):
             return None
-        right = self._right(model, self.inputs)
+        right = self._right(model, None)
         survive = right.clone()
         for view in self.views:
-            survive &= self._right(model, self.inputs * view)
+            survive &= self._right(model, ~view)
         return float(right.float().mean()), float(survive.float().mean())
 
-    def _right(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        found = torch.cat([model(part).argmax(1) for part in torch.split(inputs, 2000)])
-        return found == self.labels
+    def _right(self, model: nn.Module, hidden: Tensor | None) -> Tensor:
+        found = [model(viewed(model, part, hidden)).argmax(1) for part in torch.split(self.inputs, 2000)]
+        return torch.cat(found) == self.labels
+
+
+def viewed(model: nn.Module, inputs: Tensor, hidden: Tensor | None) -> Tensor:
+    """Inputs as a network gets them with the same pixels hidden in all, bool [H, W]; None hides none."""
+    return shown(model, inputs, None if hidden is None else hidden.expand(len(inputs), -1, -1))

@@ -15,7 +15,7 @@ from torch.nn import functional
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import TrainingError
 from patchcleanser.training.augment import augment
-from patchcleanser.training.cutout import Cutout
+from patchcleanser.training.cutout import Cutout, shown
 from patchcleanser.training.journal import Epoch
 from patchcleanser.training.losses import interval_loss, margin_loss, pixel_ends, window_loss
 from patchcleanser.training.recipes import Recipe
@@ -103,12 +103,12 @@ class Step:
         self.cutout: Cutout = run.recipe.cutout
         self.progress = 0.0
 
-    def losses(self, labels: Tensor) -> Any:
-        """Each image's loss under the current weights, for GreedyCutout."""
+    def losses(self, inputs: Tensor, labels: Tensor) -> Any:
+        """Each image's loss under masks and the current weights, for GreedyCutout."""
 
-        def of(inputs: Tensor) -> Tensor:
+        def of(hidden: Tensor) -> Tensor:
             with torch.no_grad(), self.run.autocast():
-                logits = self.forward(inputs)
+                logits = self.forward(shown(self.run.module, inputs, hidden))
             return functional.cross_entropy(logits.float(), labels, reduction="none")
 
         return of
@@ -116,13 +116,10 @@ class Step:
     def _shown(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Inputs under masks; a mask-aware network is told what is hidden."""
         run = self.run
-        if getattr(run.module, "mask_aware", False):
-            hidden = self.cutout.hidden(inputs, run.generator)[:, None]
-            return torch.cat([inputs.masked_fill(hidden, 0.0), hidden.to(inputs.dtype)], dim=1)
         run.module.eval()  # masks are chosen by the model as it answers in use
-        masked = self.cutout(inputs, self.losses(labels), run.generator)
+        hidden = self.cutout.chosen(inputs, self.losses(inputs, labels), run.generator)
         run.module.train()
-        return masked
+        return shown(run.module, inputs, hidden)
 
     @property
     def _strength(self) -> float:
