@@ -64,6 +64,82 @@ def test_labels_through_onnx_runtime_equal_exact_ones_and_few_are_computed_twice
     assert defense.masked.recheck.rechecked < defense.masked.recheck.labels / 20
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_threads_with_images_of_their_own_answer_in_the_order_of_the_images(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr("patchcleanser.classifiers.fast.RUN", 2 * photos(1).numel())
+    module = Small().eval()
+    way = Exported(TorchClassifier(module, classes=4))
+    for number in (8, 1, 2, 5, 7, 33):
+        with torch.inference_mode():
+            got, want = way.logits(photos(number)), module(photos(number))
+        assert torch.allclose(got, want, atol=1e-6)
+        assert len(want.round(decimals=4).unique(dim=0)) == number  # no two rows could be exchanged
+    (session,) = way._sessions.values()
+    assert session.session.get_session_options().intra_op_num_threads == 1
+
+
+def test_fewer_images_than_threads_are_worked_on_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    module = Small().eval()
+    way = Exported(TorchClassifier(module, classes=4))
+    for number in (2, 9):
+        with torch.inference_mode():
+            assert torch.allclose(way.logits(photos(number)), module(photos(number)), atol=1e-6)
+    (session,) = way._sessions.values()
+    assert session.session.get_session_options().intra_op_num_threads == 3
+
+
+class Hungry(Halved):
+    """A way, as fine as float32, that likes several chunks at once and notes what it got."""
+
+    chunks = 4
+
+    def __init__(self, classifier: TorchClassifier) -> None:
+        super().__init__(classifier, torch.float32)
+        self.room, self.got = 1000, [0]
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        if len(inputs) > self.room:
+            raise MemoryError
+        self.got.append(len(inputs))
+        return self.classifier.checked_logits(inputs)
+
+
+def hungry(chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> tuple[DoubleMasking, Hungry]:
+    """A defense of small chunks, whose way was compared with the exact one in such."""
+    monkeypatch.setattr("patchcleanser.classifiers.masked.CPU_ELEMENTS", 5 * photos(1).numel())
+    classifier = TorchClassifier(Small().eval(), classes=4)
+    defense = DoubleMasking(classifier, Threat.square(2), masks=3, chunk=chunk)
+    defense.masked.ways = [way := Hungry(classifier)]
+    defense.calibrate(photos(60))
+    assert defense.masked.recheck.ready
+    assert max(way.got) == 5
+    return defense, way
+
+
+@pytest.mark.parametrize(("chunk", "most"), [(None, 20), (5, 5)])
+def test_a_way_gets_as_many_chunks_as_it_likes_unless_their_size_was_set(
+    chunk: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defense, way = hungry(chunk, monkeypatch)
+    exact = DoubleMasking(way.classifier, Threat.square(2), masks=3)
+    assert defense.predict(photos(9)) == exact.predict(photos(9))
+    assert max(way.got) == most
+
+
+def test_where_several_chunks_are_too_much_a_way_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    defense, way = hungry(None, monkeypatch)
+    exact = DoubleMasking(way.classifier, Threat.square(2), masks=3)
+    way.room = 12
+    assert defense.predict(photos(9)) == exact.predict(photos(9))
+    way.got.clear()
+    assert defense.predict(photos(9)) == exact.predict(photos(9))
+    assert max(way.got) == 5
+
+
 def test_a_network_that_looks_at_the_image_to_decide_what_to_do_is_not_exported(no_half: None) -> None:
     module = Branching().eval()
     with pytest.raises(UnusableError, match="Branching cannot be exported"):

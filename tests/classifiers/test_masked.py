@@ -21,7 +21,17 @@ from patchcleanser import (
     load_dataset,
 )
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.masked import PROBE_EVERY, PROBES, MaskedClassifier, Request, Subject, default_chunk
+from patchcleanser.classifiers.masked import (
+    PROBE_EVERY,
+    PROBES,
+    MaskedClassifier,
+    Request,
+    Subject,
+    _covered,
+    _hidden,
+    _Piece,
+    default_chunk,
+)
 from patchcleanser.classifiers.precision import CALIBRATION, half_type
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
@@ -101,6 +111,47 @@ def test_masks_of_several_windows_equal_a_slow_loop(classifier: TorchClassifier,
     (table,) = full_tables(defense, mixed[:1])
     assert max(len(mask) for mask in table.mask_set.unions.masks) > 2
     assert_equals_slow_loop(table, classifier, mixed[0], "source")
+
+
+@pytest.mark.parametrize("grid", ["source", "input"])
+@pytest.mark.parametrize("patches", [1, 2])
+@pytest.mark.parametrize("fill", [None, (0.2, 0.7, 0.9), (0.3,)])
+@pytest.mark.parametrize("aware", [False, True])
+def test_masked_copies_are_the_image_outside_the_windows_and_the_fill_inside(
+    aware: bool, fill: tuple[float, ...] | None, patches: int, grid: str, resnet: nn.Module
+) -> None:
+    colours = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), fill=fill)
+    classifier = TorchClassifier(resnet, colours)
+    classifier.mask_aware = aware
+    masked, draw = MaskedClassifier(classifier, grid=grid), torch.Generator().manual_seed(0)
+    masks = MaskSet.build(Threat.square(5, count=patches), image=(20, 24), masks=2)
+    subjects = [Subject(masked.place(torch.rand(3, 20, 24, generator=draw)), LabelTable(masks)) for _ in range(3)]
+    before = [s.pixels.clone() for s in subjects]
+    unions = np.array([*range(len(masks.unions)), UNMASKED])
+    which = np.sort(np.arange(len(unions)) % 3)
+    got = masked._masked(_Piece(subjects, which, unions))
+    for row, s, union in zip(got, which, unions, strict=True):
+        hidden = torch.zeros(20, 24, dtype=torch.bool)
+        for w in () if union == UNMASKED else masks.unions.masks[union]:
+            hidden[w.top : w.bottom, w.left : w.right] = True
+        colour = torch.tensor(colours.source_fill(3) if grid == "source" else colours.input_fill(3))[:, None, None]
+        want = torch.where(hidden, colour, before[s])
+        want = colours(want[None])[0] if grid == "source" else want
+        assert torch.equal(row, torch.cat([want, hidden[None].float()]) if aware else want)
+    assert all(torch.equal(s.pixels, old) for s, old in zip(subjects, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_windows_filled_one_by_one_are_those_filled_all_at_once(dtype: torch.dtype) -> None:
+    images = torch.randn(4, 3, 9, 11, generator=torch.Generator().manual_seed(0)).to(dtype)
+    images[0, 0, 0] = torch.nan
+    boxes = np.array(
+        [[[0, 9, 0, 11], [0, 0, 0, 0]], [[0, 3, 2, 5], [1, 9, 4, 11]], [[8, 9, 10, 11]] * 2, [[0] * 4] * 2]
+    )
+    colour = torch.tensor((0.25, -1.5, 2.0), dtype=dtype)[:, None, None]
+    want = torch.where(_hidden(torch.as_tensor(boxes), (9, 11))[:, None], colour, images)
+    assert torch.equal(_covered(images.clone(), boxes, (0.25, -1.5, 2.0)), want)
+    assert not want.isnan().any()
 
 
 @pytest.mark.parametrize("grid", ["source", "input"])

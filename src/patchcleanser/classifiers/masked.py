@@ -105,6 +105,8 @@ class MaskedClassifier:
         if precision not in ("exact", "fast"):
             raise InputError(f"precision is 'exact' or 'fast', got {precision!r}")
         self.classifier, self.grid, self.chunk = classifier, grid, chunk
+        self.roomy = chunk is None
+        """Whether a way may be given several chunks at once: nobody set their size, and memory never ran out."""
         # Where no way is faster, fast labels are simply the exact ones.
         self.ways = classifier.ways() if precision == "fast" else []
         self.way: Way | None = None
@@ -170,9 +172,10 @@ class MaskedClassifier:
         pixels = piece.subjects[piece.which[start]].pixels
         if self.chunk is None:
             self.chunk = default_chunk(self.classifier.device, self._input(pixels).numel())
+        size = self.chunk * (self.way.chunks if self.way and self.roomy and self.recheck.ready else 1)
         if self.grid == "source":
-            return int(max(1, min(self.chunk, COPY_BYTES // (4 * pixels.numel()))))
-        return self.chunk
+            return int(max(1, min(size, COPY_BYTES // (4 * pixels.numel()))))
+        return size
 
     def _launch(self, piece: _Piece) -> _Launched:
         try:
@@ -356,6 +359,7 @@ class MaskedClassifier:
         if self.classifier.device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(piece) // 2
+        self.roomy = False
         self.chunk = max(1, min(self.chunk or half, half))
         halves = piece.part(0, half), piece.part(half, len(piece))
         return torch.cat([self._logits(part, way) for part in halves])
@@ -389,15 +393,14 @@ class MaskedClassifier:
         used, local = np.unique(piece.which, return_inverse=True)
         subjects = [piece.subjects[s] for s in used]
         device = self.classifier.device
-        images = torch.stack([s.pixels for s in subjects])[torch.as_tensor(local, device=device)]
+        images = _each([s.pixels for s in subjects], local)
         boxes = _boxes([(s.table, piece.unions[local == k]) for k, s in enumerate(subjects)])
-        hidden = _hidden(torch.as_tensor(boxes, device=device), images.shape[-2:])
         preprocessing, channels = self.classifier.preprocessing, images.shape[1]
         source = self.grid == "source"
-        fill = preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
-        colour = torch.tensor(fill, dtype=images.dtype, device=device)[:, None, None]
         size = (images.shape[2], images.shape[3])
-        images = torch.where(hidden[:, None], colour, images)
+        images = _covered(
+            images, boxes, preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
+        )
         if source:
             with plain_float32(device):
                 images = self.classifier.prepare(images)
@@ -408,14 +411,14 @@ class MaskedClassifier:
                 f"a mask-aware classifier must know which of its input's pixels are hidden, and images of {size[0]}×"
                 f"{size[1]} px are resized or cropped; use a threat on the input grid"
             )
-        return torch.cat([images, hidden[:, None].to(images.dtype)], dim=1)
+        return torch.cat([images, _covered(images.new_zeros(len(images), 1, *size), boxes, (1.0,))], dim=1)
 
     def _probe(self, one: _Piece, answer: Tensor, *, fast: bool) -> None:
         """Refuse a classifier, or a fast way, that answers a pair differently in its batch, alone and in company."""
         other = UNMASKED if one.unions[0] != UNMASKED else 0
         company = _Piece(one.subjects, one.which[[0, 0]], np.array([one.unions[0], other]))
         # Who asks for chunks of one never has company, and the question does not arise.
-        asked = [one] if self.chunk == 1 else [one, company]
+        asked = [one] if self.chunk == 1 and not self.roomy else [one, company]
         way = self.way if fast else None
         self.checks += sum(map(len, asked))
         answers = total(torch.stack([answer, *(self._logits(piece, way)[0] for piece in asked)]))
@@ -454,6 +457,30 @@ def _boxes(wanted: Sequence[tuple[LabelTable, Indices]]) -> NDArray[np.int32]:
     found = [table.mask_set.unions.boxes[unions] for table, unions in wanted]
     most = max(boxes.shape[1] for boxes in found)
     return np.concatenate([np.pad(b, ((0, 0), (0, most - b.shape[1]), (0, 0))) for b in found])
+
+
+def _each(pixels: Sequence[Tensor], which: NDArray[np.intp]) -> Tensor:
+    """One copy of an image for each pair, [N, C, H, W]."""
+    if pixels[0].device.type == "cpu":
+        return torch.stack([pixels[k] for k in which])
+    return torch.stack(list(pixels))[torch.as_tensor(which, device=pixels[0].device)]
+
+
+def _covered(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float]) -> Tensor:
+    """Images [N, C, H, W] with the boxes [N, windows, (top, bottom, left, right)] filled; the given ones may change.
+
+    A CPU writes into what is hidden and nowhere else; a GPU would be kept waiting by so many small orders, and numpy
+    knows no bfloat16.
+    """
+    colour = torch.tensor(fill, dtype=images.dtype, device=images.device)[:, None, None]
+    if images.device.type != "cpu" or images.dtype == torch.bfloat16:
+        hidden = _hidden(torch.as_tensor(boxes, device=images.device), images.shape[-2:])
+        return torch.where(hidden[:, None], colour, images)
+    pixels, paint = images.numpy(), colour.numpy()
+    for image, windows in zip(pixels, boxes.tolist(), strict=True):
+        for top, bottom, left, right in windows:
+            image[:, top:bottom, left:right] = paint
+    return images
 
 
 def _hidden(boxes: Tensor, size: Sequence[int]) -> Tensor:

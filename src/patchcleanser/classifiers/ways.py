@@ -26,6 +26,9 @@ class Way(ABC):
     expected = 0
     """About how many labels are still to come, as far as anybody said."""
 
+    chunks = 1
+    """How many chunks it likes to be given at once: more, if it cuts them itself."""
+
     finer: Way | None = None
     """One between this and float32, for labels that are doubtful here."""
 
@@ -114,7 +117,8 @@ def _parts(module: nn.Module) -> set[int]:
 
 def _places(module: nn.Module) -> list[tuple[int, int]]:
     """Where weights are and how often they were written to, and who hooked into the network."""
-    tensors = [*module.parameters(), *module.buffers()]
-    hooks = [h for part in module.modules() for h in (*part._forward_pre_hooks.values(), *part._forward_hooks.values())]
+    parts = list(module.modules())  # walked once: it is asked for before every batch
+    tensors = [t for part in parts for t in (*part._parameters.values(), *part._buffers.values()) if t is not None]
+    hooks = [h for part in parts for h in (*part._forward_pre_hooks.values(), *part._forward_hooks.values())]
     places = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
     return [*places, *((id(hook), 0) for hook in hooks)]
