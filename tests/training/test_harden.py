@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from patchcleanser import Threat, TorchClassifier
+from patchcleanser.classifiers.load import load_classifier
 from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.data import in_memory, load_dataset, together
@@ -106,6 +107,25 @@ def test_the_original_is_asked_about_the_very_pictures_that_are_then_masked(clas
     hidden = (learnt[-1][5:] == 0).all(1)
     assert hidden.flatten(1).any(1).all()
     assert torch.equal(learnt[-1][5:], asked[0][5:].masked_fill(hidden[:, None], 0.0))
+
+
+def test_a_network_that_fills_in_what_is_hidden_is_told_so_while_it_learns() -> None:
+    filling = load_classifier("inpaint:zoo:tiny", device="cpu")
+    assert isinstance(filling, TorchClassifier)
+    photos = together([load_dataset("sample")], limit=30)
+    work = _Work(filling, photos, THREAT, HardenSettings(batch=20, unmasked=0.25), seed=0)
+    asked: list[Tensor] = []
+    learnt: list[Tensor] = []
+    work.ask = lambda inputs: (asked.append(inputs), filling.module(inputs))[1]  # type: ignore[func-returns-value]
+    work.learn = lambda inputs: (learnt.append(inputs), work.student(inputs))[1]  # type: ignore[func-returns-value]
+    work.epoch(1)
+    assert (asked[0][:, 3] == 0).all()
+    assert (learnt[-1][:5, 3] == 0).all()
+    assert learnt[-1][5:, 3].flatten(1).any(1).all()
+    settings = HardenSettings(epochs=1, batch=16, rate=1e-6, tries=1, every=1)
+    done = harden(filling, photos, THREAT, settings=settings)
+    assert done.classifier.mask_aware
+    assert done.checks[0].agreement == 1.0
 
 
 def test_sharp_photos_are_seen_more_often_than_blurred_ones(classifier: TorchClassifier) -> None:
