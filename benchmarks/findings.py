@@ -75,8 +75,10 @@ def imagenet(rows: list[dict[str, Any]]) -> Found:
     found: Found = {}
     for row in rows:
         name = NAMES[row["model"]] + ("-hardened" if row["photos"] else "")
-        if row["patch"] == "2%" and (
-            not row["photos"] or _settings(row["harden_command"]) == _settings(MODELS[name].made)
+        if (
+            row["hidden"] == "grey"
+            and row["patch"] == "2%"
+            and (not row["photos"] or _settings(row["harden_command"]) == _settings(MODELS[name].made))
         ):
             found |= certified(row, 32, name)
     return found

@@ -4,7 +4,7 @@
     patchcleanser harden --model python:harden:resnet50 --images parquet:PHOTOS --patch 2% --out runs/resnet50
     python benchmarks/harden.py trained:runs/resnet50 --name resnet50 --data 'PATH/imagenet-val2000-*.parquet'
 
-A row of the same model and number of photos (none: untouched) is replaced.
+A row of the same model, number of photos (none: untouched) and kind of masks (grey, or filled in) is replaced.
 """
 
 from __future__ import annotations
@@ -67,15 +67,17 @@ def main() -> None:
         "patch": given.patch,
         "masks": "6x6",
         "grid": "input",
+        "hidden": "filled in" if job.classifier.mask_aware else "grey",
     }
-    row |= measured(job, given.runs / f"{given.name}-{'hardened' if hardened else 'untouched'}", given.model, data)
+    words = [given.name, "hardened" if hardened else "untouched", *(["filled-in"] if job.classifier.mask_aware else [])]
+    row |= measured(job, given.runs / "-".join(words), given.model, data)
     row |= {
         "seed": card.get("seed"),
         "weights": card.get("weights_sha256") or job.classifier.fingerprint,
         "harden_command": card.get("command"),
     }
     print(json.dumps(row), flush=True)
-    keep(row, given.out, ("model", "photos"))
+    keep(row, given.out, ("model", "photos", "hidden"))
 
 
 if __name__ == "__main__":
