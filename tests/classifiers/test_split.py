@@ -72,6 +72,14 @@ def defense_with(finer: type[Way], monkeypatch: pytest.MonkeyPatch) -> tuple[Dou
     return defense, classifier
 
 
+def learnt(defense: DoubleMasking, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The finer way, after what is doubtful was learnt once and for all."""
+    defense.calibrate(images)
+    assert defense.masked.finer.ready
+    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
+    return defense.masked.ways[0].finer
+
+
 def exactly(classifier: TorchClassifier) -> DoubleMasking:
     return DoubleMasking(classifier, Threat.square(5), masks=3)
 
@@ -107,12 +115,7 @@ def test_a_finer_way_that_is_wrong_is_caught_by_the_audit(monkeypatch: pytest.Mo
     monkeypatch.setattr("patchcleanser.classifiers.precision.AUDIT", 1.0)
     images = photos(24)
     defense, classifier = defense_with(Lying, monkeypatch)
-    defense.calibrate(images)
-    (way,) = defense.masked.ways
-    assert isinstance(way.finer, Lying)
-    assert defense.masked.finer.ready
-    way.finer.lies = True
-    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
+    learnt(defense, images, monkeypatch).lies = True
     labels = labels_of(defense, images)
     assert defense.masked.recheck.hopeless
     assert (labels == labels_of(exactly(classifier), images)).all()
@@ -143,12 +146,7 @@ def test_what_is_doubtful_for_the_finer_way_too_is_computed_in_float32(
     monkeypatch.setattr("patchcleanser.classifiers.precision.AUDIT", 0.0)
     images = photos(24)
     defense, classifier = defense_with(Careless, monkeypatch)
-    defense.calibrate(images)
-    (way,) = defense.masked.ways
-    assert isinstance(way.finer, Careless)
-    assert defense.masked.finer.ready
-    way.finer.number = number
-    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
+    learnt(defense, images, monkeypatch).number = number
     assert (labels_of(defense, images) == labels_of(exactly(classifier), images)).all()
     assert defense.masked.recheck.rechecked > 0
 
@@ -156,12 +154,8 @@ def test_what_is_doubtful_for_the_finer_way_too_is_computed_in_float32(
 def test_what_overflows_in_half_precision_never_goes_by_the_finer_way(monkeypatch: pytest.MonkeyPatch) -> None:
     images = photos(24)
     defense, classifier = defense_with(Lying, monkeypatch)
-    defense.calibrate(images)
-    (way,) = defense.masked.ways
-    assert isinstance(way.finer, Lying)
-    way.finer.lies = True
+    learnt(defense, images, monkeypatch).lies = True
     monkeypatch.setattr("patchcleanser.classifiers.precision.AUDIT", 0.0)
-    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
     monkeypatch.setattr(Halved, "logits", lambda self, inputs: torch.full((len(inputs), 10), torch.inf))
     monkeypatch.setattr(MaskedClassifier, "_to_probe", False)
     assert (labels_of(defense, images) == labels_of(exactly(classifier), images)).all()
@@ -172,9 +166,7 @@ def test_while_another_thread_computes_in_float32_doubtful_labels_are_exact_ones
 ) -> None:
     images = photos(24)
     defense, classifier = defense_with(Split, monkeypatch)
-    defense.calibrate(images)
-    assert defense.masked.finer.ready
-    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
+    learnt(defense, images, monkeypatch)
     with plain_float32(classifier.device):  # as if another thread were there
         labels = labels_of(defense, images)
     assert defense.masked.finer.labels == 0
