@@ -40,13 +40,14 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
         baseline.defense,
         options=dict(words.option or ()),
     )
-    named = [baseline.defense, weights.name, patch, *(f"{value:g}" for value in job.options.values())]
+    named = [baseline.defense, weights.name, patch, *(f"{name}={value:g}" for name, value in job.options.items())]
+    named += [] if words.split == "test" else [words.split]
     folder = (words.runs or words.models) / "-".join(named)
     return {
         "defense": baseline.defense,
         "network": card["model"],
         "patch": PATCHES[patch],
-        **measured(job, folder, spec, "cifar10"),
+        **measured(job, folder, spec, "cifar10", words.split),
         "printed": baseline.said(patch),
         "recipe": card["recipe"],
         "seed": card["seed"],
@@ -55,10 +56,10 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
     }
 
 
-def measured(job: Job, folder: Path, spec: str, data: str) -> dict[str, Any]:
+def measured(job: Job, folder: Path, spec: str, data: str, split: str = "test") -> dict[str, Any]:
     """What certifying a job gave, and what it took."""
     command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
-    about = {**about_run(spec, data, "test", job), "command": command}
+    about = {**about_run(spec, data, split, job), "command": command}
     found = summary(run_job(job, folder, about, batch=None, skip=False, quiet=False).read(COLUMNS))
     return {
         "images": found.images,

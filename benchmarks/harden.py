@@ -61,15 +61,16 @@ def main() -> None:
         masks=6,
         precision="fast",
     )
+    filled = str(card.get("model", given.model)).startswith("inpaint:")
     row: dict[str, object] = {
         "model": given.name,
         "photos": card.get("photos", {}).get("number", 0),
         "patch": given.patch,
         "masks": "6x6",
         "grid": "input",
-        "hidden": "filled in" if job.classifier.mask_aware else "grey",
+        "hidden": "filled in" if filled else "grey",
     }
-    words = [given.name, "hardened" if hardened else "untouched", *(["filled-in"] if job.classifier.mask_aware else [])]
+    words = [given.name, "hardened" if hardened else "untouched", *(["filled-in"] if filled else [])]
     row |= measured(job, given.runs / "-".join(words), given.model, data)
     row |= {
         "seed": card.get("seed"),

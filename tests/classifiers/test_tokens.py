@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -95,3 +97,10 @@ def test_images_that_are_resized_need_the_input_grid() -> None:
 def test_other_networks_are_refused() -> None:
     with pytest.raises(InputError, match="timm's VisionTransformer only, got ResNet"):
         load_classifier("tokens:zoo:tiny", device="cpu")
+
+
+def test_it_cannot_be_trained_as_something_it_would_not_be_afterwards(tmp_path: Path) -> None:
+    from patchcleanser.cli.options import trainable
+
+    with pytest.raises(InputError, match="it would learn and be kept as the plain network"):
+        trainable(f"tokens:{VIT}", "cpu", tmp_path / "out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from patchcleanser import CallableClassifier
 from patchcleanser.data import ArrayDataset
@@ -58,3 +59,11 @@ def test_others_go_by_number_and_say_so(names: tuple[str, ...], classes: int) ->
     assert said is not None
     assert "label 0 is taken for class 0" in said
     assert match_labels(data("golf ball", "tench"), nameless(1000), "number")[0].labels.tolist() == [0, 1]  # type: ignore[union-attr]
+
+
+def test_a_classifier_that_does_not_say_how_many_classes_it_has_is_asked_about_an_image() -> None:
+    shy = CallableClassifier(lambda x: torch.zeros(len(x), 1000), fingerprint="none")
+    assert shy.classes is None
+    found, _ = match_labels(data("golf ball", "tench"), shy)
+    assert found.labels is not None
+    assert found.labels.tolist() == [574, 0]

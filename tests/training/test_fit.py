@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from patchcleanser.classifiers.inpaint import Inpainting
 from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
@@ -179,6 +180,26 @@ def test_a_teacher_pulls_the_answers_towards_its_own(images: ArrayDataset, tmp_p
     fitted = fit(network(), images, recipe, **NORM, out=tmp_path, teacher=Constant())
     pixels = torch.from_numpy(images.images[:50]).permute(0, 3, 1, 2).float() / 255
     assert (fitted.module(pixels).argmax(1) == 0).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("student", ["plain", "filling in"])
+def test_a_network_that_fills_in_learns_with_the_worst_masks_and_may_teach(
+    student: str, images: ArrayDataset, tmp_path: Path
+) -> None:
+    told: list[Tensor] = []
+
+    class Listening(Inpainting):
+        def forward(self, inputs: Tensor) -> Tensor:
+            told.append(inputs[:, -1].detach())
+            return super().forward(inputs)  # type: ignore[no-any-return]
+
+    learner = network() if student == "plain" else Inpainting(network())
+    masks = GreedyCutout(2, 4, 8, inside=True, tries=2, share=1.0)
+    recipe = replace(QUICK, epochs=1, teacher_weight=0.5, cutout=masks)
+    fitted = fit(learner, images, recipe, **NORM, out=tmp_path, teacher=Listening(network(1)))
+    assert told
+    assert not any(hidden.any() for hidden in told)  # a teacher sees the whole picture
+    assert getattr(fitted.module, "mask_aware", False) == (student != "plain")
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -69,6 +69,8 @@ class Copied(Derived):
     def forget(self) -> None:
         """Drop the copy and what was recorded and compiled of it."""
         self._copy, self._graphs, self._block = None, {}, None
+        if self.finer is not None:
+            self.finer.forget()
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of the copy."""

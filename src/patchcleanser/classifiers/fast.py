@@ -129,7 +129,7 @@ def _session(module: nn.Module, inputs: Tensor) -> _Session:
             program.save(file)
         options = onnxruntime.SessionOptions()
         threads = torch.get_num_threads()
-        together = len(inputs) < threads
+        together = len(inputs) * Exported.chunks < threads
         options.intra_op_num_threads = threads if together else 1
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])

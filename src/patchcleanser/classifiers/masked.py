@@ -171,7 +171,9 @@ class MaskedClassifier:
     def _size(self, piece: _Piece, start: int) -> int:
         pixels = piece.subjects[piece.which[start]].pixels
         if self.chunk is None:
-            self.chunk = default_chunk(self.classifier.device, self._input(pixels).numel())
+            channels, height, width = self._input(pixels)
+            numbers = (channels + self.classifier.mask_aware) * height * width
+            self.chunk = default_chunk(self.classifier.device, numbers)
         size = self.chunk * (self.way.chunks if self.way and self.roomy and self.recheck.ready else 1)
         if self.grid == "source":
             return int(max(1, min(size, COPY_BYTES // (4 * pixels.numel()))))
@@ -418,7 +420,7 @@ class MaskedClassifier:
         other = UNMASKED if one.unions[0] != UNMASKED else 0
         company = _Piece(one.subjects, one.which[[0, 0]], np.array([one.unions[0], other]))
         # Who asks for chunks of one never has company, and the question does not arise.
-        asked = [one] if self.chunk == 1 and not self.roomy else [one, company]
+        asked = [one] if self.chunk == 1 and not (fast and self.roomy) else [one, company]
         way = self.way if fast else None
         self.checks += sum(map(len, asked))
         answers = total(torch.stack([answer, *(self._logits(piece, way)[0] for piece in asked)]))

@@ -65,7 +65,7 @@ def resnet(
     It has `wider` times the channels.
     """
     if wider != 1:
-        channels = tuple(int(wider * number) // 8 * 8 for number in channels)
+        channels = tuple(max(8, int(wider * number) // 8 * 8) for number in channels)
     model: nn.Module = ResNet(
         BasicBlock,
         layers,

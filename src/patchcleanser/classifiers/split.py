@@ -41,8 +41,8 @@ class Split(Derived):
         return {**super().__getstate__(), "_copy": None}
 
     def forget(self) -> None:
-        """Drop the copy."""
-        self._copy, self._too_large = None, False
+        """Drop the copy; that there was no room for one is remembered."""
+        self._copy = None
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of the copy; UnusableError while another thread computes in float32, which must not be disturbed.

@@ -55,8 +55,8 @@ class SpreadMaskedClassifier(MaskedClassifier):
         if helper is None:
             return super()._launch(piece)
         used, local = np.unique(piece.which, return_inverse=True)
-        compared = all(self._compared(self._input(piece.subjects[s].pixels)) for s in used)
-        fast = self.fast and self.recheck.ready and compared
+        fast = self.fast and self.recheck.ready
+        fast = fast and all(self._compared(self._input(piece.subjects[s].pixels)) for s in used)
         self._stored += 1
         images = [piece.subjects[s].pixels.cpu().numpy() for s in used]
         launched = _Launched(piece, torch.empty(0), fast)

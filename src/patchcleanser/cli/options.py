@@ -278,6 +278,10 @@ def trainable(model: str, device: str, out: Path) -> TorchClassifier:
     classifier = load_classifier(model, device=device)
     if not isinstance(classifier, TorchClassifier):
         raise InputError(f"{model} cannot be trained: only torch networks can")
+    if classifier.mask_aware and not getattr(classifier.module, "mask_aware", False):
+        raise InputError(
+            f"{model} cannot be trained: it would learn and be kept as the plain network; train that instead"
+        )
     return classifier
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def train(
     model: Annotated[
-        str, typer.Option(help="Network: net:resnet, net:vit, net:bagnet, net:tiny, timm:NAME?…, trained:FOLDER.")
+        str, typer.Option(help="Network: net:resnet, net:vit, net:tiny, timm:NAME?…, trained:FOLDER; or inpaint: before it.")
     ],
     out: Out,
     data: Annotated[str, typer.Option(help="Labelled images: cifar10, folder:PATH, parquet:PATH.")] = "cifar10",

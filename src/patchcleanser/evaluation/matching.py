@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.data.base import Dataset, View
 from patchcleanser.data.imagenet import imagenet_classes
-from patchcleanser.errors import DataError, InputError
+from patchcleanser.errors import DataError, InputError, PatchCleanserError
 
 
 class Relabelled(View):
@@ -74,10 +76,18 @@ def _imagenet(dataset: Dataset, classifier: Classifier) -> tuple[str, ...] | Non
 
     By number label 0 of a part of ImageNet would be taken for the tench.
     """
-    if classifier.classes != 1000 or not 0 < len(dataset.classes) < 1000:
-        return None
     names = imagenet_classes()[1]
-    return names if None not in _found(dataset.classes, names).values() else None
+    if not 0 < len(dataset.classes) < 1000 or None in _found(dataset.classes, names).values():
+        return None
+    return names if _number(dataset, classifier) == 1000 else None
+
+
+def _number(dataset: Dataset, classifier: Classifier) -> int | None:
+    """How many classes a classifier has; some say so only when they are asked about an image."""
+    if classifier.classes is None and len(dataset):
+        with suppress(PatchCleanserError), torch.inference_mode():
+            classifier.checked_logits(classifier.prepare(dataset.image(0)[None].to(classifier.device)))
+    return classifier.classes
 
 
 def _numbers(dataset: Dataset, classifier: Classifier) -> str | None:

@@ -98,6 +98,7 @@ class Step:
         inner = INNER.get(run.recipe.loss)
         self.inner = compiled(getattr(module, inner[0]), run.device, steps) if inner else None
         self.teacher: Any = None if teacher is None else teacher.to(run.device).eval()
+        self.asked: Any = teacher  # as it came: compiled, it does not say what it must be told
         if self.teacher is not None and run.device.type == "cuda":
             self.teacher = compiled(self.teacher.to(memory_format=torch.channels_last), run.device, steps)
         self.cutout: Cutout = run.recipe.cutout
@@ -127,18 +128,18 @@ class Step:
         ramp = self.run.recipe.ramp
         return min(1.0, self.progress / ramp) if ramp else 1.0
 
-    def _loss(self, shown: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss(self, given: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of what is shown, and the logits."""
         recipe = self.run.recipe
         if self.inner is not None:
             with self.run.autocast():
-                local = self.inner(shown).float()
+                local = self.inner(given).float()
             logits = local.mean((2, 3))
             # Clipped logits learn nothing once all are below 0, so at first they are not clipped.
             plain = functional.cross_entropy(logits, labels)
             return torch.lerp(plain, window_loss(local, labels, recipe.window), self._strength), logits
         with self.run.autocast():
-            logits = self.forward(shown).float()
+            logits = self.forward(given).float()
         if recipe.loss == "margin":
             return margin_loss(logits, labels, recipe.margin), logits
         return functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing), logits
@@ -166,7 +167,7 @@ class Step:
             loss, logits = self._loss(self._shown(inputs, labels), labels)
         if self.teacher is not None and recipe.teacher_weight > 0:
             with torch.no_grad(), run.autocast():
-                wanted = self.teacher(inputs).float()
+                wanted = self.teacher(shown(self.asked, inputs)).float()
             loss = torch.lerp(loss, _divergence(logits, wanted, recipe.temperature), recipe.teacher_weight)
         run.optimizer.zero_grad(set_to_none=True)
         run.accelerator.backward(loss)
