@@ -14,7 +14,7 @@ from patchcleanser.errors import DataError
 
 def harden(
     model: Annotated[
-        str, typer.Option(help="Classifier to harden: timm:NAME, torchvision:NAME, python:module:make, …")
+        str, typer.Option(help="Classifier to harden: timm:NAME, torchvision:NAME, python:module:make, inpaint:SPEC, …")
     ],
     images: Annotated[list[str], typer.Option(help="Unlabelled photos: a folder, parquet:PATH, cifar10; repeatable.")],
     out: Out,

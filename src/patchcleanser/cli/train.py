@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def train(
     model: Annotated[
-        str, typer.Option(help="Network: net:resnet, net:vit, net:tiny, timm:NAME?…, trained:FOLDER; or inpaint: before it.")
+        str,
+        typer.Option(help="Network: net:resnet, net:tiny, timm:NAME?…, trained:FOLDER, or inpaint: and one of these."),
     ],
     out: Out,
     data: Annotated[str, typer.Option(help="Labelled images: cifar10, folder:PATH, parquet:PATH.")] = "cifar10",
