@@ -81,15 +81,18 @@ def test_threads_with_images_of_their_own_answer_in_the_order_of_the_images(
     assert session.session.get_session_options().intra_op_num_threads == 1
 
 
-def test_fewer_images_than_threads_are_worked_on_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+@pytest.mark.parametrize(("threads", "each"), [(8, 1), (9, 9)])
+def test_threads_that_would_have_no_image_even_of_several_chunks_work_together(
+    threads: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     module = Small().eval()
     way = Exported(TorchClassifier(module, classes=4))
-    for number in (2, 9):
+    for number in (2, 9):  # the first is a chunk, of which four come at a time later
         with torch.inference_mode():
             assert torch.allclose(way.logits(photos(number)), module(photos(number)), atol=1e-6)
     (session,) = way._sessions.values()
-    assert session.session.get_session_options().intra_op_num_threads == 3
+    assert session.session.get_session_options().intra_op_num_threads == each
 
 
 class Hungry(Halved):

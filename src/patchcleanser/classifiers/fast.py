@@ -114,7 +114,7 @@ def _session(module: nn.Module, inputs: Tensor) -> _Session:
     """An ONNX Runtime session of the module for inputs of this size, in any number.
 
     Threads that work on images of their own do not wait for each other at every layer, nor, spinning, keep torch's
-    from working. If the batch it is made for has an image for each of them, that is how they work.
+    from working. If several chunks like the one it is made for have an image for each of them, that is how they work.
     """
     import onnxruntime
 
