@@ -15,6 +15,7 @@ from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.copied import block_size
+from patchcleanser.classifiers.covering import boxes_of, copies, covered
 from patchcleanser.classifiers.precision import (
     CALIBRATION,
     Precision,
@@ -395,12 +396,12 @@ class MaskedClassifier:
         used, local = np.unique(piece.which, return_inverse=True)
         subjects = [piece.subjects[s] for s in used]
         device = self.classifier.device
-        images = _each([s.pixels for s in subjects], local)
-        boxes = _boxes([(s.table, piece.unions[local == k]) for k, s in enumerate(subjects)])
+        images = copies([s.pixels for s in subjects], local)
+        boxes = boxes_of([(s.table, piece.unions[local == k]) for k, s in enumerate(subjects)])
         preprocessing, channels = self.classifier.preprocessing, images.shape[1]
         source = self.grid == "source"
         size = (images.shape[2], images.shape[3])
-        images = _covered(
+        images = covered(
             images, boxes, preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
         )
         if source:
@@ -413,7 +414,7 @@ class MaskedClassifier:
                 f"a mask-aware classifier must know which of its input's pixels are hidden, and images of {size[0]}×"
                 f"{size[1]} px are resized or cropped; use a threat on the input grid"
             )
-        return torch.cat([images, _covered(images.new_zeros(len(images), 1, *size), boxes, (1.0,))], dim=1)
+        return torch.cat([images, covered(images.new_zeros(len(images), 1, *size), boxes, (1.0,))], dim=1)
 
     def _probe(self, one: _Piece, answer: Tensor, *, fast: bool) -> None:
         """Refuse a classifier, or a fast way, that answers a pair differently in its batch, alone and in company."""
@@ -452,47 +453,3 @@ def default_chunk(device: torch.device, numbers: int) -> int:
         most = max(1, min(8192, free // 2 // (numbers * CUDA_BYTES_PER_NUMBER)))
         return int(most if most < (block := block_size(numbers)) else most // block * block)
     return max(1, min(512, CPU_ELEMENTS // numbers))
-
-
-def _boxes(wanted: Sequence[tuple[LabelTable, Indices]]) -> NDArray[np.int32]:
-    """The boxes of all wanted unions in order, filled up to the same number of windows."""
-    found = [table.mask_set.unions.boxes[unions] for table, unions in wanted]
-    most = max(boxes.shape[1] for boxes in found)
-    return np.concatenate([np.pad(b, ((0, 0), (0, most - b.shape[1]), (0, 0))) for b in found])
-
-
-def _each(pixels: Sequence[Tensor], which: NDArray[np.intp]) -> Tensor:
-    """One copy of an image for each pair, [N, C, H, W]."""
-    if pixels[0].device.type == "cpu":
-        return torch.stack([pixels[k] for k in which])
-    return torch.stack(list(pixels))[torch.as_tensor(which, device=pixels[0].device)]
-
-
-def _covered(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float]) -> Tensor:
-    """Images [N, C, H, W] with the boxes [N, windows, (top, bottom, left, right)] filled; the given ones may change.
-
-    A CPU writes into what is hidden and nowhere else; a GPU would be kept waiting by so many small orders, and numpy
-    knows no bfloat16.
-    """
-    colour = torch.tensor(fill, dtype=images.dtype, device=images.device)[:, None, None]
-    if images.device.type != "cpu" or images.dtype == torch.bfloat16:
-        hidden = _hidden(torch.as_tensor(boxes, device=images.device), images.shape[-2:])
-        return torch.where(hidden[:, None], colour, images)
-    pixels, paint = images.numpy(), colour.numpy()
-    for image, windows in zip(pixels, boxes.tolist(), strict=True):
-        for top, bottom, left, right in windows:
-            image[:, top:bottom, left:right] = paint
-    return images
-
-
-def _hidden(boxes: Tensor, size: Sequence[int]) -> Tensor:
-    """Boxes [N, windows, (top, bottom, left, right)] → bool [N, H, W], True where hidden."""
-    rows = torch.arange(size[0], device=boxes.device)
-    columns = torch.arange(size[1], device=boxes.device)
-    top, bottom, left, right = (boxes[..., k, None] for k in range(4))
-    down = (rows >= top) & (rows < bottom)
-    across = (columns >= left) & (columns < right)
-    hidden = down[:, 0, :, None] & across[:, 0, None, :]
-    for k in range(1, boxes.shape[1]):
-        hidden |= down[:, k, :, None] & across[:, k, None, :]
-    return hidden

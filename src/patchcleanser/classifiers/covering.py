@@ -1,0 +1,56 @@
+"""Copies of images with boxes of pixels hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from patchcleanser.core.tables import Indices, LabelTable
+
+
+def boxes_of(wanted: Sequence[tuple[LabelTable, Indices]]) -> NDArray[np.int32]:
+    """The boxes of all wanted unions in order, filled up to the same number of windows."""
+    found = [table.mask_set.unions.boxes[unions] for table, unions in wanted]
+    most = max(boxes.shape[1] for boxes in found)
+    return np.concatenate([np.pad(b, ((0, 0), (0, most - b.shape[1]), (0, 0))) for b in found])
+
+
+def copies(pixels: Sequence[Tensor], which: NDArray[np.intp]) -> Tensor:
+    """One copy of an image for each pair, [N, C, H, W]."""
+    if pixels[0].device.type == "cpu":
+        return torch.stack([pixels[k] for k in which])
+    return torch.stack(list(pixels))[torch.as_tensor(which, device=pixels[0].device)]
+
+
+def covered(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float]) -> Tensor:
+    """Images [N, C, H, W] with the boxes [N, windows, (top, bottom, left, right)] filled; the given ones may change.
+
+    A CPU writes into what is hidden and nowhere else; a GPU would be kept waiting by so many small orders, and numpy
+    knows no bfloat16.
+    """
+    colour = torch.tensor(fill, dtype=images.dtype, device=images.device)[:, None, None]
+    if images.device.type != "cpu" or images.dtype == torch.bfloat16:
+        hidden = _hidden(torch.as_tensor(boxes, device=images.device), images.shape[-2:])
+        return torch.where(hidden[:, None], colour, images)
+    pixels, paint = images.numpy(), colour.numpy()
+    for image, windows in zip(pixels, boxes.tolist(), strict=True):
+        for top, bottom, left, right in windows:
+            image[:, top:bottom, left:right] = paint
+    return images
+
+
+def _hidden(boxes: Tensor, size: Sequence[int]) -> Tensor:
+    """Boxes [N, windows, (top, bottom, left, right)] → bool [N, H, W], True where hidden."""
+    rows = torch.arange(size[0], device=boxes.device)
+    columns = torch.arange(size[1], device=boxes.device)
+    top, bottom, left, right = (boxes[..., k, None] for k in range(4))
+    down = (rows >= top) & (rows < bottom)
+    across = (columns >= left) & (columns < right)
+    hidden = down[:, 0, :, None] & across[:, 0, None, :]
+    for k in range(1, boxes.shape[1]):
+        hidden |= down[:, k, :, None] & across[:, k, None, :]
+    return hidden
