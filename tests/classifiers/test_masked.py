@@ -27,8 +27,6 @@ from patchcleanser.classifiers.masked import (
     MaskedClassifier,
     Request,
     Subject,
-    _covered,
-    _hidden,
     _Piece,
     default_chunk,
 )
@@ -139,19 +137,6 @@ def test_masked_copies_are_the_image_outside_the_windows_and_the_fill_inside(
         want = colours(want[None])[0] if grid == "source" else want
         assert torch.equal(row, torch.cat([want, hidden[None].float()]) if aware else want)
     assert all(torch.equal(s.pixels, old) for s, old in zip(subjects, before, strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_windows_filled_one_by_one_are_those_filled_all_at_once(dtype: torch.dtype) -> None:
-    images = torch.randn(4, 3, 9, 11, generator=torch.Generator().manual_seed(0)).to(dtype)
-    images[0, 0, 0] = torch.nan
-    boxes = np.array(
-        [[[0, 9, 0, 11], [0, 0, 0, 0]], [[0, 3, 2, 5], [1, 9, 4, 11]], [[8, 9, 10, 11]] * 2, [[0] * 4] * 2]
-    )
-    colour = torch.tensor((0.25, -1.5, 2.0), dtype=dtype)[:, None, None]
-    want = torch.where(_hidden(torch.as_tensor(boxes), (9, 11))[:, None], colour, images)
-    assert torch.equal(_covered(images.clone(), boxes, (0.25, -1.5, 2.0)), want)
-    assert not want.isnan().any()
 
 
 @pytest.mark.parametrize("grid", ["source", "input"])
