@@ -127,6 +127,15 @@ def test_a_network_that_is_told_already_is_refused() -> None:
         inpainting(classifier)
 
 
+def test_a_classifier_whose_answers_are_not_only_its_networks_is_refused() -> None:
+    class Doubled(TorchClassifier):
+        def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+            return 2 * super().logits(inputs)
+
+    with pytest.raises(InputError, match="plain torch networks only"):
+        inpainting(Doubled(torch.nn.Flatten().eval()))
+
+
 def test_one_that_was_trained_is_found_again_without_the_folder_it_began_with(tmp_path: Path) -> None:
     from patchcleanser.classifiers.trained import bare_spec
     from patchcleanser.training.cards import write_model

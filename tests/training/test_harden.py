@@ -133,7 +133,7 @@ def test_sharp_photos_are_seen_more_often_than_blurred_ones(classifier: TorchCla
     settings = HardenSettings(epochs=1, batch=8, tries=1, holdout=0.1, sharp=3)
     work = _Work(classifier, together([sharp, blurred]), THREAT, settings, 0)
     times = torch.bincount(torch.as_tensor(work.pool)).tolist()
-    wide = (work.sides.amin(1) >= 16).tolist()
+    wide = (work.photos.sizes.amin(1) >= 16).tolist()
     assert [3 if large else 1 for large in wide] == times
     assert 0 < sum(wide) < len(wide)
 
@@ -141,8 +141,7 @@ def test_sharp_photos_are_seen_more_often_than_blurred_ones(classifier: TorchCla
 def test_half_of_the_photos_are_blended_with_another(classifier: TorchClassifier) -> None:
     photos = together([load_dataset("sample")], limit=100)
     pure, mixed = (
-        _Work(classifier, photos, THREAT, HardenSettings(mix=mix), seed=0)._crops(torch.arange(64))
-        for mix in (0.0, 0.5)
+        _Work(classifier, photos, THREAT, HardenSettings(mix=mix), seed=0)._crops(np.arange(64)) for mix in (0.0, 0.5)
     )
     changed = (pure - mixed).abs().flatten(1).amax(1) > 1e-4
     assert 20 <= int(changed.sum()) <= 44

@@ -33,7 +33,8 @@ class Inpainting(nn.Module):
 
 def inpainting(plain: TorchClassifier) -> TorchClassifier:
     """A classifier that fills in what masks hide and then asks the network of another."""
-    if not isinstance(plain, TorchClassifier) or plain.mask_aware:
+    simple = isinstance(plain, TorchClassifier) and type(plain).logits is TorchClassifier.logits
+    if not simple or plain.mask_aware:
         raise InputError(f"hidden pixels can be filled in for plain torch networks only, got {plain}")
     classifier = TorchClassifier(Inpainting(plain.module).eval(), plain.preprocessing, classes=plain.classes)
     classifier.names, classifier.code = plain.names, plain.code

@@ -13,7 +13,6 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +31,7 @@ from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training.augment import coloured
 from patchcleanser.training.cutout import Cutout, GreedyCutout, shown
 from patchcleanser.training.judge import as_good, two_mask_views, viewed
+from patchcleanser.training.photos import Photos
 from patchcleanser.training.speed import compiled
 
 MOST_HELD = 400
@@ -186,8 +186,8 @@ class _Work:
         self.order = np.random.default_rng(seed)
         split = self.order.permutation(len(photos))
         held = max(4, min(int(settings.holdout * len(photos)), MOST_HELD))
-        self.train, self.sides = _squared(photos, split[held:], max(self.size) + max(self.size) // 4, self.device)
-        sharp = self.sides.amin(1) >= min(self.size) / 2
+        self.photos = Photos(photos, split[held:], max(self.size) + max(self.size) // 4, self.device)
+        sharp = self.photos.sizes.amin(1) >= min(self.size) / 2
         self.pool = np.repeat(np.arange(len(sharp)), np.where(sharp & ~sharp.all(), settings.sharp, 1))
         self.held = self._prepared(photos, split[:held])
         self.steps = max(1, len(self.pool) // settings.batch)
@@ -236,11 +236,11 @@ class _Work:
                     group["lr"] = (
                         self.settings.rate * min(1.0, 20 * progress + 0.05) * (0.5 + 0.5 * math.cos(math.pi * progress))
                     )
-                losses.append(self._step(torch.as_tensor(order[step * batch : (step + 1) * batch])))
+                losses.append(self._step(order[step * batch : (step + 1) * batch]))
         return float(torch.stack(losses).mean())
 
-    def _step(self, index: Tensor) -> Tensor:
-        inputs = self._crops(index)
+    def _step(self, numbers: NDArray[np.intp]) -> Tensor:
+        inputs = self._crops(numbers)
         with torch.no_grad(), self._autocast():
             wanted = _log_probabilities(self.ask(self._laid_out(shown(self.teacher, inputs))))
         whole = int(self.settings.unmasked * len(inputs))
@@ -279,25 +279,23 @@ class _Work:
         agreement, invariance = (float(torch.cat(v).float().mean()) for v in (agree, survive))
         return Check(epoch, loss, agreement, invariance, time.monotonic() - self.started)
 
-    def _crops(self, index: Tensor) -> Tensor:
+    def _crops(self, numbers: NDArray[np.intp]) -> Tensor:
         """Random crops of training photos, recoloured, blended, resized to the input and normalised."""
-        images = self.train[index].to(self.device).float() / 255
-        count, generator = len(images), self.generator
+        count, generator = len(numbers), self.generator
 
         def draw(low: float, high: float) -> Tensor:
             return torch.rand(count, generator=generator, device=self.device) * (high - low) + low
 
         # Photos are stored squeezed into squares; a crop of the right aspect unsqueezes them.
-        sides = self.sides[index].to(self.device)
-        aspect = sides[:, 1] / sides[:, 0]
+        sizes = self.photos.sizes[torch.from_numpy(numbers)].to(self.device)
+        aspect = sizes[:, 1] / sizes[:, 0]
         scale = draw(self.settings.smallest_crop, 1.0).sqrt()
         high, wide = scale * aspect.clamp_max(1.0), scale * (1 / aspect).clamp_max(1.0)
         flip = torch.where(draw(0, 1) < 0.5, 1.0, -1.0)
         zero = torch.zeros_like(high)
         across = torch.stack([wide * flip, zero, (1 - wide) * draw(-1, 1)], 1)
         down = torch.stack([zero, high, (1 - high) * draw(-1, 1)], 1)
-        grid = functional.affine_grid(torch.stack([across, down], 1), [count, 3, *self.size], align_corners=False)
-        crops = functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+        crops = self.photos.crops(numbers, torch.stack([across, down], 1), self.size)
         crops = coloured(crops, generator, self.settings.colour)
         other = draw(-self.settings.mix, self.settings.mix).clamp_min(0)  # the order is random: so is the neighbour
         crops = torch.lerp(crops, crops.roll(1, 0), other[:, None, None, None])
@@ -317,26 +315,6 @@ class _Work:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
-
-
-def _squared(photos: Dataset, indices: NDArray[np.intp], side: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Photos squeezed to side × side, uint8 [N, 3, side, side], and their height and width [N, 2].
-
-    They lie on a CUDA device with room for several times as much, otherwise in memory.
-    """
-    images = torch.empty(len(indices), 3, side, side, dtype=torch.uint8)
-    sides = torch.empty(len(indices), 2)
-
-    def put(row: int) -> None:
-        image = photos.image(int(indices[row]))
-        sides[row] = torch.tensor(image.shape[1:])
-        small = functional.interpolate(image[None], size=(side, side), mode="bilinear", antialias=True)
-        images[row] = (small[0] * 255).round().to(torch.uint8)
-
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(put, range(len(indices))))
-    roomy = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 3 * images.numel()
-    return (images.to(device), sides) if roomy else (images, sides)
 
 
 def _label(output: Tensor) -> Tensor:

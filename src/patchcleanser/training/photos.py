@@ -1,0 +1,71 @@
+"""Photos of any size, decoded once, to be cropped at random again and again."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from patchcleanser.core.windows import Size
+from patchcleanser.data.base import Dataset
+
+SMALLER = 3
+"""Photos that fit into squares of a half, a quarter or an eighth of the side are kept in such."""
+
+
+class Photos:
+    """Photos squeezed into squares of a side, or of less where they are small.
+
+    They lie on a CUDA device with room for several times as much, otherwise in memory.
+    """
+
+    def __init__(self, photos: Dataset, indices: NDArray[np.intp], side: int, device: torch.device) -> None:
+        def read(index: int) -> tuple[Tensor, tuple[int, ...]]:
+            image = photos.image(index)
+            return _squeezed(image, side), tuple(image.shape[1:])
+
+        with ThreadPoolExecutor() as pool:
+            found = list(pool.map(read, indices.tolist()))
+        self.device = device
+        self.sizes = torch.tensor([size for _, size in found], dtype=torch.float32)
+        """Height and width of each before it was squeezed, [N, 2]."""
+        self._side = np.array([square.shape[-1] for square, _ in found])
+        self._place = np.zeros(len(found), np.intp)
+        self._squares: dict[int, Tensor] = {}
+        bytes_ = sum(square.numel() for square, _ in found)
+        roomy = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 3 * bytes_
+        for own in np.unique(self._side).tolist():
+            mine = np.flatnonzero(self._side == own)
+            stack = torch.empty(len(mine), 3, own, own, dtype=torch.uint8, device=device if roomy else "cpu")
+            for place, number in enumerate(mine.tolist()):
+                stack[place] = found[number][0]
+                found[number] = (torch.empty(0), ())  # or there would be two of each
+            self._squares[own], self._place[mine] = stack, np.arange(len(mine))
+
+    def __len__(self) -> int:
+        return len(self._side)
+
+    def crops(self, numbers: NDArray[np.intp], boxes: Tensor, size: Size) -> Tensor:
+        """What lies in boxes [N, 2, 3] (affine maps of the square from -1 to 1) of photos, float [N, 3, *size]."""
+        grid = functional.affine_grid(boxes, [len(numbers), 3, *size], align_corners=False)
+        crops = torch.empty(len(numbers), 3, *size, device=self.device)
+        for own, squares in self._squares.items():
+            mine = np.flatnonzero(self._side[numbers] == own)
+            if len(mine):
+                images = squares[torch.from_numpy(self._place[numbers[mine]])].to(self.device).float() / 255
+                rows = torch.from_numpy(mine).to(self.device)
+                crops[rows] = functional.grid_sample(
+                    images, grid[rows], mode="bilinear", padding_mode="reflection", align_corners=False
+                )
+        return crops
+
+
+def _squeezed(image: Tensor, side: int) -> Tensor:
+    """An image [3, H, W] as a square of uint8: of the side, or of the least part of it that it fits into."""
+    own = next(side >> k for k in range(SMALLER, -1, -1) if k == 0 or max(image.shape[1:]) <= side >> k)
+    square = functional.interpolate(image[None], size=(own, own), mode="bilinear", antialias=True)[0]
+    return (square * 255).round().to(torch.uint8)
