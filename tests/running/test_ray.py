@@ -9,10 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,7 +44,7 @@ from patchcleanser.evaluation.audit import audit
 from patchcleanser.evaluation.work import Batch, Certification, Progress
 from patchcleanser.experiments.collecting import read_found
 from patchcleanser.running import evaluate, ray_pool
-from patchcleanser.running.ray import RayRunner
+from patchcleanser.running.ray import RayRunner, connect
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
@@ -56,7 +55,10 @@ STORE = 80_000_000
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head without cores and two nodes of one core; the driver is this process."""
+    """A head without cores and two nodes of one core; the driver is this process, connected once for all tests.
+
+    A process that comes and goes as a driver, on a busy machine, was once ended by Ray in the middle.
+    """
     found = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False},
@@ -64,6 +66,7 @@ def cluster() -> Iterator[Cluster]:
     for _ in range(2):
         found.add_node(num_cpus=1, object_store_memory=STORE)
     found.wait_for_nodes()
+    connect(found.address)
     yield found
     ray.shutdown()
     found.shutdown()
@@ -242,41 +245,27 @@ def ray_workers() -> list[psutil.Process]:
     return found
 
 
-@contextlib.contextmanager
-def every(seconds: float, harm: Callable[[], None]) -> Iterator[list[float]]:
-    """Do harm again and again while the block runs."""
-    over, times = threading.Event(), []
-
-    def harming() -> None:
-        while not over.wait(seconds):
-            harm()
-            times.append(time.monotonic())
-
-    thread = threading.Thread(target=harming)
-    thread.start()
-    try:
-        yield times
-    finally:
-        over.set()
-        thread.join()
-
-
-def kill_one() -> None:
-    for process in ray_workers()[:1]:
+def kill_one() -> bool:
+    """Whether there was one to kill."""
+    for process in ray_workers():
         with contextlib.suppress(psutil.Error):
             process.kill()
+            return True
+    return False
 
 
-@pytest.mark.parametrize(
-    ("number", "pause", "kills"), [(40, 0.1, 1), pytest.param(120, 0.1, 5, marks=pytest.mark.slow)]
-)
-def test_workers_killed_every_few_seconds_lose_and_double_nothing(
-    runner: RayRunner, tmp_path: Path, number: int, pause: float, kills: int
+@pytest.mark.parametrize(("number", "kills"), [(40, 2), pytest.param(120, 8, marks=pytest.mark.slow)])
+def test_workers_killed_again_and_again_lose_and_double_nothing(
+    runner: RayRunner, tmp_path: Path, number: int, kills: int
 ) -> None:
-    runner.begin(job_work(noisy(number)))
-    with every(3.0, kill_one) as times:
-        run = evaluate(noisy(number, pause=pause), tmp_path / "killed", batch=2, runner=runner)
-    assert len(times) >= kills
+    killed: list[int] = []
+
+    def kill_some(state: Progress) -> None:  # as the work goes on: a busy machine may need long for a new worker
+        if len(killed) < kills and state.done >= 6 + 12 * len(killed) and kill_one():
+            killed.append(state.done)
+
+    run = evaluate(noisy(number, pause=0.1), tmp_path / "killed", batch=2, runner=runner, watch=kill_some)
+    assert len(killed) == kills
     assert whole(run, number)
     assert rows(run).equals(rows(evaluate(noisy(number), tmp_path / "local", batch=2)))
 
@@ -354,25 +343,6 @@ def test_an_image_once_left_out_stays_out_when_an_older_copy_of_its_batch_is_los
     assert [list(task.left_out) for _, task in state.queue] == [[], [1], [1]]
 
 
-@pytest.mark.parametrize(
-    ("asked", "error", "said"),
-    [
-        ({"address": "127.0.0.1:1"}, ClusterError, "no Ray cluster answers at 127.0.0.1:1 .*ray start --head"),
-        ({"address": "ray://somewhere:10001"}, InputError, "ray job submit"),
-        ({"address": "somewhere"}, InputError, "HOST:PORT"),
-        ({"workers": 0}, InputError, "at least 1 worker is needed, got 0"),
-        ({"cpus_per_worker": 0}, InputError, "1 or more CPUs, got 0 and 0"),
-    ],
-)
-def test_nonsense_is_refused_before_anything_is_written(
-    asked: dict[str, Any], error: type[Exception], said: str, runner: RayRunner, tmp_path: Path
-) -> None:
-    runner.close()
-    with pytest.raises(error, match=said):
-        evaluate(noisy(4), tmp_path / "run", runner=RayRunner(**asked))
-    assert not (tmp_path / "run").exists()
-
-
 def test_more_than_the_cluster_has_is_refused(cluster: Cluster, runner: RayRunner, tmp_path: Path) -> None:
     runner.close()
     for asked in ({"gpus_per_worker": 1}, {"workers": 3}):
@@ -422,12 +392,6 @@ def test_what_cannot_be_sent_is_made_there(runner: RayRunner, tmp_path: Path) ->
     assert rows(evaluate(job, tmp_path / "run", runner=runner)).equals(rows(evaluate(job, tmp_path / "local")))
 
 
-def test_without_ray_the_command_that_installs_it_is_said() -> None:
-    code = "import sys; sys.modules['ray'] = None; import patchcleanser.running.ray"
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert "ray is not installed; run: pip install 'patchcleanser[ray]'" in ended.stderr
-
-
 def test_reproduce_on_ray_finds_what_it_finds_here(cluster: Cluster, runner: RayRunner, tmp_path: Path) -> None:
     runner.close()  # its workers would hold all cores
     (tmp_path / "data").mkdir()
@@ -440,9 +404,3 @@ def test_reproduce_on_ray_finds_what_it_finds_here(cluster: Cluster, runner: Ray
     assert here.keys() == there.keys() != set()
     shares = ("undefended", "clean", "certified", "classifications")
     assert all(here[key].values[name] == there[key].values[name] for key in here for name in shares)
-
-
-def test_workers_without_a_cluster_are_refused() -> None:
-    done = CliRunner().invoke(app, ["reproduce", "table3", "--workers", "2"])
-    assert isinstance(done.exception, InputError)
-    assert "--workers belongs to --on ray" in str(done.exception)
