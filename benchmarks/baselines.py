@@ -28,6 +28,8 @@ from patchcleanser.evaluation import Job
 from patchcleanser.experiments.baselines import BASELINES, PATCHES, Baseline, measured_by
 from patchcleanser.training.cards import versions
 
+ROWS, COSTS = "results/baselines.json", "results/baselines-224.json"
+
 
 def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[str, Any]:
     """One measurement on CIFAR-10, with the weights made for it."""
@@ -80,24 +82,26 @@ def keep(row: dict[str, Any], out: Path) -> None:
     out.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
 
 
-SMOKE: dict[str, tuple[str, dict[str, Any]]] = {
-    "ds": ("torchvision:resnet50?weights=none", {"keep": 25, "threshold": 0.2}),
-    "pg-ds": ("torchvision:resnet50?weights=none", {"keep": 25, "threshold": 0.2}),
-    "cbn": ("net:bagnet17", {}),
-    "pg-bn": ("net:bagnet17", {}),
-    "patchguard++": ("net:bagnet17", {}),
-    "bagcert": ("net:bagnet17?votes=true", {}),
-    "ibp": ("net:interval?size=224&classes=1000&width=8", {}),
-}
+BANDS = {"keep": 25, "threshold": 0.2}
+SMOKE: list[tuple[str, str, dict[str, Any]]] = [
+    ("cbn", "net:bagnet17", {}),
+    ("pg-bn", "net:bagnet17", {}),
+    ("patchguard++", "net:bagnet17", {}),
+    ("bagcert", "net:bagnet17?votes=true", {}),
+    ("ibp", "net:interval?size=224&classes=1000&width=8", {}),
+    ("ds", "tokens:timm:vit_small_patch16_224?weights=none", BANDS),
+    ("ds", "torchvision:resnet50?weights=none", BANDS),
+    ("pg-ds", "torchvision:resnet50?weights=none", BANDS),
+]
 """What each costs on 200 images of ImageNet's size, against 2% of their pixels; these networks were never trained."""
 
 
-def smoke_row(defense: str, words: argparse.Namespace) -> dict[str, Any]:
+def smoke_row(defense: str, spec: str, options: dict[str, Any], words: argparse.Namespace) -> dict[str, Any]:
     """Its cost; accuracies of untrained networks mean nothing and are left out."""
-    spec, options = SMOKE[defense]
     dataset = chosen(load_dataset(words.smoke), words.limit or 200, subset="first")
     job = Job(load_classifier(spec), dataset, Threat.parse("2%", grid="input"), defense, options=options)
-    row = measured(job, (words.runs or words.models) / f"imagenet-{defense}", spec, words.smoke)
+    folder = (words.runs or words.models) / "-".join(["imagenet", defense, spec.split(":")[-1].partition("?")[0]])
+    row = measured(job, folder, spec, words.smoke)
     kept = ("images", "ms", "classifications", "options", "command", "versions")
     return {"defense": defense, "network": spec, "patch": "2%", **{name: row[name] for name in kept}}
 
@@ -109,7 +113,7 @@ def commands(root: Path, out: Path) -> list[str]:
     names = list(dict.fromkeys(baseline.defense for baseline in BASELINES))
     measure = ["python", "benchmarks/baselines.py", *names, "--models", str(root), "--out", str(out)]
     lines[shlex.join(measure)] = "about 15 min for 10,000 images and both patches (a guess)"
-    smoke = ["python", "benchmarks/baselines.py", "--smoke", "parquet:imagenet-val*.parquet", "--out", str(out)]
+    smoke = ["python", "benchmarks/baselines.py", "--smoke", "parquet:imagenet-val*.parquet"]
     lines[shlex.join(smoke)] = "cost at 224×224: about 2 min (a guess)"
     return [f"{command}  # {note}" for command, note in lines.items()]
 
@@ -129,8 +133,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="where the records go; beside the models if not given")
     parser.add_argument("--smoke", metavar="DATA", help="measure only what untrained networks of 224×224 px cost")
     parser.add_argument("--merge", type=Path, nargs="+", help="files of rows to put into --out")
-    parser.add_argument("--out", type=Path, default=Path("results/baselines.json"))
+    parser.add_argument("--out", type=Path, help=f"{ROWS}, or {COSTS} with --smoke, if not given")
     words = parser.parse_args()
+    words.out = words.out or Path(COSTS if words.smoke else ROWS)
     if words.commands:
         print("\n".join(commands(words.models, words.out)))
         return
@@ -162,8 +167,9 @@ def rows(words: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def smoke_rows(words: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The cost of each defense that was asked for."""
-    for defense in words.defenses or SMOKE:
-        yield smoke_row(defense, words)
+    for defense, spec, options in SMOKE:
+        if not words.defenses or defense in words.defenses:
+            yield smoke_row(defense, spec, options, words)
 
 
 if __name__ == "__main__":

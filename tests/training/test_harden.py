@@ -154,7 +154,8 @@ def test_half_of_the_photos_are_blended_with_another(classifier: TorchClassifier
     [
         ({"every": 0}, "every, patience, masks and sharp are at least 1"),
         ({"unmasked": 1.0}, r"unmasked lies in \[0, 1\), got .* and 1.0"),
-        ({"mix": 1.5}, "mix lies in .* got 1.5"),
+        ({"mix": 1.5}, "mix and greedy lie in .* got 1.5"),
+        ({"greedy": -0.1}, "mix and greedy lie in .* got 0.5, -0.1"),
         ({"average": 1.0}, "average in"),
     ],
 )

@@ -23,6 +23,8 @@ def harden(
     batch: Annotated[int, typer.Option(help="Photos per step.")] = 64,
     rate: Annotated[float, typer.Option(help="Learning rate.")] = 5e-5,
     tries: Annotated[int, typer.Option(help="Places tried for each mask to find the worst.")] = 2,
+    greedy: Annotated[float, typer.Option(help="Share of the steps with the worst masks; the rest are random.")] = 0.5,
+    mix: Annotated[float, typer.Option(help="The most of another photo blended into one; few photos need it.")] = 0.5,
     unmasked: Annotated[float, typer.Option(help="Share of the loss that keeps unmasked answers.")] = 0.3,
     sharp: Annotated[int, typer.Option(help="How often an epoch shows photos that fill the input.")] = 1,
     patience: Annotated[int, typer.Option(help="Stop after so many checks without improvement.")] = 8,
@@ -41,7 +43,15 @@ def harden(
     from patchcleanser.training.harden import harden as run
 
     settings = HardenSettings(
-        epochs=epochs, batch=batch, rate=rate, tries=tries, unmasked=unmasked, sharp=sharp, patience=patience
+        epochs=epochs,
+        batch=batch,
+        rate=rate,
+        tries=tries,
+        greedy=greedy,
+        mix=mix,
+        unmasked=unmasked,
+        sharp=sharp,
+        patience=patience,
     )
     threat = Threat.parse(patch)
     classifier = trainable(model, device, out)

@@ -77,10 +77,10 @@ class HardenSettings:
             raise InputError(f"epochs, batch, tries, every, patience, masks and sharp are at least 1, got {self}")
         if not self.rate > 0 or not 0 <= self.unmasked < 1:
             raise InputError(f"a rate is above 0 and unmasked lies in [0, 1), got {self.rate} and {self.unmasked}")
-        if not (0 <= self.mix <= 1 and 0 <= self.colour <= 2 and 0 <= self.average < 1):
+        if not (0 <= self.mix <= 1 and 0 <= self.greedy <= 1 and 0 <= self.colour <= 2 and 0 <= self.average < 1):
             raise InputError(
-                f"mix lies in [0, 1], colour in [0, 2] and average in [0, 1), got {self.mix}, {self.colour} and "
-                f"{self.average}"
+                f"mix and greedy lie in [0, 1], colour in [0, 2] and average in [0, 1), got {self.mix}, {self.greedy}, "
+                f"{self.colour} and {self.average}"
             )
 
 
