@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from patchcleanser.attacks.search import Found
 from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.covering import told
 from patchcleanser.errors import InputError
 
 Loss = Literal["margin", "ce", "dlr"]
@@ -92,8 +93,7 @@ def shown(classifier: Classifier, images: Tensor, hidden: Tensor | None = None) 
     """Logits of images on the threat's grid; a mask-aware classifier is told which pixels are hidden [N, 1, H, W]."""
     inputs = classifier.prepare(images)
     if classifier.mask_aware:
-        channel = torch.zeros_like(inputs[:, :1]) if hidden is None else hidden.to(inputs.dtype)
-        inputs = torch.cat([inputs, channel], dim=1)
+        inputs = told(inputs, None if hidden is None else hidden[:, 0])
     return classifier.logits(inputs).float()
 
 

@@ -43,6 +43,12 @@ def covered(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float]) -> 
     return images
 
 
+def told(inputs: Tensor, hidden: Tensor | None) -> Tensor:
+    """What a mask-aware network is given: one more channel, 1 where pixels [N, H, W] are hidden; None hides none."""
+    channel = torch.zeros_like(inputs[:, :1]) if hidden is None else hidden[:, None].to(inputs.dtype)
+    return torch.cat([inputs, channel], dim=1)
+
+
 def _hidden(boxes: Tensor, size: Sequence[int]) -> Tensor:
     """Boxes [N, windows, (top, bottom, left, right)] → bool [N, H, W], True where hidden."""
     rows = torch.arange(size[0], device=boxes.device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.covering import told
 from patchcleanser.classifiers.masked import default_chunk
 from patchcleanser.classifiers.precision import TIE, plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
@@ -193,7 +194,7 @@ class AblationVotes(Evidence):
             images = torch.where(visible[:, None], images, colour)
             images = self.classifier.prepare(images) if source else images
             if self.classifier.mask_aware:
-                images = torch.cat([images, (~visible)[:, None].to(images.dtype)], dim=1)
+                images = told(images, ~visible)
             return self.classifier.checked_logits(images)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from patchcleanser.classifiers.covering import told
 from patchcleanser.errors import InputError
 
 Losses = Callable[[Tensor], Tensor]
@@ -133,10 +134,8 @@ def shown(module: nn.Module, inputs: Tensor, hidden: Tensor | None = None) -> Te
     Zero is the mean colour after normalising. A mask-aware network is told what is hidden by one more channel.
     """
     aware = getattr(module, "mask_aware", False)
-    if hidden is None:
-        return torch.cat([inputs, torch.zeros_like(inputs[:, :1])], dim=1) if aware else inputs
-    covered = inputs.masked_fill(hidden[:, None], 0.0)
-    return torch.cat([covered, hidden[:, None].to(covered.dtype)], dim=1) if aware else covered
+    covered = inputs if hidden is None else inputs.masked_fill(hidden[:, None], 0.0)
+    return told(covered, hidden) if aware else covered
 
 
 def _pixels(size: float, side: int) -> int:
