@@ -126,13 +126,20 @@ def test_patchguard_takes_the_best_window_of_each_class_away() -> None:
     assert found.margin == pytest.approx(4 - 1 - 1, abs=1e-3)
 
 
-def test_patchguard_on_votes_sees_what_smoothing_sees() -> None:
-    model = CallableClassifier(voter, array="torch")
+def test_patchguard_on_smoothing_counts_how_sure_the_views_are() -> None:
+    def sure(images: Tensor) -> Tensor:  # of class 0 by 0.9, or where a pixel is bright by 0.4
+        first = torch.where(images.amax((1, 2, 3)) > 0.5, 0.4, 0.9)
+        return torch.stack([first, 1 - first], 1).log()
+
+    model = CallableClassifier(sure, array="torch")
     image = torch.tensor([0.0] * 6 + [1.0] * 2).view(1, 1, 1, -1)
+    mine, other = 6 * 0.9 + 2 * 0.4, 6 * 0.1 + 2 * 0.6
     (found,) = PatchGuardSmoothing(model, DOT, keep=1).certify(image, [0])
-    assert found.margin == pytest.approx(6 - 1 - 1 - 2)
-    (found,) = PatchGuardSmoothing(model, DOT, keep=1, ratio=0.5).certify(image, [0])
-    assert found.margin == pytest.approx(6 - 1 - 1 - 2 / 0.5)
+    assert found.margin == pytest.approx(mine - 0.9 - 0.9 - (other - 0.1), abs=1e-3)  # a patch on a dark pixel
+    (found,) = PatchGuardSmoothing(model, DOT, keep=1, ratio=0.2).certify(image, [0])
+    assert found.margin == pytest.approx(mine - 0.9 - 0.9 - (other - 0.1) / 0.8, abs=1e-3)
+    (answer,) = PatchGuardSmoothing(model, DOT, keep=1).predict(image)
+    assert answer.label == 0
 
 
 def test_patchguard_plus_plus_raises_an_alert_where_a_hidden_window_changes_the_label() -> None:

@@ -53,7 +53,7 @@ Batch = Annotated[int | None, typer.Option(help="Images kept at a time; a stop l
 RunFolder = Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")]
 Threshold = Annotated[
     float | None,
-    typer.Option(help="Confidence threshold: minority-reports, patchguard++ (0.5), ds (0.3), pg-ds (0.2)."),
+    typer.Option(help="Confidence threshold: minority-reports, patchguard++ (0.5), ds (0.3)."),
 ]
 Options = Annotated[
     list[str] | None, typer.Option("--option", help="An option of the defense: keep=4, ablation=blocks; repeatable.")

@@ -129,20 +129,17 @@ class LocalLogits(Evidence):
         self._probed.add(size)
 
 
-class AblationVotes(Evidence):
-    """Votes of any classifier that is shown one band or block of the image and nothing else.
+class AblationConfidences(Evidence):
+    """Confidences of any classifier that is shown one band or block of the image and nothing else.
 
-    A view votes (1) for every class whose confidence is above the threshold, so for several or none.
     A mask-aware classifier is told what is hidden; another one sees the mask colour there.
     """
 
-    def __init__(self, classifier: Classifier, grid: Grid, *, ablation: Ablation, keep: int, threshold: float) -> None:
+    def __init__(self, classifier: Classifier, grid: Grid, *, ablation: Ablation, keep: int) -> None:
         super().__init__(classifier, grid)
         if ablation not in get_args(Ablation):
             raise InputError(f"an ablation keeps {', '.join(get_args(Ablation))}, got {ablation!r}")
-        if not 0 <= threshold < 1:
-            raise InputError(f"a confidence threshold lies in [0, 1), got {threshold}")
-        self.ablation, self.keep, self.threshold = ablation, keep, threshold
+        self.ablation, self.keep = ablation, keep
 
     def sight(self, size: Size) -> Sight:
         """What each ablated view keeps."""
@@ -171,9 +168,12 @@ class AblationVotes(Evidence):
             moved.append(self._moved(logits))
         sure = torch.cat(found).reshape(len(pixels), *sight.grid, -1).permute(0, 3, 1, 2)
         slack = torch.cat(moved).reshape(len(pixels), 1, *sight.grid)
-        votes, low, high = ((sure > self.threshold + s).float() for s in (torch.zeros_like(slack), slack, -slack))
         whole = self._logits(pixels, torch.ones_like(pixels[:, 0], dtype=torch.bool))
-        return Local(votes, low, high, whole, spent=views + 1)
+        return Local(*self._scores(sure, slack), whole, spent=views + 1)
+
+    def _scores(self, sure: Tensor, slack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What is made of confidences that may move by so much: scores, the least and the most they may be."""
+        return sure, (sure - slack).clamp_min(0.0), (sure + slack).clamp_max(1.0)
 
     def _moved(self, logits: Tensor) -> Tensor:
         """How far a confidence may move in another batch [N]; without limit where logits are no numbers.
@@ -196,6 +196,20 @@ class AblationVotes(Evidence):
             if self.classifier.mask_aware:
                 images = told(images, ~visible)
             return self.classifier.checked_logits(images)
+
+
+class AblationVotes(AblationConfidences):
+    """A view votes (1) for every class whose confidence is above the threshold, so for several or none."""
+
+    def __init__(self, classifier: Classifier, grid: Grid, *, threshold: float, **ablated: Any) -> None:
+        super().__init__(classifier, grid, **ablated)
+        if not 0 <= threshold < 1:
+            raise InputError(f"a confidence threshold lies in [0, 1), got {threshold}")
+        self.threshold = threshold
+
+    def _scores(self, sure: Tensor, slack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        votes, low, high = ((sure > self.threshold + s).float() for s in (torch.zeros_like(slack), slack, -slack))
+        return votes, low, high
 
 
 def _halves(size: Size) -> list[Tensor]:

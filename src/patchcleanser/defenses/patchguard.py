@@ -11,7 +11,7 @@ from patchcleanser.core.sight import Reach
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.evidence import Evidence, LocalLogits
 from patchcleanser.defenses.local import LocalDefense, Scores, others, reached_sums
-from patchcleanser.defenses.smoothing import Voting
+from patchcleanser.defenses.smoothing import Ablating
 from patchcleanser.errors import InputError
 
 
@@ -70,11 +70,8 @@ class PatchGuard(RobustMasking):
         return LocalLogits(self.classifier, self.threat.grid)
 
 
-class PatchGuardSmoothing(Voting, RobustMasking):
-    """PG-DS: robust masking of the votes of de-randomized smoothing, with a lower threshold, as published."""
-
-    def __init__(self, classifier: Any, threat: Threat, *, threshold: float = 0.2, **options: Any) -> None:
-        super().__init__(classifier, threat, threshold=threshold, **options)
+class PatchGuardSmoothing(Ablating, RobustMasking):
+    """PG-DS: robust masking of the confidences of ablated views, those of de-randomized smoothing."""
 
 
 def _largest(scores: Tensor, reaches: tuple[Reach, ...]) -> Tensor:

@@ -9,33 +9,24 @@ from torch import Tensor
 
 from patchcleanser.core.sight import Reach
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.evidence import Ablation, AblationVotes
+from patchcleanser.defenses.evidence import Ablation, AblationConfidences, AblationVotes
 from patchcleanser.defenses.local import LocalDefense, Scores
 
 
-class Voting(LocalDefense):
-    """An answer made of the votes of ablated views; `ablation` is columns, rows or blocks, of `keep` px."""
+class Ablating(LocalDefense):
+    """An answer made of the confidences of ablated views; `ablation` is columns, rows or blocks, of `keep` px."""
 
     def __init__(
-        self,
-        classifier: Any,
-        threat: Threat,
-        *,
-        ablation: Ablation = "columns",
-        keep: int = 4,
-        threshold: float = 0.3,
-        **options: Any,
+        self, classifier: Any, threat: Threat, *, ablation: Ablation = "columns", keep: int = 4, **options: Any
     ) -> None:
-        self.ablation, self.keep, self.threshold = ablation, keep, threshold
+        self.ablation, self.keep = ablation, keep
         super().__init__(classifier, threat, **options)
 
-    def _evidence(self) -> AblationVotes:
-        return AblationVotes(
-            self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep, threshold=self.threshold
-        )
+    def _evidence(self) -> AblationConfidences:
+        return AblationConfidences(self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep)
 
 
-class Smoothing(Voting):
+class Smoothing(Ablating):
     """DS, by Levine and Feizi (2020). `ablation` is columns, rows or blocks, of `keep` px.
 
     The classifier sees every band (or block) of the image alone, in all positions, going on at the
@@ -58,6 +49,14 @@ class Smoothing(Voting):
     >>> [c.certified for c in defense.certify(torch.ones(1, 3, 16, 16), [0])]
     [True]
     """
+
+    def __init__(self, classifier: Any, threat: Threat, *, threshold: float = 0.3, **options: Any) -> None:
+        self.threshold = threshold
+        super().__init__(classifier, threat, **options)
+
+    def _evidence(self) -> AblationVotes:
+        ablated = {"ablation": self.ablation, "keep": self.keep}
+        return AblationVotes(self.classifier, self.threat.grid, threshold=self.threshold, **ablated)
 
     def _totals(self, case: Scores) -> Tensor:
         return case.score.sum((1, 2))

@@ -36,7 +36,7 @@ HOW = {
     "ds": "The classifier sees one band or block of the image at a time, and the views vote.",
     "cbn": "Every local logit of a network of small receptive fields is squashed into [-1, 1], and they are summed.",
     "pg-bn": "For each class, the window of local logits that speaks for it most is taken away.",
-    "pg-ds": "For each class, the window of votes that speaks for it most is taken away.",
+    "pg-ds": "For each class, the window of confidences that speaks for it most is taken away.",
     "bagcert": "Every place of a network of small receptive fields votes yes or no for each class.",
     "ibp": "The network answers as it is; the proof bounds its logits for every content of a patch at every place.",
     "patchguard++": "Every window of local logits is hidden once; if a confident label then contradicts the undefended "
