@@ -9,7 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.core.tables import Indices, LabelTable
+from patchcleanser.core.windows import Size
+from patchcleanser.errors import InputError
 
 
 def boxes_of(wanted: Sequence[tuple[LabelTable, Indices]]) -> NDArray[np.int32]:
@@ -41,6 +44,15 @@ def covered(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float]) -> 
         for top, bottom, left, right in windows:
             image[:, top:bottom, left:right] = paint
     return images
+
+
+def require_kept(preprocessing: Preprocessing, size: Size) -> None:
+    """Refuse images whose hidden pixels on the source grid are no pixels of the input."""
+    if not preprocessing.keeps(size):
+        raise InputError(
+            f"a mask-aware classifier must know which of its input's pixels are hidden, and images of {size[0]}×"
+            f"{size[1]} px are resized or cropped; use a threat on the input grid (--grid input)"
+        )
 
 
 def told(inputs: Tensor, hidden: Tensor | None) -> Tensor:

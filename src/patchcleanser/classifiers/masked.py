@@ -15,7 +15,7 @@ from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.copied import block_size
-from patchcleanser.classifiers.covering import boxes_of, copies, covered, told
+from patchcleanser.classifiers.covering import boxes_of, copies, covered, require_kept, told
 from patchcleanser.classifiers.precision import (
     CALIBRATION,
     Precision,
@@ -409,11 +409,8 @@ class MaskedClassifier:
                 images = self.classifier.prepare(images)
         if not self.classifier.mask_aware:
             return images
-        if source and not preprocessing.keeps(size):
-            raise InputError(
-                f"a mask-aware classifier must know which of its input's pixels are hidden, and images of {size[0]}×"
-                f"{size[1]} px are resized or cropped; use a threat on the input grid"
-            )
+        if source:
+            require_kept(preprocessing, size)
         return told(images, covered(images.new_zeros(len(images), 1, *size), boxes, (1.0,))[:, 0])
 
     def _probe(self, one: _Piece, answer: Tensor, *, fast: bool) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.covering import told
+from patchcleanser.classifiers.covering import require_kept, told
 from patchcleanser.classifiers.masked import default_chunk
 from patchcleanser.classifiers.precision import TIE, plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
@@ -143,12 +143,8 @@ class AblationConfidences(Evidence):
 
     def sight(self, size: Size) -> Sight:
         """What each ablated view keeps."""
-        preprocessing = self.classifier.preprocessing
-        if self.classifier.mask_aware and self.grid == "source" and not preprocessing.keeps(size):
-            raise InputError(
-                f"a mask-aware classifier must know which of its input's pixels are hidden, and images of {size[0]}×"
-                f"{size[1]} px are resized or cropped; use a threat on the input grid (--grid input)"
-            )
+        if self.classifier.mask_aware and self.grid == "source":
+            require_kept(self.classifier.preprocessing, size)
         if self.ablation == "blocks":
             return Sight.blocks(size, self.keep)
         return Sight.bands(size, self.keep, columns=self.ablation == "columns")
@@ -201,8 +197,8 @@ class AblationConfidences(Evidence):
 class AblationVotes(AblationConfidences):
     """A view votes (1) for every class whose confidence is above the threshold, so for several or none."""
 
-    def __init__(self, classifier: Classifier, grid: Grid, *, threshold: float, **ablated: Any) -> None:
-        super().__init__(classifier, grid, **ablated)
+    def __init__(self, classifier: Classifier, grid: Grid, *, ablation: Ablation, keep: int, threshold: float) -> None:
+        super().__init__(classifier, grid, ablation=ablation, keep=keep)
         if not 0 <= threshold < 1:
             raise InputError(f"a confidence threshold lies in [0, 1), got {threshold}")
         self.threshold = threshold

@@ -55,8 +55,9 @@ class Smoothing(Ablating):
         super().__init__(classifier, threat, **options)
 
     def _evidence(self) -> AblationVotes:
-        ablated = {"ablation": self.ablation, "keep": self.keep}
-        return AblationVotes(self.classifier, self.threat.grid, threshold=self.threshold, **ablated)
+        return AblationVotes(
+            self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep, threshold=self.threshold
+        )
 
     def _totals(self, case: Scores) -> Tensor:
         return case.score.sum((1, 2))

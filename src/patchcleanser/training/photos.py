@@ -24,30 +24,29 @@ class Photos:
     """
 
     def __init__(self, photos: Dataset, indices: NDArray[np.intp], side: int, device: torch.device) -> None:
-        def read(index: int) -> tuple[Tensor, tuple[int, ...]]:
-            image = photos.image(index)
-            return _squeezed(image, side), tuple(image.shape[1:])
+        self.device = device
+        self.sizes = torch.empty(len(indices), 2)
+        """Height and width of each before it was squeezed, [N, 2]."""
+
+        def read(number: int) -> Tensor:
+            image = photos.image(int(indices[number]))
+            self.sizes[number] = torch.tensor(image.shape[1:])
+            return _squeezed(image, side)
 
         with ThreadPoolExecutor() as pool:
-            found = list(pool.map(read, indices.tolist()))
-        self.device = device
-        self.sizes = torch.tensor([size for _, size in found], dtype=torch.float32)
-        """Height and width of each before it was squeezed, [N, 2]."""
-        self._side = np.array([square.shape[-1] for square, _ in found])
+            found = list(pool.map(read, range(len(indices))))
+        self._side = np.array([square.shape[-1] for square in found])
         self._place = np.zeros(len(found), np.intp)
         self._squares: dict[int, Tensor] = {}
-        bytes_ = sum(square.numel() for square, _ in found)
-        roomy = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 3 * bytes_
+        needed = sum(square.numel() for square in found)
+        roomy = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 3 * needed
         for own in np.unique(self._side).tolist():
             mine = np.flatnonzero(self._side == own)
             stack = torch.empty(len(mine), 3, own, own, dtype=torch.uint8, device=device if roomy else "cpu")
             for place, number in enumerate(mine.tolist()):
-                stack[place] = found[number][0]
-                found[number] = (torch.empty(0), ())  # or there would be two of each
+                stack[place] = found[number]
+                found[number] = torch.empty(0)  # or there would be two of each
             self._squares[own], self._place[mine] = stack, np.arange(len(mine))
-
-    def __len__(self) -> int:
-        return len(self._side)
 
     def crops(self, numbers: NDArray[np.intp], boxes: Tensor, size: Size) -> Tensor:
         """What lies in boxes [N, 2, 3] (affine maps of the square from -1 to 1) of photos, float [N, 3, *size]."""
