@@ -5,8 +5,8 @@
     python benchmarks/baselines.py --merge rows/baselines-*.json  # rows that several jobs measured, into --out
 
 A row says defense, patch, images, clean, certified and ms an image, with the weights, the command and the hardware;
-a row of the same defense, network, recipe and patch is replaced. The run folders hold a record for each image; a run
-that stopped goes on.
+a row of the same defense, network, recipe, patch and options is replaced. The run folders hold a record for each
+image; a run that stopped goes on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
         chosen(load_dataset("cifar10", split=words.split), words.limit, subset="first"),
         Threat.parse(patch),
         baseline.defense,
-        options=dict(words.option or ()),
+        options=dict(baseline.options if words.option is None else words.option),
     )
     named = [baseline.defense, weights.name, patch, *(f"{name}={value:g}" for name, value in job.options.items())]
     named += [] if words.split == "test" else [words.split]
@@ -75,7 +75,7 @@ def measured(job: Job, folder: Path, spec: str, data: str, split: str = "test") 
 
 
 def keep(row: dict[str, Any], out: Path) -> None:
-    """Write a row, in place of one of the same defense, network, recipe and patch."""
+    """Write a row, in place of one of the same defense, network, recipe, patch and options."""
     rows = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else []
     rows = [old for old in rows if measured_by(old) != measured_by(row)]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,9 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("runs/baselines"))
     parser.add_argument("--weights", help="only the defenses that use this folder of --models")
     parser.add_argument("--patch", action="append", choices=list(PATCHES))
-    parser.add_argument("--option", type=_option, action="append", metavar="NAME=NUMBER", help="of the defenses")
+    parser.add_argument(
+        "--option", type=_option, action="append", metavar="NAME=NUMBER", help="of the defenses, instead of theirs"
+    )
     parser.add_argument(
         "--split", choices=["test", "train"], default="test", help="train: to choose options by; its rows are not kept"
     )

@@ -36,6 +36,7 @@ def row(baseline: Baseline, patch: str, certified: float) -> dict[str, Any]:
         "network": baseline.network,
         "recipe": {"name": baseline.recipe},
         "patch": patch,
+        "options": dict(baseline.options),
         "images": 10000,
         "undefended": 86.01,
         "clean": 84.5,
@@ -76,6 +77,14 @@ def test_table_2_shows_every_measured_row_beside_what_the_paper_prints(
     assert "| 68.9 | 50.0 (49.0–51.0) |" in text  # printed, and ours with its interval
     assert "The paper does not compare it" in text  # Smoothed ViT
     assert "in 60 epochs" in text
+
+
+def test_rows_with_other_options_are_other_rows(tmp_path: Path) -> None:
+    chosen = next(b for b in BASELINES if b.options)
+    with_them, without = (row(chosen, "5x5", 9.9), {**row(chosen, "5x5", 5.7), "options": {}})
+    (tmp_path / "rows.json").write_text(json.dumps([with_them, without]))
+    (found,) = measured(tmp_path / "rows.json").values()
+    assert found.values["certified"] == Share(990, 10000)
 
 
 def test_rows_that_are_none_are_refused_and_no_file_is_no_row(tmp_path: Path) -> None:
