@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +17,8 @@ from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.data import in_memory, load_dataset, together
 from patchcleanser.data.base import Subset
-from patchcleanser.errors import InputError
-from patchcleanser.training import Recipe, fit
+from patchcleanser.errors import InputError, TrainingError
+from patchcleanser.training import Recipe, checkpoints, fit
 from patchcleanser.training.harden import Check, HardenSettings, _chosen, _unbeaten, _Work, harden
 
 THREAT = Threat.square(5)
@@ -44,13 +46,13 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> TorchClassifier:
 def test_the_copy_says_of_masked_photos_what_the_original_says_of_whole_ones(classifier: TorchClassifier) -> None:
     before = copy.deepcopy(classifier.module.state_dict())
     photos = together([load_dataset("sample")])  # without labels
-    seen: list[Check] = []
+    seen: list[float] = []
     settings = HardenSettings(epochs=5, batch=25, rate=1e-3, tries=1, holdout=0.3, smallest_crop=0.8, every=2)
-    done = harden(classifier, photos, THREAT, settings=settings, watch=lambda c, n: seen.append(c))
+    done = harden(classifier, photos, THREAT, settings=settings, watch=lambda done, loss, check: seen.append(done))
     assert done.checks[0].agreement == 1.0  # the copy starts as the original
     assert done.best.invariance > done.checks[0].invariance
     assert done.best.agreement > 0.7
-    assert [c.epoch for c in seen] == [2, 4, 5]  # every second epoch, and the last
+    assert seen == [2, 4, 5]  # every second epoch, and the last
     # The original is untouched, and so are the batch-norm statistics of the copy.
     for name, tensor in classifier.module.state_dict().items():
         assert torch.equal(tensor, before[name])
@@ -93,6 +95,41 @@ def test_it_stops_by_itself_when_nothing_improves(classifier: TorchClassifier) -
     assert done.best.epoch == 0
 
 
+class StoppedError(Exception):
+    """Somebody pulled the plug."""
+
+
+def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
+    classifier: TorchClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = together([load_dataset("sample")], limit=60)
+    settings = HardenSettings(epochs=4, batch=16, rate=1e-3, tries=1, holdout=0.3, every=2)
+    unbroken = harden(classifier, photos, THREAT, settings=settings)
+    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
+    monkeypatch.setattr("patchcleanser.training.harden.TELL_SECONDS", 0)
+    times: list[float] = []
+
+    def stop(done: float, loss: float, check: Check) -> None:
+        times.append(done)
+        if done > 2.5:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        harden(classifier, photos, THREAT, settings=settings, out=tmp_path, watch=stop)
+    assert times == sorted(times)
+    assert sum(0 < done < 1 for done in times) >= 1  # told within an epoch too
+    with pytest.raises(TrainingError, match=r"another run \(other seed\)"):
+        harden(classifier, photos, THREAT, settings=settings, seed=1, out=tmp_path)
+    times.clear()
+    resumed = harden(
+        classifier, photos, THREAT, settings=settings, out=tmp_path, watch=lambda done, loss, check: times.append(done)
+    )
+    assert min(times) > 2  # the first two epochs were not repeated
+    assert [asdict(c) | {"seconds": 0} for c in resumed.checks] == [asdict(c) | {"seconds": 0} for c in unbroken.checks]
+    weights = resumed.classifier.module.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in unbroken.classifier.module.state_dict().items())
+
+
 def test_the_original_is_asked_about_the_very_pictures_that_are_then_masked(classifier: TorchClassifier) -> None:
     settings = HardenSettings(batch=20, unmasked=0.25, greedy=1.0)
     work = _Work(classifier, together([load_dataset("sample")], limit=30), THREAT, settings, seed=0)
@@ -100,7 +137,7 @@ def test_the_original_is_asked_about_the_very_pictures_that_are_then_masked(clas
     learnt: list[Tensor] = []
     work.ask = lambda inputs: (asked.append(inputs), classifier.module(inputs))[1]  # type: ignore[func-returns-value]
     work.learn = lambda inputs: (learnt.append(inputs), work.student(inputs))[1]  # type: ignore[func-returns-value]
-    work.epoch(1)
+    work.epoch()
     assert len(asked) == 1
     assert len(learnt) == 2 * settings.tries + 1  # places tried for two masks, then the training step
     assert torch.equal(asked[0][:5], learnt[-1][:5])  # a quarter of the batch stays whole
@@ -118,7 +155,7 @@ def test_a_network_that_fills_in_what_is_hidden_is_told_so_while_it_learns() -> 
     learnt: list[Tensor] = []
     work.ask = lambda inputs: (asked.append(inputs), filling.module(inputs))[1]  # type: ignore[func-returns-value]
     work.learn = lambda inputs: (learnt.append(inputs), work.student(inputs))[1]  # type: ignore[func-returns-value]
-    work.epoch(1)
+    work.epoch()
     assert (asked[0][:, 3] == 0).all()
     assert (learnt[-1][:5, 3] == 0).all()
     assert learnt[-1][5:, 3].flatten(1).any(1).all()

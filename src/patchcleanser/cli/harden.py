@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -57,13 +58,15 @@ def harden(
     classifier = trainable(model, device, out)
     names = [_named(name) for name in images]
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
+    if (out / "checkpoint.pt").is_file():
+        print(f"going on from the checkpoint in {out}", file=sys.stderr)
     with progress(f"hardening {model}", quiet=as_json) as report:
 
-        def watch(check: Check, most: int) -> None:
-            words = f"loss {check.loss or 0:.3f}  agreement {check.agreement:.3f}  invariance {check.invariance:.3f}"
-            report(check.epoch, most, words)
+        def watch(done: float, loss: float, check: Check) -> None:
+            words = f"loss {loss:.3f}  agreement {check.agreement:.3f}  invariance {check.invariance:.3f}"
+            report(round(done, 2), epochs, words)
 
-        done = run(classifier, photos, threat, settings=settings, seed=seed, watch=watch)
+        done = run(classifier, photos, threat, settings=settings, seed=seed, out=out, watch=watch)
     before, best = done.checks[0], done.best
     card = {
         "model": bare_spec(model),
@@ -85,6 +88,7 @@ def harden(
     if best is before:
         words = f"nothing improved, so the copy equals the original (invariance {best.invariance:.3f}); try more photos"
     card = write_model(done.classifier.module, out, card)
+    (out / "checkpoint.pt").unlink(missing_ok=True)
     tell(card, out, words, as_json=as_json)
 
 

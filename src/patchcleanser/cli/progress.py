@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 class Report(Protocol):
     """Tell how far the work is."""
 
-    def __call__(self, done: int, total: int, words: str) -> None:
+    def __call__(self, done: float, total: int, words: str) -> None:
         """`done` of `total` steps are over; `words` say how it stands."""
 
 

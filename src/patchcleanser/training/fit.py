@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.precision import tuned
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.core.files import whole_file
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.errors import ClassifierError, MissingDependencyError, TrainingError
+from patchcleanser.training.checkpoints import Checkpoint
 from patchcleanser.training.cutout import Cutout, GreedyCutout
 from patchcleanser.training.journal import Epoch, draw, open_board, write_log
 from patchcleanser.training.judge import Judge, as_good
@@ -27,9 +27,6 @@ from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.steps import Run, Step, require_inner
 
 CRITERION = "the last within one standard error of the highest survival"
-
-SAVE_SECONDS = 10
-"""After the first epoch, and then when an epoch ends this long after the last checkpoint, another is written."""
 
 
 class Watcher(Protocol):
@@ -87,8 +84,9 @@ def fit(
         "teacher": None if teacher is None else module_digest(teacher),
         "criterion": CRITERION,
     }
-    checkpoint = out / "checkpoint.pt"
-    _resume(run, checkpoint, key)
+    checkpoint = Checkpoint(out, key)
+    if (state := checkpoint.read(run.device)) is not None:
+        run.restore(state)
     split = np.random.default_rng(seed).permutation(len(data))
     held, kept = np.split(split, [int(recipe.holdout * len(data))])
     pixels = torch.from_numpy(data.images).to(run.device)
@@ -96,7 +94,6 @@ def fit(
     judge = Judge(_floats(pixels, held), labels[torch.as_tensor(held, device=run.device)], preprocessing, threat)
     steps = recipe.epochs * len(kept) // recipe.batch if accelerator.num_processes == 1 else 0
     step = Step(run, preprocessing, teacher, steps)
-    saved = time.monotonic()
     board = open_board(out) if accelerator.is_main_process else None
     while len(run.history) < recipe.epochs:
         with tuned(run.device):
@@ -105,9 +102,7 @@ def fit(
         if number % every == 0 or number == recipe.epochs:
             _judged(run, judge)
         if accelerator.is_main_process:
-            if number in (1, recipe.epochs) or time.monotonic() - saved > SAVE_SECONDS:
-                _save(run, checkpoint, key)
-                saved = time.monotonic()
+            checkpoint.write(run.state, last=number == recipe.epochs)
             if board is not None:
                 draw(board, run.history[-1])
             if watch is not None:
@@ -199,24 +194,6 @@ def _accelerator(device: torch.device) -> Any:
     except ImportError as error:
         raise MissingDependencyError.of("accelerate", "train") from error
     return Accelerator(mixed_precision="no", cpu=device.type == "cpu")
-
-
-def _save(run: Run, path: Path, key: dict[str, Any]) -> None:
-    with whole_file(path) as part:
-        torch.save({"key": key, "state": run.state()}, part)
-
-
-def _resume(run: Run, path: Path, key: dict[str, Any]) -> None:
-    if not path.is_file():
-        return
-    try:
-        saved = torch.load(path, map_location=run.device, weights_only=False)
-    except Exception as error:  # a torch.save file can break in as many ways as pickle can
-        raise TrainingError(f"the checkpoint {path} is damaged ({error}); delete it to start again") from error
-    different = [name for name, value in key.items() if saved.get("key", {}).get(name) != value]
-    if different:
-        raise TrainingError(f"{path} belongs to another run (other {', '.join(different)}); use another --out")
-    run.restore(saved["state"])
 
 
 def require_classes(found: int | None, wanted: int) -> None:

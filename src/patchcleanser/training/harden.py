@@ -12,8 +12,10 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,10 +31,14 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import Dataset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training.augment import coloured
+from patchcleanser.training.checkpoints import Checkpoint
 from patchcleanser.training.cutout import Cutout, GreedyCutout, shown
 from patchcleanser.training.judge import as_good, two_mask_views, viewed
 from patchcleanser.training.photos import Photos
 from patchcleanser.training.speed import compiled
+
+TELL_SECONDS = 20
+"""Within an epoch, which may take many minutes, how it stands is told so often."""
 
 MOST_HELD = 400
 """More photos than this are not held out: each is looked at 25 times a check."""
@@ -106,6 +112,13 @@ class Hardened:
     best: Check
 
 
+class Watcher(Protocol):
+    """Told how it stands: after every check, and now and then between them."""
+
+    def __call__(self, done: float, loss: float, check: Check) -> None:
+        """So many epochs are over, with this loss lately; `check` is the last one."""
+
+
 def harden(
     classifier: TorchClassifier,
     photos: Dataset,
@@ -113,35 +126,41 @@ def harden(
     *,
     settings: HardenSettings | None = None,
     seed: int = 0,
-    watch: Callable[[Check, int], None] | None = None,
+    out: Path | None = None,
+    watch: Watcher | None = None,
 ) -> Hardened:
     """Fine-tune a copy of a torch classifier on unlabelled photos so that its labels survive masks.
 
     Stops when the invariance on held-out photos has not improved for a while. Of the copies within one
-    standard error of the most invariance, the one that agrees most with the original is returned.
+    standard error of the most invariance, the one that agrees most with the original is returned. A checkpoint
+    in `out`, if that is given, is taken up, so a killed run goes on after its last epoch or so. It is left in
+    place: whoever has written the weights down removes it.
     """
     settings = settings or HardenSettings()
     if len(photos) < 10:
         raise InputError(f"hardening needs at least 10 photos, got {len(photos)}")
+    key = {
+        "classifier": classifier.fingerprint,
+        "photos": photos.fingerprint,
+        "patch": str(threat),
+        "settings": asdict(settings),
+        "seed": seed,
+    }
+    checkpoint = None if out is None else Checkpoint(out, key)
+    state = None if checkpoint is None else checkpoint.read(classifier.device)
     work = _Work(classifier, photos, threat, settings, seed)
-    checks = [work.check(0, None)]
-    kept = {0: work.weights()}
-    for epoch in range(1, settings.epochs + 1):
-        loss = work.epoch(epoch)
-        if not math.isfinite(loss):
-            raise TrainingError(f"the loss became {loss} in epoch {epoch}; lower the rate (now {settings.rate})")
-        if epoch % settings.every and epoch < settings.epochs:
-            continue
-        checks.append(work.check(epoch, loss))
-        if watch is not None:
-            watch(checks[-1], settings.epochs)
-        kept[epoch] = work.weights()
-        kept = {check.epoch: kept[check.epoch] for check in _unbeaten(checks)}
-        if epoch - max(checks, key=lambda check: check.invariance).epoch >= settings.patience * settings.every:
-            break
-    best = _chosen(checks, len(work.held))
-    work.student.load_state_dict(kept[best.epoch])
-    return Hardened(TorchClassifier(work.student, classifier.preprocessing, classes=classifier.classes), checks, best)
+    if state is None:
+        work.checked(None)
+    else:
+        work.restore(state)
+    while not work.over:
+        work.epoch(watch)
+        if checkpoint is not None:
+            checkpoint.write(work.state, last=work.over)
+    best = _chosen(work.checks, len(work.held))
+    work.student.load_state_dict(work.copies[best.epoch])
+    hardened = TorchClassifier(work.student, classifier.preprocessing, classes=classifier.classes)
+    return Hardened(hardened, work.checks, best)
 
 
 def _unbeaten(checks: Sequence[Check]) -> list[Check]:
@@ -211,7 +230,11 @@ class _Work:
             share=settings.greedy,
         )
         self.views = two_mask_views(threat, self.size, self.device)
-        self.taken = 0
+        self.done = self.taken = 0
+        """Epochs, and steps, that are over."""
+        self.checks: list[Check] = []
+        self.copies: dict[int, dict[str, Tensor]] = {}
+        """Weights of the checks that may still be chosen, by epoch."""
         self.started = time.monotonic()
 
     @property
@@ -220,24 +243,72 @@ class _Work:
         averaged: nn.Module = self.ema.module
         return averaged
 
-    def weights(self) -> dict[str, Tensor]:
-        """A copy of the current weights."""
-        return {name: tensor.detach().clone() for name, tensor in self.kept.state_dict().items()}
+    @property
+    def over(self) -> bool:
+        """All epochs, or so many checks without improvement that no more are expected."""
+        best = max(self.checks, key=lambda check: check.invariance)
+        waited = self.checks[-1].epoch - best.epoch
+        return self.done == self.settings.epochs or waited >= self.settings.patience * self.settings.every
 
-    def epoch(self, number: int) -> float:
-        """Once through the training photos, sharp ones several times; returns the mean loss."""
+    def state(self) -> dict[str, Any]:
+        """All that changes, for a checkpoint."""
+        return {
+            "student": self.student.state_dict(),
+            "ema": self.ema.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "order": self.order.bit_generator.state,
+            "done": (self.done, self.taken),
+            "checks": [asdict(check) for check in self.checks],
+            "copies": self.copies,
+            "seconds": time.monotonic() - self.started,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """As a checkpoint has it."""
+        self.student.load_state_dict(state["student"])
+        self.ema.module.load_state_dict(state["ema"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"].cpu())
+        self.order.bit_generator.state = state["order"]
+        self.done, self.taken = state["done"]
+        self.checks = [Check(**check) for check in state["checks"]]
+        self.copies = state["copies"]
+        self.started = time.monotonic() - state["seconds"]
+
+    def epoch(self, watch: Watcher | None = None) -> None:
+        """Once through the training photos, sharp ones several times, and a check if it is time for one."""
         order = self.order.permutation(self.pool)
         batch = self.settings.batch
-        losses = []
+        losses: list[Tensor] = []
+        told = time.monotonic()
         with tuned(self.device):
             for step in range(self.steps):
-                progress = (number - 1 + step / self.steps) / self.settings.epochs
+                progress = (self.done + step / self.steps) / self.settings.epochs
                 for group in self.optimizer.param_groups:
                     group["lr"] = (
                         self.settings.rate * min(1.0, 20 * progress + 0.05) * (0.5 + 0.5 * math.cos(math.pi * progress))
                     )
                 losses.append(self._step(order[step * batch : (step + 1) * batch]))
-        return float(torch.stack(losses).mean())
+                if watch is not None and time.monotonic() - told > TELL_SECONDS:
+                    watch(self.done + (step + 1) / self.steps, float(torch.stack(losses[-50:]).mean()), self.checks[-1])
+                    told = time.monotonic()
+        loss = float(torch.stack(losses).mean())
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss became {loss} in epoch {self.done + 1}; lower the rate (now {self.settings.rate})"
+            )
+        self.done += 1
+        if self.done % self.settings.every == 0 or self.done == self.settings.epochs:
+            self.checked(loss)
+            if watch is not None:
+                watch(self.done, loss, self.checks[-1])
+
+    def checked(self, loss: float | None) -> None:
+        """See how the copy stands, and keep its weights for as long as they may be chosen."""
+        self.checks.append(self._check(loss))
+        self.copies[self.done] = {name: t.detach().clone() for name, t in self.kept.state_dict().items()}
+        self.copies = {check.epoch: self.copies[check.epoch] for check in _unbeaten(self.checks)}
 
     def _step(self, numbers: NDArray[np.intp]) -> Tensor:
         inputs = self._crops(numbers)
@@ -263,7 +334,7 @@ class _Work:
         self.ema.update(self.student, step=self.taken)
         return loss.detach()
 
-    def check(self, epoch: int, loss: float | None) -> Check:
+    def _check(self, loss: float | None) -> Check:
         """Agreement and invariance on the held-out photos."""
         agree: list[Tensor] = []
         survive: list[Tensor] = []
@@ -277,7 +348,7 @@ class _Work:
                     alive &= _label(self.kept(viewed(self.kept, inputs, ~view))) == wanted
                 survive.append(alive)
         agreement, invariance = (float(torch.cat(v).float().mean()) for v in (agree, survive))
-        return Check(epoch, loss, agreement, invariance, time.monotonic() - self.started)
+        return Check(self.done, loss, agreement, invariance, time.monotonic() - self.started)
 
     def _crops(self, numbers: NDArray[np.intp]) -> Tensor:
         """Random crops of training photos, recoloured, blended, resized to the input and normalised."""

@@ -1,0 +1,45 @@
+"""A long run's state in one file, so that the same command goes on after a kill."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patchcleanser.core.files import whole_file
+from patchcleanser.errors import TrainingError
+
+SAVE_SECONDS = 10
+"""After the first time, and then this long after the last one, a checkpoint is written."""
+
+
+class Checkpoint:
+    """Where a run leaves its state. `key` says which run it is; the state of another one is refused."""
+
+    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
+        self.path, self.key = folder / "checkpoint.pt", dict(key)
+        self._saved = -float("inf")
+
+    def read(self, device: torch.device) -> Any:
+        """The state that was left, or None."""
+        if not self.path.is_file():
+            return None
+        try:
+            saved = torch.load(self.path, map_location=device, weights_only=False)
+        except Exception as error:  # a torch.save file can break in as many ways as pickle can
+            raise TrainingError(f"the checkpoint {self.path} is damaged ({error}); delete it to start again") from error
+        different = [name for name, value in self.key.items() if saved.get("key", {}).get(name) != value]
+        if different:
+            raise TrainingError(f"{self.path} belongs to another run (other {', '.join(different)}); use another --out")
+        return saved["state"]
+
+    def write(self, state: Callable[[], Any], *, last: bool = False) -> None:
+        """Leave the state, if this is the first or the last one or some time has passed."""
+        if not last and time.monotonic() - self._saved < SAVE_SECONDS:
+            return
+        with whole_file(self.path) as part:
+            torch.save({"key": self.key, "state": state()}, part)
+        self._saved = time.monotonic()
