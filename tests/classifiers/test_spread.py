@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from patchcleanser import CallableClassifier, DoubleMasking, Threat
-from patchcleanser.classifiers.masked import Request, _Launched, _Piece
+from patchcleanser.classifiers.masked import Request, _Launched, _Piece, _Waiting
 from patchcleanser.classifiers.precision import WrongFastLabelError
 from patchcleanser.classifiers.spread import Errand, Helper, LostError, SpreadMaskedClassifier, run_errand
 from patchcleanser.classifiers.ways import UnusableError, Way
@@ -61,21 +61,21 @@ def test_an_answer_that_nobody_came_for_is_never_another_pieces() -> None:
     spread.masked = masked = SpreadMaskedClassifier(spread.masked, [helper([]), helper([])])
     store, calls = SpreadMaskedClassifier._store, 0
 
-    def interrupted(done: _Launched, strict: bool) -> None:
+    def interrupted(done: _Launched, strict: bool, waiting: list[_Waiting]) -> None:
         nonlocal calls
         calls += 1
         if calls == 6:
             raise WrongFastLabelError
-        store(masked, done, strict)
+        store(masked, done, strict, waiting)
 
     masked._store = interrupted  # type: ignore[method-assign]
     with pytest.raises(WrongFastLabelError):
         masked.fill_in([Request(s, s.table.rows(range(16))) for s in next(spread._groups(IMAGES))])
     gc.collect()
-    assert masked._waiting
+    assert masked._asked
     piece = _Piece([], np.arange(0), np.arange(0))
     later = [_Launched(piece, torch.empty(0), False) for _ in range(10_000)]
-    assert not {id(launched) for launched in later} & set(masked._waiting)
+    assert not {id(launched) for launched in later} & set(masked._asked)
 
 
 def test_a_helper_without_a_fast_way_answers_exactly() -> None:

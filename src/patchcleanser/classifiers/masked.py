@@ -82,6 +82,21 @@ class _Piece(NamedTuple):
     def pick(self, chosen: NDArray[np.intp]) -> _Piece:
         return _Piece(self.subjects, self.which[chosen], self.unions[chosen])
 
+    @staticmethod
+    def joined(pieces: Sequence[_Piece]) -> _Piece:
+        """Pieces of the same subjects as one."""
+        which, unions = (np.concatenate([getattr(p, name) for p in pieces]) for name in ("which", "unions"))
+        return _Piece(pieces[0].subjects, which, unions)
+
+
+class _Waiting(NamedTuple):
+    """Fast labels that are to be computed again: the doubtful ones, and those that are audited."""
+
+    piece: _Piece
+    fast: Tensor
+    unsure: Tensor
+    sampled: Tensor
+
 
 class _Launched(NamedTuple):
     """A piece on its way: its logits may not be there yet."""
@@ -160,22 +175,26 @@ class MaskedClassifier:
         )
         with torch.inference_mode():
             launched: deque[_Launched] = deque()
+            waiting: list[_Waiting] = []
             for part in self._parts(piece):
                 launched.append(self._launch(part))
                 while len(launched) > self.ahead:
-                    self._store(launched.popleft(), strict)
+                    self._store(launched.popleft(), strict, waiting)
+                if sum(len(rest.piece) for rest in waiting) >= (self.chunk or 1):
+                    self._recheck(waiting, strict)
             while launched:
-                self._store(launched.popleft(), strict)
+                self._store(launched.popleft(), strict, waiting)
+            self._recheck(waiting, strict)
         if not all(subject.table.answered for subject in piece.subjects):
             raise OutputError(NOT_FINITE)
 
-    def _size(self, piece: _Piece, start: int) -> int:
+    def _size(self, piece: _Piece, start: int, chunks: int) -> int:
         pixels = piece.subjects[piece.which[start]].pixels
         if self.chunk is None:
             channels, height, width = self._input(pixels)
             numbers = (channels + self.classifier.mask_aware) * height * width
             self.chunk = default_chunk(self.classifier.device, numbers)
-        size = self.chunk * (self.way.chunks if self.way and self.roomy and self.recheck.ready else 1)
+        size = self.chunk * chunks
         if self.grid == "source":
             return int(max(1, min(size, COPY_BYTES // (4 * pixels.numel()))))
         return size
@@ -206,10 +225,20 @@ class MaskedClassifier:
     def _to_probe(self) -> bool:
         return self._stored < PROBES or self._stored % PROBE_EVERY == 0
 
-    def _store(self, done: _Launched, strict: bool) -> None:
+    def _store(self, done: _Launched, strict: bool, waiting: list[_Waiting]) -> None:
+        """Keep the labels of a piece; fast ones that are to be computed again wait for others, to keep a GPU busy."""
         piece, logits, fast = done
         if fast:
-            logits = self._rechecked(piece, logits)
+            unsure = self.recheck.doubt(total(logits)) | _broken(logits)
+            sampled = self.recheck.sampled(len(piece)).to(logits.device)
+            rows, others = (torch.nonzero(chosen)[:, 0] for chosen in (unsure | sampled, ~(unsure | sampled)))
+            if len(rows):
+                waiting.append(_Waiting(piece.pick(rows.cpu().numpy()), logits[rows], unsure[rows], sampled[rows]))
+                piece, logits = piece.pick(others.cpu().numpy()), logits[others]
+        if len(piece):
+            self._keep(piece, logits, strict)
+
+    def _keep(self, piece: _Piece, logits: Tensor, strict: bool) -> None:
         finite = ~_broken(logits)
         if strict and not finite.all():
             raise OutputError(NOT_FINITE)
@@ -255,7 +284,7 @@ class MaskedClassifier:
             parts = list(self._parts(piece))
             exact = [self._logits(part) for part in parts]
             for part, logits in zip(parts, exact, strict=True):
-                self._store(_Launched(part, logits, False), True)
+                self._keep(part, logits, True)
             for way in self.ways:
                 self.way = way
                 self._learn(self.recheck, way, parts, exact)
@@ -275,11 +304,13 @@ class MaskedClassifier:
         with torch.inference_mode():
             return self.classifier.prepare(pixels[None]).shape[1:]
 
-    def _parts(self, piece: _Piece) -> Iterator[_Piece]:
-        """A piece cut into chunks."""
+    def _parts(self, piece: _Piece, *, exact: bool = False) -> Iterator[_Piece]:
+        """A piece cut into chunks, or, if it may go by a faster way, into as many at once as that way likes."""
         start = 0
         while start < len(piece):
-            yield (part := piece.part(start, min(start + self._size(piece, start), len(piece))))
+            several = not exact and self.way is not None and self.roomy and self.recheck.ready
+            size = self._size(piece, start, self.way.chunks if several and self.way else 1)
+            yield (part := piece.part(start, min(start + size, len(piece))))
             start += len(part)
 
     def _learn(self, recheck: Recheck, way: Way, parts: Sequence[_Piece], logits: Sequence[Tensor]) -> None:
@@ -295,17 +326,33 @@ class MaskedClassifier:
         if whole.any():
             recheck.calibrate(total(fast[whole]), exact[whole], way.resolution)
 
-    def _rechecked(self, piece: _Piece, fast: Tensor) -> Tensor:
-        """Fast logits, with the doubtful, the overflown and the audited ones computed again.
+    def _recheck(self, waiting: list[_Waiting], strict: bool) -> None:
+        """Compute again what waits, and keep it."""
+        if not waiting:
+            return
+        whole = _Piece.joined([rest.piece for rest in waiting])
+        fast, unsure, sampled = (
+            torch.cat([getattr(rest, name) for rest in waiting]) for name in ("fast", "unsure", "sampled")
+        )
+        waiting.clear()
+        start = 0
+        for part in self._parts(whole, exact=True):
+            rows = slice(start, start := start + len(part))
+            again = _Waiting(part, fast[rows], unsure[rows], sampled[rows])
+            self._keep(part, self._rechecked(again), strict)
+
+    def _rechecked(self, rest: _Waiting) -> Tensor:
+        """Fast logits with the doubtful, the overflown and the audited ones computed again.
 
         Doubtful ones go by the finer way first, if there is one; what is still doubtful then is computed exactly.
         A sample of all labels is computed exactly as well, whichever way they went by.
         """
+        piece, fast, unsure, sampled = rest
         recheck, logits = self.recheck, fast.clone()
         broken = _broken(fast)
         # What overflowed is like nothing that the finer way was compared on.
-        unsure = self._finer(piece, logits, recheck.doubt(total(fast)) & ~broken) | broken
-        rows = torch.nonzero(unsure | recheck.sampled(len(piece)).to(fast.device))[:, 0]
+        unsure = self._finer(piece, logits, unsure & ~broken) | broken
+        rows = torch.nonzero(unsure | sampled)[:, 0]
         if not len(rows):
             return logits
         again = piece.pick(rows.cpu().numpy())

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from patchcleanser.classifiers.masked import MaskedClassifier, Subject, _Launched, _Piece
+from patchcleanser.classifiers.masked import MaskedClassifier, Subject, _Launched, _Piece, _Waiting
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import Indices, LabelTable
 from patchcleanser.core.windows import Size
@@ -48,7 +48,7 @@ class SpreadMaskedClassifier(MaskedClassifier):
         # Whoever hands out the pieces takes his share.
         self._turns = cycle([*helpers, None])
         # With the pieces themselves: one that nobody came for must not answer a later one at the same address.
-        self._waiting: dict[int, tuple[_Launched, Callable[[], Tensor]]] = {}
+        self._asked: dict[int, tuple[_Launched, Callable[[], Tensor]]] = {}
 
     def _launch(self, piece: _Piece) -> _Launched:
         helper = None if self._to_probe else next(self._turns)
@@ -61,18 +61,18 @@ class SpreadMaskedClassifier(MaskedClassifier):
         images = [piece.subjects[s].pixels.cpu().numpy() for s in used]
         launched = _Launched(piece, torch.empty(0), fast)
         way = next((at for at, way in enumerate(self.ways) if fast and way is self.way), None)
-        self._waiting[id(launched)] = launched, helper(Errand(images, local, piece.unions, way))
+        self._asked[id(launched)] = launched, helper(Errand(images, local, piece.unions, way))
         return launched
 
-    def _store(self, done: _Launched, strict: bool) -> None:
-        waiting = self._waiting.pop(id(done), None)
-        if waiting is not None:
+    def _store(self, done: _Launched, strict: bool, waiting: list[_Waiting]) -> None:
+        asked = self._asked.pop(id(done), None)
+        if asked is not None:
             try:
-                logits = waiting[1]().to(self.classifier.device)
+                logits = asked[1]().to(self.classifier.device)
             except LostError:
                 logits = self._either(done.piece, self.way if done.fast else None)
             done = done._replace(logits=logits)
-        super()._store(done, strict)
+        super()._store(done, strict, waiting)
 
 
 def run_errand(masked: MaskedClassifier, mask_set: Callable[[Size], MaskSet], errand: Errand) -> Tensor:
