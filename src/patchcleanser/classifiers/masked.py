@@ -184,7 +184,7 @@ class MaskedClassifier:
                     self._recheck(waiting, strict)
             while launched:
                 self._store(launched.popleft(), strict, waiting)
-            self._recheck(waiting, strict)
+            self._recheck(waiting, strict, all_of_it=True)
         if not all(subject.table.answered for subject in piece.subjects):
             raise OutputError(NOT_FINITE)
 
@@ -228,6 +228,7 @@ class MaskedClassifier:
     def _store(self, done: _Launched, strict: bool, waiting: list[_Waiting]) -> None:
         """Keep the labels of a piece; fast ones that are to be computed again wait for others, to keep a GPU busy."""
         piece, logits, fast = done
+        alone = not fast and len(piece) == 1
         if fast:
             unsure = self.recheck.doubt(total(logits)) | _broken(logits)
             sampled = self.recheck.sampled(len(piece)).to(logits.device)
@@ -236,13 +237,14 @@ class MaskedClassifier:
                 waiting.append(_Waiting(piece.pick(rows.cpu().numpy()), logits[rows], unsure[rows], sampled[rows]))
                 piece, logits = piece.pick(others.cpu().numpy()), logits[others]
         if len(piece):
-            self._keep(piece, logits, strict)
+            self._keep(piece, logits, strict, alone=alone)
 
-    def _keep(self, piece: _Piece, logits: Tensor, strict: bool) -> None:
+    def _keep(self, piece: _Piece, logits: Tensor, strict: bool, *, alone: bool) -> None:
+        """Write labels, margins and confidences down; `alone` is a pair that was computed exactly, in no company."""
         finite = ~_broken(logits)
         if strict and not finite.all():
             raise OutputError(NOT_FINITE)
-        logits = self._settled(piece, total(logits))
+        logits = total(logits) if alone else self._settled(piece, total(logits))
         labels = logits.argmax(dim=1).cpu().numpy()
         margins = gaps(logits).cpu().numpy()
         confidences = logits.softmax(dim=1).amax(dim=1).nan_to_num(0.0).cpu().numpy()
@@ -256,8 +258,6 @@ class MaskedClassifier:
 
     def _settled(self, piece: _Piece, logits: Tensor) -> Tensor:
         """Logits in which every tie was computed again, alone, so that no batch decides it."""
-        if len(piece) == 1:
-            return logits
         for at in torch.nonzero(ties(logits, self.classifier.dtype, self._apart))[:, 0].tolist():
             logits[at] = total(self._logits(piece.part(at, at + 1))[0])
             self.checks += 1
@@ -284,7 +284,7 @@ class MaskedClassifier:
             parts = list(self._parts(piece))
             exact = [self._logits(part) for part in parts]
             for part, logits in zip(parts, exact, strict=True):
-                self._keep(part, logits, True)
+                self._keep(part, logits, True, alone=len(part) == 1)
             for way in self.ways:
                 self.way = way
                 self._learn(self.recheck, way, parts, exact)
@@ -326,20 +326,24 @@ class MaskedClassifier:
         if whole.any():
             recheck.calibrate(total(fast[whole]), exact[whole], way.resolution)
 
-    def _recheck(self, waiting: list[_Waiting], strict: bool) -> None:
-        """Compute again what waits, and keep it."""
+    def _recheck(self, waiting: list[_Waiting], strict: bool, *, all_of_it: bool = False) -> None:
+        """Compute again what waits, and keep it; what fills no chunk goes on waiting, unless no more is to come."""
         if not waiting:
             return
-        whole = _Piece.joined([rest.piece for rest in waiting])
-        fast, unsure, sampled = (
-            torch.cat([getattr(rest, name) for rest in waiting]) for name in ("fast", "unsure", "sampled")
+        whole = _Waiting(
+            _Piece.joined([rest.piece for rest in waiting]),
+            *(torch.cat([getattr(rest, name) for rest in waiting]) for name in ("fast", "unsure", "sampled")),
         )
         waiting.clear()
         start = 0
-        for part in self._parts(whole, exact=True):
-            rows = slice(start, start := start + len(part))
-            again = _Waiting(part, fast[rows], unsure[rows], sampled[rows])
-            self._keep(part, self._rechecked(again), strict)
+        for part in self._parts(whole.piece, exact=True):
+            end = start + len(part)
+            rest = _Waiting(part, whole.fast[start:end], whole.unsure[start:end], whole.sampled[start:end])
+            if len(part) < (self.chunk or 1) and end == len(whole.piece) and not all_of_it:
+                waiting.append(rest)
+            else:
+                self._keep(part, self._rechecked(rest), strict, alone=False)
+            start = end
 
     def _rechecked(self, rest: _Waiting) -> Tensor:
         """Fast logits with the doubtful, the overflown and the audited ones computed again.

@@ -41,6 +41,8 @@ class Plan:
     masks: int = 6
     defense: str = MASKING
     """Another one than double-masking has no masks."""
+    options: tuple[tuple[str, float], ...] = ()
+    """Of that other one, where they are not the published ones."""
     table: bool = False
     """Whether every two-mask label is kept, which challenger masking needs."""
     images: int | None = None
@@ -63,7 +65,7 @@ class Plan:
         """
         patch = self.patch if self.patches == 1 else f"{self.patches}of{self.patch}"
         plan = f"{self.masks}x{self.masks}" if self.defense == MASKING else self.defense
-        words = [self.model, self.data, patch, self.grid, plan]
+        words = [self.model, self.data, patch, self.grid, plan, *(f"{name}{value:g}" for name, value in self.options)]
         if self.work == "attack":
             words.append(f"attacked-{self.iterations}-{self.locations}")
         elif self.work == "time":

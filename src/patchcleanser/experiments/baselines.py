@@ -45,7 +45,8 @@ class Baseline:
     def line(self, patch: str) -> Line:
         """Its row of Table 2."""
         shown = {} if self.printed is None else dict(zip(("clean", "certified"), self.said(patch) or (), strict=True))
-        return Line(Plan(self.name(patch), "cifar10", patch, defense=self.defense), printed=shown)
+        plan = Plan(self.name(patch), "cifar10", patch, defense=self.defense, options=self.options)
+        return Line(plan, printed=shown)
 
     def said(self, patch: str) -> tuple[float, float] | None:
         """What the paper prints for a patch."""
@@ -120,7 +121,9 @@ def measured(path: Path) -> dict[str, Finding]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
         keys: dict[Key, str] = {
-            (b.defense, b.network, b.recipe, PATCHES[p], b.options): b.line(p).key for b in RECOVERING for p in PATCHES
+            (b.defense, b.network, b.recipe, PATCHES[p], tuple(sorted(b.options))): b.line(p).key
+            for b in RECOVERING
+            for p in PATCHES
         }
         found = {measured_by(row): _finding(row) for row in rows}
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -98,7 +98,7 @@ class Laboratory:
             chosen(images, asked, seed=self.seed),
             plan.threat,
             plan.defense,
-            **(masks if plan.defense == MASKING else {}),
+            **(masks if plan.defense == MASKING else {"options": dict(plan.options)}),
         )
         folder = self.folder(plan, len(job.dataset))
         about = {**self.hands.about(model.at(), plan.data, DATA[plan.data].split, job), "seed": self.seed}

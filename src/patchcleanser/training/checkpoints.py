@@ -25,16 +25,19 @@ class Checkpoint:
 
     def read(self, device: torch.device) -> Any:
         """The state that was left, or None."""
+        for part in self.path.parent.glob(f".{self.path.name}.*"):
+            part.unlink(missing_ok=True)  # a kill while one was written leaves it half-written
         if not self.path.is_file():
             return None
         try:
             saved = torch.load(self.path, map_location=device, weights_only=False)
+            key, state = dict(saved["key"]), saved["state"]
         except Exception as error:  # a torch.save file can break in as many ways as pickle can
             raise TrainingError(f"the checkpoint {self.path} is damaged ({error}); delete it to start again") from error
-        different = [name for name, value in self.key.items() if saved.get("key", {}).get(name) != value]
+        different = [name for name, value in self.key.items() if key.get(name) != value]
         if different:
             raise TrainingError(f"{self.path} belongs to another run (other {', '.join(different)}); use another --out")
-        return saved["state"]
+        return state
 
     def write(self, state: Callable[[], Any], *, last: bool = False) -> None:
         """Leave the state, if this is the first or the last one or some time has passed."""

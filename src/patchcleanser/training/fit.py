@@ -87,6 +87,7 @@ def fit(
     checkpoint = Checkpoint(out, key)
     if (state := checkpoint.read(run.device)) is not None:
         run.restore(state)
+        del state  # or its tensors would stay on the device
     split = np.random.default_rng(seed).permutation(len(data))
     held, kept = np.split(split, [int(recipe.holdout * len(data))])
     pixels = torch.from_numpy(data.images).to(run.device)

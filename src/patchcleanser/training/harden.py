@@ -139,42 +139,34 @@ def harden(
     settings = settings or HardenSettings()
     if len(photos) < 10:
         raise InputError(f"hardening needs at least 10 photos, got {len(photos)}")
-    key = {
-        "classifier": classifier.fingerprint,
-        "photos": photos.fingerprint,
-        "patch": str(threat),
-        "settings": asdict(settings),
-        "seed": seed,
-    }
-    checkpoint = None if out is None else Checkpoint(out, key)
+    checkpoint = None if out is None else Checkpoint(out, _key(classifier, photos, threat, settings, seed))
     state = None if checkpoint is None else checkpoint.read(classifier.device)
     work = _Work(classifier, photos, threat, settings, seed)
     if state is None:
         work.checked(None)
     else:
         work.restore(state)
+        del state  # or its tensors would stay on the device
     while not work.over:
         work.epoch(watch)
         if checkpoint is not None:
             checkpoint.write(work.state, last=work.over)
     best = _chosen(work.checks, len(work.held))
-    work.student.load_state_dict(work.copies[best.epoch])
+    work.student.load_state_dict(work.copies.get(best.epoch, work.teacher.state_dict()))
     hardened = TorchClassifier(work.student, classifier.preprocessing, classes=classifier.classes)
     return Hardened(hardened, work.checks, best)
 
 
-def _unbeaten(checks: Sequence[Check]) -> list[Check]:
-    """The untouched one, and those that no later check equals or beats in both measures: one of them will be chosen."""
-    return [
-        check
-        for at, check in enumerate(checks)
-        if at == 0
-        or not any(c.invariance >= check.invariance and c.agreement >= check.agreement for c in checks[at + 1 :])
-    ]
+def _key(
+    classifier: TorchClassifier, photos: Dataset, threat: Threat, settings: HardenSettings, seed: int
+) -> dict[str, Any]:
+    """What makes one run another."""
+    of = {"classifier": classifier.fingerprint, "photos": photos.fingerprint, "patch": str(threat)}
+    return {**of, "settings": asdict(settings), "seed": seed}
 
 
-def _chosen(checks: Sequence[Check], photos: int) -> Check:
-    """The copy to return; the untouched one, which comes first, if none has more invariance.
+def _close(checks: Sequence[Check], photos: int) -> list[Check]:
+    """Those that may be chosen, and that no later one equals or beats in both measures; the most only ever grows.
 
     Of few photos one standard error is so much that only the most invariance counts.
     """
@@ -186,7 +178,16 @@ def _chosen(checks: Sequence[Check], photos: int) -> Check:
         if check.invariance > untouched.invariance
         and (check.invariance == most or (photos >= FEW and as_good(check.invariance, most, photos)))
     ]
-    return max(close, key=lambda check: (check.agreement, check.epoch), default=untouched)
+    return [
+        check
+        for at, check in enumerate(close)
+        if not any(c.invariance >= check.invariance and c.agreement >= check.agreement for c in close[at + 1 :])
+    ]
+
+
+def _chosen(checks: Sequence[Check], photos: int) -> Check:
+    """The copy to return; the untouched one, which comes first, if none has more invariance."""
+    return max(_close(checks, photos), key=lambda check: (check.agreement, check.epoch), default=checks[0])
 
 
 class _Work:
@@ -308,7 +309,7 @@ class _Work:
         """See how the copy stands, and keep its weights for as long as they may be chosen."""
         self.checks.append(self._check(loss))
         self.copies[self.done] = {name: t.detach().clone() for name, t in self.kept.state_dict().items()}
-        self.copies = {check.epoch: self.copies[check.epoch] for check in _unbeaten(self.checks)}
+        self.copies = {check.epoch: self.copies[check.epoch] for check in _close(self.checks, len(self.held))}
 
     def _step(self, numbers: NDArray[np.intp]) -> Tensor:
         inputs = self._crops(numbers)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -13,17 +10,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as Numbered
 
 from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset
 
 SMALLER = 3
 """Photos that fit into squares of a half, a quarter or an eighth of the side are kept in such."""
-
-WORTH = 2_000
-"""Photos for which a process of its own is worth starting. A second decodes about a thousand small ones."""
 
 
 class Photos:
@@ -36,10 +28,14 @@ class Photos:
         self.device = device
         self.sizes = torch.empty(len(indices), 2)
         """Height and width of each before it was squeezed, [N, 2]."""
-        found: list[Tensor] = [torch.empty(0)] * len(indices)
-        for number, photo in zip(np.argsort(indices).tolist(), _read(photos, np.sort(indices), side), strict=True):
-            self.sizes[number] = torch.tensor(photo.size)
-            found[number] = torch.from_numpy(photo.square)
+
+        def read(number: int) -> Tensor:
+            image = photos.image(int(indices[number]))
+            self.sizes[number] = torch.tensor(image.shape[1:])
+            return _squeezed(image, side)
+
+        with ThreadPoolExecutor() as pool:
+            found = list(pool.map(read, range(len(indices))))
         self._side = np.array([square.shape[-1] for square in found])
         self._place = np.zeros(len(found), np.intp)
         self._squares: dict[int, Tensor] = {}
@@ -68,50 +64,12 @@ class Photos:
         return crops
 
 
-class _Photo(NamedTuple):
-    """One photo as a square, and the size it had."""
+def _squeezed(image: Tensor, side: int) -> Tensor:
+    """An image [3, H, W] as a square of uint8: of the side, or of the least part of it that it fits into.
 
-    square: NDArray[np.uint8]
-    size: Size
-
-
-class _Squares(Numbered["_Photo | Exception"]):
-    """Photos by number, as processes of their own read them; what cannot be read comes back as its error."""
-
-    def __init__(self, photos: Dataset, indices: NDArray[np.intp], side: int) -> None:
-        self.photos, self.indices, self.side = photos, indices, side
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, number: int) -> _Photo | Exception:
-        try:
-            image = self.photos.image(int(self.indices[number]))
-        except Exception as error:  # raised where a user sees it
-            return error
-        return _Photo(_squeezed(image, self.side), (image.shape[1], image.shape[2]))
-
-
-def _read(photos: Dataset, indices: NDArray[np.intp], side: int) -> Iterator[_Photo]:
-    """Photos in this order, decoded by several processes if there are many, where processes are cheap to start."""
-    workers = min(os.cpu_count() or 1, len(indices) // WORTH) if sys.platform == "linux" else 0
-    loader: DataLoader[list[_Photo | Exception]] = DataLoader(
-        _Squares(photos, indices, side),  # type: ignore[arg-type]
-        batch_size=64,
-        num_workers=workers,
-        collate_fn=list,
-        multiprocessing_context="fork" if workers else None,
-    )
-    for batch in loader:
-        for photo in batch:
-            if isinstance(photo, Exception):
-                raise photo
-            yield photo
-
-
-def _squeezed(image: Tensor, side: int) -> NDArray[np.uint8]:
-    """An image [3, H, W] as a square [3, S, S]: of the side, or of the least part of it that it fits into."""
+    Not by torch, whose threads would wait for each other over pictures as small as these.
+    """
     own = next(side >> k for k in range(SMALLER, -1, -1) if k == 0 or max(image.shape[1:]) <= side >> k)
     picture = Image.fromarray(np.rint(255 * image.numpy().transpose(1, 2, 0)).astype(np.uint8))
-    square = picture.resize((own, own), Image.Resampling.BILINEAR)
-    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+    square = np.asarray(picture.resize((own, own), Image.Resampling.BILINEAR))
+    return torch.from_numpy(square.transpose(2, 0, 1).copy())
