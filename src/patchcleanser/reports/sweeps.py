@@ -21,6 +21,8 @@ MARKERS = "os^Dv<>P"
 MOST_RUNS = 40
 LONGEST = 34
 """Letters in a line of a run's name."""
+CLOSE = 0.09
+"""Numbers nearer to each other than this share of an axis would touch."""
 
 Measure = Callable[[Study], float | None]
 
@@ -171,11 +173,22 @@ def _draw(figure: Figure, axes: Axes, lines: dict[str, list[tuple[float, Study]]
     axes.set_ylim(max(0.0, axes.get_ylim()[0] - 3), min(100.0, axes.get_ylim()[1] + 3))
     if len(lines) > 1:
         _name_lines(figure, axes, list(lines))
-    ticks = sorted({at for points in lines.values() for at, _ in points})
+    ticks = _apart(axes, {at for points in lines.values() for at, _ in points})
     if len(ticks) <= 7:
         axes.xaxis.set_major_locator(FixedLocator(ticks))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(lambda at, _: f"{at:,.4g}" if at < 1000 else f"{at:,.0f}")
+        axes.xaxis.set_major_formatter(lambda at, _: f"{at:,.3g}" if at < 100 else f"{at:,.0f}")
+
+
+def _apart(axes: Axes, places: set[float]) -> list[float]:
+    """Of the places along an axis, those whose numbers do not touch the one before."""
+    ticks = sorted(places)
+    across = axes.xaxis.get_transform().transform(np.array(ticks))
+    kept: list[int] = []
+    for at in range(len(ticks)):
+        if not kept or across[at] - across[kept[-1]] > CLOSE * (across[-1] - across[0]):
+            kept.append(at)
+    return [ticks[at] for at in kept]
 
 
 def _name_lines(figure: Figure, axes: Axes, labels: Sequence[str]) -> None:
