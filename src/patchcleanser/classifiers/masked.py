@@ -232,10 +232,12 @@ class MaskedClassifier:
         if fast:
             unsure = self.recheck.doubt(total(logits)) | _broken(logits)
             sampled = self.recheck.sampled(len(piece)).to(logits.device)
-            rows, others = (torch.nonzero(chosen)[:, 0] for chosen in (unsure | sampled, ~(unsure | sampled)))
-            if len(rows):
-                waiting.append(_Waiting(piece.pick(rows.cpu().numpy()), logits[rows], unsure[rows], sampled[rows]))
-                piece, logits = piece.pick(others.cpu().numpy()), logits[others]
+            again = (unsure | sampled).cpu().numpy()
+            if again.any():
+                mine, others = np.flatnonzero(again), np.flatnonzero(~again)
+                rows, rest = (torch.from_numpy(numbers).to(logits.device) for numbers in (mine, others))
+                waiting.append(_Waiting(piece.pick(mine), logits[rows], unsure[rows], sampled[rows]))
+                piece, logits = piece.pick(others), logits[rest]
         if len(piece):
             self._keep(piece, logits, strict, alone=alone)
 
@@ -308,8 +310,8 @@ class MaskedClassifier:
         """A piece cut into chunks, or, if it may go by a faster way, into as many at once as that way likes."""
         start = 0
         while start < len(piece):
-            several = not exact and self.way is not None and self.roomy and self.recheck.ready
-            size = self._size(piece, start, self.way.chunks if several and self.way else 1)
+            way = self.way if self.roomy and self.recheck.ready and not exact else None
+            size = self._size(piece, start, way.chunks if way is not None else 1)
             yield (part := piece.part(start, min(start + size, len(piece))))
             start += len(part)
 
@@ -330,16 +332,14 @@ class MaskedClassifier:
         """Compute again what waits, and keep it; what fills no chunk goes on waiting, unless no more is to come."""
         if not waiting:
             return
-        whole = _Waiting(
-            _Piece.joined([rest.piece for rest in waiting]),
-            *(torch.cat([getattr(rest, name) for rest in waiting]) for name in ("fast", "unsure", "sampled")),
-        )
+        whole = _Piece.joined([rest.piece for rest in waiting])
+        tensors = [torch.cat(parts) for parts in zip(*(rest[1:] for rest in waiting), strict=True)]
         waiting.clear()
         start = 0
-        for part in self._parts(whole.piece, exact=True):
+        for part in self._parts(whole, exact=True):
             end = start + len(part)
-            rest = _Waiting(part, whole.fast[start:end], whole.unsure[start:end], whole.sampled[start:end])
-            if len(part) < (self.chunk or 1) and end == len(whole.piece) and not all_of_it:
+            rest = _Waiting(part, *(tensor[start:end] for tensor in tensors))
+            if len(part) < (self.chunk or 1) and end == len(whole) and not all_of_it:
                 waiting.append(rest)
             else:
                 self._keep(part, self._rechecked(rest), strict, alone=False)
