@@ -9,7 +9,6 @@ A unit matters as much as the norm of what it reads, bias included, times the no
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import shlex
 import sys
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from patchcleanser.classifiers.trained import read_card
+from patchcleanser.data.cache import checksum
 
 
 def pruned(weights: dict[str, Tensor], units: int) -> dict[str, Tensor]:
@@ -40,13 +40,15 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=896, help="hidden units left in each MLP")
     given = parser.parse_args()
     card = read_card(given.folder)
+    if not card["model"].startswith("net:vit"):
+        parser.error(f"{given.folder} holds {card['model']}, and only net:vit can be pruned")
     weights = pruned(load_file(given.folder / "model.safetensors"), given.units)
     width = weights["blocks.0.mlp.fc1.weight"].shape[1]
     given.out.mkdir(parents=True, exist_ok=True)
     save_file(weights, given.out / "model.safetensors")
     command = shlex.join(["python", "benchmarks/prune.py", *sys.argv[1:]])
     card |= {"model": f"net:vit?mlp={given.units / width:g}", "pruned_from": card["weights_sha256"], "command": command}
-    card["weights_sha256"] = hashlib.sha256((given.out / "model.safetensors").read_bytes()).hexdigest()
+    card["weights_sha256"] = checksum(given.out / "model.safetensors")
     (given.out / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {given.out}; use it as trained:{given.out}")
 

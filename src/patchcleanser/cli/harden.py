@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -58,8 +57,6 @@ def harden(
     classifier = trainable(model, device, out)
     names = [_named(name) for name in images]
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
-    if (out / "checkpoint.pt").is_file():
-        print(f"going on from the checkpoint in {out}", file=sys.stderr)
     with progress(f"hardening {model}", quiet=as_json) as report:
 
         def watch(done: float, loss: float, check: Check) -> None:
@@ -88,7 +85,6 @@ def harden(
     if best is before:
         words = f"nothing improved, so the copy equals the original (invariance {best.invariance:.3f}); try more photos"
     card = write_model(done.classifier.module, out, card)
-    (out / "checkpoint.pt").unlink(missing_ok=True)
     tell(card, out, words, as_json=as_json)
 
 

@@ -266,6 +266,7 @@ def trainable(model: str, device: str, out: Path) -> TorchClassifier:
     # Here and in the commands torch is imported late, so that --help answers at once.
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.classifiers.torch import TorchClassifier
+    from patchcleanser.training import checkpoints
 
     if (out / "card.json").is_file():
         raise InputError(f"{out} holds a finished run; use it as trained:{out}, or use another --out")
@@ -282,6 +283,8 @@ def trainable(model: str, device: str, out: Path) -> TorchClassifier:
         raise InputError(
             f"{model} cannot be trained: it would learn and be kept as the plain network; train that instead"
         )
+    if (out / checkpoints.NAME).is_file():
+        print(f"going on from the checkpoint in {out}", file=sys.stderr)
     return classifier
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,8 +60,6 @@ def train(
     # Trained without a crop, and so used without one.
     preprocessing = replace(classifier.preprocessing, resize=input_size(classifier), crop=None)
     guide = _teacher(teacher, chosen, device)
-    if (out / "checkpoint.pt").is_file():
-        print(f"going on from the checkpoint in {out}", file=sys.stderr)
     with progress(f"training {model}", quiet=as_json) as report:
 
         def watch(epoch: Epoch, epochs: int) -> None:
@@ -100,7 +97,6 @@ def train(
         **origin(),
     }
     card = write_model(fitted.module, out, card)
-    (out / "checkpoint.pt").unlink(missing_ok=True)
     best = fitted.best
     held = "nothing held out" if best.clean is None else f"held out: {best.clean:.3f}, under masks {best.survival:.3f}"
     tell(card, out, held, as_json=as_json)

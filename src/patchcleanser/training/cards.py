@@ -18,10 +18,14 @@ from torch import nn
 import patchcleanser
 from patchcleanser.core.files import whole_file
 from patchcleanser.data.cache import checksum
+from patchcleanser.training import checkpoints
 
 
 def write_model(module: nn.Module, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
-    """Write model.safetensors (float16) and card.json, the card last; return the card with the hash."""
+    """Write model.safetensors (float16) and card.json; return the card with the hash.
+
+    The card comes last, and then a checkpoint that the run left is of no more use.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     weights = folder / "model.safetensors"
     with whole_file(weights) as part:
@@ -29,6 +33,7 @@ def write_model(module: nn.Module, folder: Path, card: dict[str, Any]) -> dict[s
     card = {**card, "weights_sha256": checksum(weights)}
     with whole_file(folder / "card.json") as part:
         part.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    (folder / checkpoints.NAME).unlink(missing_ok=True)
     return card
 
 

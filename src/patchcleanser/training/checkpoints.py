@@ -12,6 +12,9 @@ import torch
 from patchcleanser.core.files import whole_file
 from patchcleanser.errors import TrainingError
 
+NAME = "checkpoint.pt"
+"""Of the file, in the folder that the weights will be written to."""
+
 SAVE_SECONDS = 10
 """After the first time, and then this long after the last one, a checkpoint is written."""
 
@@ -20,7 +23,7 @@ class Checkpoint:
     """Where a run leaves its state. `key` says which run it is; the state of another one is refused."""
 
     def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
-        self.path, self.key = folder / "checkpoint.pt", dict(key)
+        self.path, self.key = folder / NAME, dict(key)
         self._saved = -float("inf")
 
     def read(self, device: torch.device) -> Any:

@@ -66,8 +66,8 @@ def fit(
     is the one whose averaged weights give most held-out images the right label under every
     one of a fixed set of two-mask views of the threat (`survival`), the last of those within one
     standard error of it; the test set is never looked at. A checkpoint in `out` is taken up if it belongs to the same
-    recipe, seed and data, so a killed run goes on where it stopped. It is left in place: whoever
-    has written the weights down removes it.
+    recipe, seed and data, so a killed run goes on where it stopped. It is left in place until
+    `write_model` has written the weights down.
     """
     device = next(module.parameters()).device
     accelerator = _accelerator(device)

@@ -134,14 +134,15 @@ def harden(
     Stops when the invariance on held-out photos has not improved for a while. Of the copies within one
     standard error of the most invariance, the one that agrees most with the original is returned. A checkpoint
     in `out`, if that is given, is taken up, so a killed run goes on after its last epoch or so. It is left in
-    place: whoever has written the weights down removes it.
+    place until `write_model` has written the weights down.
     """
     settings = settings or HardenSettings()
     if len(photos) < 10:
         raise InputError(f"hardening needs at least 10 photos, got {len(photos)}")
+    work = _Work(classifier, photos, threat, settings, seed)
+    # Their fingerprint is known once photos were read.
     checkpoint = None if out is None else Checkpoint(out, _key(classifier, photos, threat, settings, seed))
     state = None if checkpoint is None else checkpoint.read(classifier.device)
-    work = _Work(classifier, photos, threat, settings, seed)
     if state is None:
         work.checked(None)
     else:
