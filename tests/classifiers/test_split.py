@@ -194,6 +194,19 @@ def test_where_there_is_no_room_for_it_labels_are_exact_ones_and_chunks_stay_lar
     assert (labels == labels_of(exactly(classifier), images)).all()
 
 
+def test_a_finer_way_that_is_no_faster_than_float32_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = photos(24)
+    defense, classifier = defense_with(Split, monkeypatch)
+    finer = defense.masked.ways[0].finer
+    assert finer is not None
+    finer.pays = False
+    labels = labels_of(defense, images)
+    assert not defense.masked.finer.ready
+    assert defense.masked.finer.labels == 0
+    assert defense.masked.recheck.rechecked > 0
+    assert (labels == labels_of(exactly(classifier), images)).all()
+
+
 def test_weights_that_change_are_noticed() -> None:
     classifier = load_classifier("zoo:tiny", device="cpu")
     assert isinstance(classifier, TorchClassifier)

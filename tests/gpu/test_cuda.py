@@ -78,7 +78,9 @@ def test_fast_labels_are_the_exact_ones_compiled_or_not(name: str, expected: int
     fast.masked.expect(expected)
     assert (labels_of(fast, images) == labels_of(exact, images)).all()
     assert isinstance(fast.masked.way, Copied)
-    block = fast.masked.way._block
+    finer, block = fast.masked.way.finer, fast.masked.way._block
+    assert finer is not None
+    assert finer.pays is not None or not fast.masked.finer.ready  # seen, not guessed
     assert block is not None
     assert (block._compiled is not None) == (expected > 0)
 

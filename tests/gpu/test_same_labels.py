@@ -18,7 +18,7 @@ from patchcleanser.running import evaluate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-IMAGES = 200
+IMAGES = 100
 COMPARED = ["index", "label", "undefended", "one_mask_labels", "table", "answer", "case", "certified", "row_certified"]
 NEAR = 1e-3
 """Two devices may round a tie differently; a row that rests on a margin this small proves nothing either way."""

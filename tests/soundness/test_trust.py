@@ -198,6 +198,20 @@ def test_what_is_doubtful_is_learnt_even_where_no_label_is() -> None:
     assert not (flips & ~recheck.doubt(fast)).any()
 
 
+def test_classes_that_move_together_are_told_apart_and_others_are_not() -> None:
+    """What counts is how far two classes move against each other, not how far each moves."""
+    generator = torch.Generator().manual_seed(0)
+    exact, shared = torch.randn(CALIBRATION, 4, generator=generator), torch.randn(CALIBRATION, 1, generator=generator)
+    together = torch.tensor([[1.0, 1.0, 0.0, -1.0]])
+    recheck = Recheck()
+    recheck.calibrate(exact - shared.clamp(-1, 1) * together, exact, HALF)
+    close = torch.tensor([[9.0, 8.5, 0.0, 0.0], [9.0, 0.0, 8.5, 0.0], [0.0, 0.0, 9.0, 7.5], [9.0, 0.0, 0.0, 5.5]])
+    assert recheck.doubt(close).tolist() == [False, True, True, True]
+    assert recheck.doubt(torch.tensor([[9.0, 8.5, 6.0, 4.0]])).tolist() == [
+        False
+    ]  # 3 and 5 behind; they move by 1 and 2
+
+
 def test_half_precision_is_never_trusted_beyond_its_digits() -> None:
     recheck = Recheck()
     blank = torch.zeros(600, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -292,12 +293,31 @@ class MaskedClassifier:
                 self._learn(self.recheck, way, parts, exact)
                 if self.recheck.ready:
                     break
-            if self.recheck.ready and self.way is not None and self.way.finer is not None:
+            finer = self.way.finer if self.recheck.ready and self.way is not None else None
+            if finer is not None and finer.pays is not False:
                 # Kernels are chosen by the size of a batch, and of doubtful labels there are few or many.
                 few = [part.part(at, at + FINER) for part in parts for at in range(0, len(part), FINER)]
-                self._learn(self.finer, self.way.finer, [*parts, *few], [*exact, *exact])
-                if not self.finer.ready:
-                    self.way.finer.forget()
+                self._learn(self.finer, finer, [*parts, *few], [*exact, *exact])
+                if not self.finer.ready or not self._pays(finer, parts[0]):
+                    self.finer.begin()
+                    finer.forget()
+
+    def _pays(self, finer: Way, piece: _Piece) -> bool:
+        """Whether a finer way is faster than the exact one; on a GPU that is seen once, where both were at work before.
+
+        Convolutions in pieces are at times slower than float32's own.
+        """
+        if finer.pays is None and self.classifier.device.type == "cuda":
+            seconds = []
+            for way in (finer, None):
+                torch.cuda.synchronize(self.classifier.device)
+                started = time.monotonic()
+                self._logits(piece, way)
+                torch.cuda.synchronize(self.classifier.device)
+                seconds.append(time.monotonic() - started)
+            self.checks += 2 * len(piece)
+            finer.pays = seconds[0] < seconds[1]
+        return finer.pays is not False
 
     def _input(self, pixels: Tensor) -> torch.Size:
         """The shape [C, h, w] of the network's input for an image."""

@@ -61,6 +61,7 @@ class Recheck:
     def begin(self) -> None:
         """Forget what was learnt; the counts go on."""
         self._moved: Tensor | None = None
+        self._bounds: dict[int, Tensor] = {}
         self._precision = 0.0
         self.hopeless, self._draws = False, np.random.default_rng(0)
 
@@ -70,19 +71,15 @@ class Recheck:
         return self._moved is not None and not self.hopeless
 
     def calibrate(self, fast: Tensor, exact: Tensor, resolution: float) -> None:
-        """Learn how far each class moves, from the same labels computed both ways.
+        """Learn how far classes move against each other, from the same labels computed both ways.
 
-        A label flips if some class gains more on the first than it lay behind. What all classes share
-        moves none against another, so a class's movement counts from the median one, and two classes
-        move against each other by at most the sum of theirs. A label is doubtful if some class lies no
-        further behind than (twice) the most that it and the first were seen to move, or than the
-        fast way can tell apart at all.
+        A label flips if some class gains more on the first than it lay behind. A label is doubtful if some
+        class lies no further behind than (twice) the most that just these two were seen to move against each
+        other, or than the fast way can tell apart at all.
         """
         self.begin()
         moved = torch.where(torch.isneginf(fast) & torch.isneginf(exact), 0.0, exact - fast)
-        moved = moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
-        own = (moved - moved.median(dim=1, keepdim=True).values).abs()
-        self._moved = SAFETY * own.nan_to_num(nan=torch.inf, posinf=torch.inf).amax(0)
+        self._moved = moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
         self._precision = SAFETY * resolution
         self.hopeless = bool(self.doubt(fast).float().mean() > HOPELESS)
 
@@ -93,8 +90,17 @@ class Recheck:
         first = fast.argmax(1, keepdim=True)
         behind = (fast.gather(1, first) - fast).nan_to_num(nan=0.0, posinf=torch.inf)
         size = fast.abs().nan_to_num(posinf=0.0).amax(1, keepdim=True)
-        close = behind <= self._moved + self._moved[first] + self._precision * size
+        labels, which = first[:, 0].unique(return_inverse=True)
+        bounds = torch.stack([self._bound(self._moved, label) for label in labels.tolist()])
+        close = behind <= bounds[which] + self._precision * size
         return close.scatter(1, first, False).any(1)
+
+    def _bound(self, moved: Tensor, label: int) -> Tensor:
+        """How near each class [C] may come to this one before the label is doubtful."""
+        if label not in self._bounds:
+            apart = (moved - moved[:, label : label + 1]).abs().amax(0)
+            self._bounds[label] = SAFETY * apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        return self._bounds[label]
 
     def sampled(self, number: int) -> Tensor:
         """Which of the next labels are audited, bool [number]."""

@@ -180,18 +180,23 @@ class ChannelwiseGroupNorm(nn.Module):
         """[N, C, …] → the same; moments are float32."""
         number, channels = x.shape[:2]
         inner = tuple(range(2, x.ndim))
-        size = x[0].numel() // self.groups
         shape = (number, channels, *([1] * len(inner)))
-        sums = x.sum(inner, dtype=torch.float32).view(number, self.groups, -1)
-        mean = sums.sum(2, keepdim=True) / size
+        size = x[0, 0].numel()
+        # One look at all numbers is enough if they are taken from one of them: sums of squares that a common large
+        # part would drown then lose nothing.
+        first = x.flatten(2)[:, :, 0]
+        moved = x - first.view(shape)
+        sums = moved.sum(inner, dtype=torch.float32) / size
+        squares = torch.linalg.vector_norm(moved, dim=inner, dtype=torch.float32).square() / size
+        means = (first.float() + sums).view(number, self.groups, -1)
+        mean = means.mean(2, keepdim=True)
+        within = (squares - sums.square()).view(number, self.groups, -1).clamp_min(0.0)
+        spread = (within + (means - mean).square()).mean(2, keepdim=True)
         # The mean goes first: beside a large one, nothing would be left of the rest in half precision.
         near = mean.to(x.dtype)
-        x = x - near.expand_as(sums).reshape(shape)
-        rest = mean - near.float()
-        lengths = torch.linalg.vector_norm(x, dim=inner, dtype=torch.float32).view(number, self.groups, -1)
-        spread = lengths.square().sum(2, keepdim=True) / size - rest.square()
-        scale = self.weight.float().view(1, self.groups, -1) * torch.rsqrt(spread.clamp_min(0.0) + self.eps)
-        shift = self.bias.float().view(1, self.groups, -1) - rest * scale
+        x = x - near.expand_as(means).reshape(shape)
+        scale = self.weight.float().view(1, self.groups, -1) * torch.rsqrt(spread + self.eps)
+        shift = self.bias.float().view(1, self.groups, -1) - (mean - near.float()) * scale
         scaled = torch.addcmul(shift.view(shape).to(x.dtype), x, scale.view(shape).to(x.dtype))
         outputs: Tensor = self.act(scaled)
         return outputs

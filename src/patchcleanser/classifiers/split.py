@@ -80,6 +80,15 @@ def pieces(numbers: Tensor) -> tuple[Tensor, Tensor]:
     return first, numbers - first
 
 
+def side_by_side(numbers: Tensor, *, swapped: bool = False) -> Tensor:
+    """The first pieces, rests and first pieces of [N, C, …] as [N, 3 C, …]; of what these are to meet, the rests first.
+
+    A product of both is the three products that matter, the small ones first, added up where they are computed.
+    """
+    first, rest = pieces(numbers)
+    return torch.cat([rest, first, first] if swapped else [first, rest, first], dim=1)
+
+
 class SplitLinear(nn.Module):
     """A linear layer in three products."""
 
@@ -89,11 +98,9 @@ class SplitLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[…, in] → […, out]."""
-        first, rest = pieces(inputs.reshape(-1, inputs.shape[-1]))
-        weights, small = (part.t() for part in pieces(self.layer.weight))
+        flat, weights = inputs.reshape(-1, inputs.shape[-1]), self.layer.weight
         with in_tf32():
-            outputs = torch.addmm(first @ small, rest, weights)
-            outputs = torch.addmm(outputs, first, weights)
+            outputs = side_by_side(flat) @ side_by_side(weights, swapped=True).t()
         outputs = outputs if self.layer.bias is None else outputs.add_(self.layer.bias)
         return outputs.view(*inputs.shape[:-1], -1)
 
@@ -112,13 +119,10 @@ class SplitConv(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[N, in, H, W] → [N, out, h, w]."""
-        first, rest = pieces(inputs)
-        weights, small = pieces(self.layer.weight)
         where: tuple[Any, ...] = (self.layer.stride, self.layer.padding, self.layer.dilation)
         with in_tf32():
-            outputs = functional.conv2d(first, small, None, *where)
-            outputs += functional.conv2d(rest, weights, None, *where)
-            return outputs.add_(functional.conv2d(first, weights, self.layer.bias, *where))
+            weights = side_by_side(self.layer.weight, swapped=True)
+            return functional.conv2d(side_by_side(inputs), weights, self.layer.bias, *where)
 
 
 RULES: dict[type[nn.Module], Rule] = {

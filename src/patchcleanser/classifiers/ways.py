@@ -32,6 +32,9 @@ class Way(ABC):
     finer: Way | None = None
     """One between this and float32, for labels that are doubtful here."""
 
+    pays: bool | None = None
+    """Of such a finer one: whether it was seen to be faster than float32 on this GPU; None: nobody looked."""
+
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
         """Prepared inputs [N, C, h, w] → float32 logits [N, classes]; UnusableError if this way is none here."""
