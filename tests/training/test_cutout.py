@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.threats import Threat
 from patchcleanser.errors import InputError
 from patchcleanser.training import Cutout, GreedyCutout
 from patchcleanser.training.augment import augment
-from patchcleanser.training.cutout import shown
+from patchcleanser.training.cutout import OwnMasks, shown
 from patchcleanser.training.recipes import RECIPES
 
 INPUTS = torch.ones(64, 3, 32, 32)
@@ -110,3 +112,16 @@ def test_digits_are_not_mirrored_where_the_recipe_says_so() -> None:
         turned = augment(images, torch.Generator().manual_seed(1), shift=0, strength=0.0, flip=flip)
         assert (turned == images).all() != flip
     assert RECIPES["scratch-cifar"].changed({"flip": "false"}).flip is False
+
+
+@pytest.mark.parametrize("threat", ["5", "3x9", "any:2%"])
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_defenses_own_masks_are_shown_two_at_a_time_whatever_their_shape(threat: str, share: float) -> None:
+    masks = MaskSet.build(Threat.parse(threat), image=(32, 32), masks=4)
+    kept = torch.from_numpy(masks.visible())
+    cutout = OwnMasks(tries=2, share=share, kept=kept)
+    hidden = cutout.chosen(INPUTS, lambda tried: tried.float().mean((1, 2)), torch.Generator().manual_seed(0))
+    unions = {(~(a & b)).numpy().tobytes() for a in kept for b in kept}
+    shown_unions = {h.numpy().tobytes() for h in hidden}
+    assert shown_unions <= unions
+    assert len(shown_unions) > 8  # of 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -126,6 +126,17 @@ class GreedyCutout(Cutout):
                 chosen = torch.where(worse[:, None, None], tried, chosen)
             hidden = chosen
         return hidden
+
+
+@dataclass(frozen=True)
+class OwnMasks(GreedyCutout):
+    """The very masks of a defense, `kept` under each bool [masks, H, W], whatever their shape."""
+
+    kept: Tensor = field(kw_only=True, repr=False, compare=False)
+
+    def one(self, number: int, size: tuple[int, int], generator: torch.Generator, device: torch.device) -> Tensor:
+        """One of the masks for each of `number` images, bool [number, H, W]."""
+        return ~self.kept[torch.randint(0, len(self.kept), (number,), generator=generator, device=device)]
 
 
 def shown(module: nn.Module, inputs: Tensor, hidden: Tensor | None = None) -> Tensor:

@@ -32,7 +32,7 @@ from patchcleanser.data.base import Dataset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training.augment import coloured
 from patchcleanser.training.checkpoints import Checkpoint
-from patchcleanser.training.cutout import Cutout, GreedyCutout, shown
+from patchcleanser.training.cutout import OwnMasks, shown
 from patchcleanser.training.judge import as_good, two_mask_views, viewed
 from patchcleanser.training.photos import Photos
 from patchcleanser.training.speed import compiled
@@ -49,7 +49,7 @@ FEW = 100
 
 @dataclass(frozen=True)
 class HardenSettings:
-    """How to harden. Masks run from 0.75 to 1.5 times the length of the defense's own."""
+    """How to harden. The copy is shown the defense's own masks, two at a time."""
 
     epochs: int = 60
     batch: int = 64
@@ -162,7 +162,7 @@ def _key(
     classifier: TorchClassifier, photos: Dataset, threat: Threat, settings: HardenSettings, seed: int
 ) -> dict[str, Any]:
     """What makes one run another."""
-    of = {"classifier": classifier.fingerprint, "photos": photos.fingerprint, "patch": str(threat)}
+    of = {"classifier": classifier.fingerprint, "photos": photos.fingerprint, "patch": str(threat), "masks": "own"}
     return {**of, "settings": asdict(settings), "seed": seed}
 
 
@@ -222,15 +222,8 @@ class _Work:
             fused=self.device.type == "cuda",
         )
         masks = MaskSet.build(threat, image=self.size, masks=settings.masks)
-        length = max(max(w.height, w.width) for mask in masks.masks for w in mask)
-        self.cutout: Cutout = GreedyCutout(
-            count=2 * threat.count,
-            smallest=max(1, round(0.75 * length)),
-            largest=min(round(1.5 * length), min(self.size)),
-            inside=True,
-            tries=settings.tries,
-            share=settings.greedy,
-        )
+        kept = torch.from_numpy(masks.visible()).to(self.device)
+        self.cutout = OwnMasks(tries=settings.tries, share=settings.greedy, kept=kept)
         self.views = two_mask_views(threat, self.size, self.device)
         self.done = self.taken = 0
         """Epochs, and steps, that are over."""

@@ -43,11 +43,12 @@ class Photos:
         roomy = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 3 * needed
         for own in np.unique(self._side).tolist():
             mine = np.flatnonzero(self._side == own)
-            stack = torch.empty(len(mine), 3, own, own, dtype=torch.uint8, device=device if roomy else "cpu")
+            stack = torch.empty(len(mine), 3, own, own, dtype=torch.uint8)
             for place, number in enumerate(mine.tolist()):
                 stack[place] = found[number]
                 found[number] = torch.empty(0)  # or there would be two of each
-            self._squares[own], self._place[mine] = stack, np.arange(len(mine))
+            # In one go: copies of single photos would each wait for whatever else the device does.
+            self._squares[own], self._place[mine] = stack.to(device if roomy else "cpu"), np.arange(len(mine))
 
     def crops(self, numbers: NDArray[np.intp], boxes: Tensor, size: Size) -> Tensor:
         """What lies in boxes [N, 2, 3] (affine maps of the square from -1 to 1) of photos, float [N, 3, *size]."""
