@@ -90,7 +90,7 @@ class Recheck:
         first = fast.argmax(1, keepdim=True)
         behind = (fast.gather(1, first) - fast).nan_to_num(nan=0.0, posinf=torch.inf)
         size = fast.abs().nan_to_num(posinf=0.0).amax(1, keepdim=True)
-        labels, which = first[:, 0].unique(return_inverse=True)
+        labels, which = torch.unique(first[:, 0], return_inverse=True)
         bounds = torch.stack([self._bound(self._moved, label) for label in labels.tolist()])
         close = behind <= bounds[which] + self._precision * size
         return close.scatter(1, first, False).any(1)
