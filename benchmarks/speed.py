@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.masked import _Piece
+from patchcleanser.classifiers.batches import Piece
 from patchcleanser.classifiers.precision import plain_float32
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.verdicts import Case, Verdict
@@ -200,7 +200,7 @@ def unchecked(defense: DoubleMasking, images: list[Tensor]) -> None:
     unions = len(subjects[0].table.mask_set.unions)
     which = np.repeat(np.arange(len(subjects)), unions)
     with torch.inference_mode():
-        for part in masked._parts(_Piece(subjects, which, np.tile(np.arange(unions), len(subjects)))):
+        for part in masked._parts(Piece(subjects, which, np.tile(np.arange(unions), len(subjects)))):
             masked._logits(part, masked.way)
 
 

@@ -113,7 +113,7 @@ class Hungry(Halved):
 
 def hungry(chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> tuple[DoubleMasking, Hungry]:
     """A defense of small chunks, whose way was compared with the exact one in such."""
-    monkeypatch.setattr("patchcleanser.classifiers.masked.CPU_ELEMENTS", 5 * photos(1).numel())
+    monkeypatch.setattr("patchcleanser.classifiers.batches.CPU_ELEMENTS", 5 * photos(1).numel())
     classifier = TorchClassifier(Small().eval(), classes=4)
     defense = DoubleMasking(classifier, Threat.square(2), masks=3, chunk=chunk)
     defense.masked.ways = [way := Hungry(classifier)]

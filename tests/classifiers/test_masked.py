@@ -21,15 +21,8 @@ from patchcleanser import (
     load_dataset,
 )
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.masked import (
-    PROBE_EVERY,
-    PROBES,
-    MaskedClassifier,
-    Request,
-    Subject,
-    _Piece,
-    default_chunk,
-)
+from patchcleanser.classifiers.batches import Piece, Subject, default_chunk
+from patchcleanser.classifiers.masked import PROBE_EVERY, PROBES, MaskedClassifier, Request
 from patchcleanser.classifiers.precision import CALIBRATION, half_type
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
@@ -127,7 +120,7 @@ def test_masked_copies_are_the_image_outside_the_windows_and_the_fill_inside(
     before = [s.pixels.clone() for s in subjects]
     unions = np.array([*range(len(masks.unions)), UNMASKED])
     which = np.sort(np.arange(len(unions)) % 3)
-    got = masked._masked(_Piece(subjects, which, unions))
+    got = masked._masked(Piece(subjects, which, unions))
     for row, s, union in zip(got, which, unions, strict=True):
         hidden = torch.zeros(20, 24, dtype=torch.bool)
         for w in () if union == UNMASKED else masks.unions.masks[union]:

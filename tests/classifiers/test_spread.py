@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from patchcleanser import CallableClassifier, DoubleMasking, Threat
-from patchcleanser.classifiers.masked import Request, _Launched, _Piece, _Waiting
+from patchcleanser.classifiers.batches import Piece
+from patchcleanser.classifiers.masked import Launched, Request, Waiting
 from patchcleanser.classifiers.precision import WrongFastLabelError
 from patchcleanser.classifiers.spread import Errand, Helper, LostError, SpreadMaskedClassifier, run_errand
 from patchcleanser.classifiers.ways import UnusableError, Way
@@ -61,7 +62,7 @@ def test_an_answer_that_nobody_came_for_is_never_another_pieces() -> None:
     spread.masked = masked = SpreadMaskedClassifier(spread.masked, [helper([]), helper([])])
     store, calls = SpreadMaskedClassifier._store, 0
 
-    def interrupted(done: _Launched, strict: bool, waiting: list[_Waiting]) -> None:
+    def interrupted(done: Launched, strict: bool, waiting: list[Waiting]) -> None:
         nonlocal calls
         calls += 1
         if calls == 6:
@@ -73,8 +74,8 @@ def test_an_answer_that_nobody_came_for_is_never_another_pieces() -> None:
         masked.fill_in([Request(s, s.table.rows(range(16))) for s in next(spread._groups(IMAGES))])
     gc.collect()
     assert masked._asked
-    piece = _Piece([], np.arange(0), np.arange(0))
-    later = [_Launched(piece, torch.empty(0), False) for _ in range(10_000)]
+    piece = Piece([], np.arange(0), np.arange(0))
+    later = [Launched(piece, torch.empty(0), False) for _ in range(10_000)]
     assert not {id(launched) for launched in later} & set(masked._asked)
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject
+from patchcleanser.classifiers.batches import Subject
+from patchcleanser.classifiers.masked import MaskedClassifier, Request
 from patchcleanser.classifiers.tokens import TokenDroppingClassifier, seen_tokens
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import LabelTable

@@ -5,39 +5,27 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from patchcleanser.classifiers.base import Classifier, is_out_of_memory
-from patchcleanser.classifiers.copied import block_size
-from patchcleanser.classifiers.covering import boxes_of, copies, covered, require_kept, told
+from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.batches import Batches, Piece, Subject
 from patchcleanser.classifiers.precision import (
     CALIBRATION,
     Precision,
     Recheck,
     WrongFastLabelError,
     gaps,
-    plain_float32,
     ties,
     total,
 )
 from patchcleanser.classifiers.ways import UnusableError, Way
-from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
+from patchcleanser.core.tables import UNMASKED, Indices
 from patchcleanser.core.threats import Grid
-from patchcleanser.errors import InputError, NotAFunctionError, OutOfMemoryError, OutputError
-
-CPU_ELEMENTS = 1_600_000
-"""Input numbers per chunk on a CPU: 10 images at 224×224, 512 at 32×32. Larger chunks leave the caches:
-MobileNetV2 takes a third less time in chunks of 8 to 16 than in chunks of 32."""
-
-CUDA_BYTES_PER_NUMBER = 160
-"""Memory a network is assumed to need per input number (ViT-B needs about 40)."""
+from patchcleanser.errors import InputError, NotAFunctionError, OutputError
 
 PROBES = 4
 PROBE_EVERY = 64
@@ -48,17 +36,6 @@ FINER = 64
 
 NOT_FINITE = "the classifier returned NaN or infinite logits; check its weights and preprocessing"
 
-COPY_BYTES = 256_000_000
-"""The most memory spent on masked copies of large source images at a time."""
-
-
-@dataclass
-class Subject:
-    """One image on the grid its threat speaks of, on the device, with the labels known so far."""
-
-    pixels: Tensor
-    table: LabelTable
-
 
 class Request(NamedTuple):
     """Unions whose labels are wanted for one image."""
@@ -67,51 +44,27 @@ class Request(NamedTuple):
     unions: Indices
 
 
-class _Piece(NamedTuple):
-    """What one forward pass works on: pairs of a subject and a union."""
-
-    subjects: list[Subject]
-    which: NDArray[np.intp]
-    unions: Indices
-
-    def __len__(self) -> int:
-        return len(self.unions)
-
-    def part(self, start: int, stop: int) -> _Piece:
-        return _Piece(self.subjects, self.which[start:stop], self.unions[start:stop])
-
-    def pick(self, chosen: NDArray[np.intp]) -> _Piece:
-        return _Piece(self.subjects, self.which[chosen], self.unions[chosen])
-
-    @staticmethod
-    def joined(pieces: Sequence[_Piece]) -> _Piece:
-        """Pieces of the same subjects as one."""
-        which, unions = (np.concatenate([getattr(p, name) for p in pieces]) for name in ("which", "unions"))
-        return _Piece(pieces[0].subjects, which, unions)
-
-
-class _Waiting(NamedTuple):
+class Waiting(NamedTuple):
     """Fast labels that are to be computed again: the doubtful ones, and those that are audited."""
 
-    piece: _Piece
+    piece: Piece
     fast: Tensor
     unsure: Tensor
     sampled: Tensor
 
 
-class _Launched(NamedTuple):
+class Launched(NamedTuple):
     """A piece on its way: its logits may not be there yet."""
 
-    piece: _Piece
+    piece: Piece
     logits: Tensor
     fast: bool
 
 
-class MaskedClassifier:
-    """Computes labels under masks, on the device, in chunks that fit its memory.
+class MaskedClassifier(Batches):
+    """Computes labels under masks that can be trusted, however they were computed.
 
-    On the source grid an image is masked as it came and each masked copy is resized; on the
-    input grid it is prepared once and masked afterwards. Labels do not depend on how pairs
+    Labels do not depend on how pairs
     are put into chunks: kernels round differently for other batch sizes, so where a margin is
     within rounding of zero, the label is that of the pair computed alone.
     """
@@ -121,17 +74,13 @@ class MaskedClassifier:
     ) -> None:
         if precision not in ("exact", "fast"):
             raise InputError(f"precision is 'exact' or 'fast', got {precision!r}")
-        self.classifier, self.grid, self.chunk = classifier, grid, chunk
-        self.roomy = chunk is None
-        """Whether a way may be given several chunks at once: nobody set their size, and memory never ran out."""
+        super().__init__(classifier, grid=grid, chunk=chunk)
         # Where no way is faster, fast labels are simply the exact ones.
         self.ways = classifier.ways() if precision == "fast" else []
         self.way: Way | None = None
         """The one whose labels were found to be worth checking, last."""
         self.recheck, self.finer = Recheck(), Recheck()
         """Which labels of that way are doubtful, and which of the finer one that those are given to first."""
-        self.sizes: set[tuple[int, ...]] | None = None
-        """Heights and widths of the inputs that the way was compared for; others are not trusted to it. None: any."""
         # A GPU is given the next piece before the answers to the last one are looked at, so it never waits.
         self.ahead = 1 if classifier.device.type == "cuda" else 0
         self.checks = 0
@@ -150,14 +99,6 @@ class MaskedClassifier:
         for way in self.ways:
             way.expected = labels
 
-    def place(self, image: Tensor) -> Tensor:
-        """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
-        pixels = image.to(self.classifier.device, non_blocking=image.is_pinned())
-        if self.grid == "source":
-            return pixels
-        with torch.inference_mode(), plain_float32(self.classifier.device):
-            return self.classifier.prepare(pixels[None])[0]
-
     def fill_in(self, requests: Sequence[Request], *, strict: bool = True) -> None:
         """Compute the labels that the tables do not know yet, all requests batched together.
 
@@ -169,14 +110,14 @@ class MaskedClassifier:
         wanted = sorted((w for w in wanted if len(w[1])), key=lambda w: tuple(w[0].pixels.shape))
         if not wanted:
             return
-        piece = _Piece(
+        piece = Piece(
             [subject for subject, _ in wanted],
             np.repeat(np.arange(len(wanted)), [len(unions) for _, unions in wanted]),
             np.concatenate([unions for _, unions in wanted]),
         )
         with torch.inference_mode():
-            launched: deque[_Launched] = deque()
-            waiting: list[_Waiting] = []
+            launched: deque[Launched] = deque()
+            waiting: list[Waiting] = []
             for part in self._parts(piece):
                 launched.append(self._launch(part))
                 while len(launched) > self.ahead:
@@ -189,33 +130,22 @@ class MaskedClassifier:
         if not all(subject.table.answered for subject in piece.subjects):
             raise OutputError(NOT_FINITE)
 
-    def _size(self, piece: _Piece, start: int, chunks: int) -> int:
-        pixels = piece.subjects[piece.which[start]].pixels
-        if self.chunk is None:
-            channels, height, width = self._input(pixels)
-            numbers = (channels + self.classifier.mask_aware) * height * width
-            self.chunk = default_chunk(self.classifier.device, numbers)
-        size = self.chunk * chunks
-        if self.grid == "source":
-            return int(max(1, min(size, COPY_BYTES // (4 * pixels.numel()))))
-        return size
-
-    def _launch(self, piece: _Piece) -> _Launched:
+    def _launch(self, piece: Piece) -> Launched:
         try:
             return self._launched(piece, fast=self.fast and self.recheck.ready)
         except UnusableError:  # for inputs of this size, though it worked for others, or the network changed
             self.recheck.hopeless = True
             return self._launched(piece, fast=False)
 
-    def _launched(self, piece: _Piece, *, fast: bool) -> _Launched:
+    def _launched(self, piece: Piece, *, fast: bool) -> Launched:
         logits = self._logits(piece, self.way if fast else None)
         if self._to_probe:
             at = 0 if self._stored == 0 else len(piece) // 2
             self._probe(piece.part(at, at + 1), logits[at], fast=fast)
         self._stored += 1
-        return _Launched(piece, logits, fast)
+        return Launched(piece, logits, fast)
 
-    def _either(self, piece: _Piece, way: Way | None) -> Tensor:
+    def _either(self, piece: Piece, way: Way | None) -> Tensor:
         """Logits by a faster way, if that can be; exact ones pass for fast ones in every check."""
         try:
             return self._logits(piece, way)
@@ -226,7 +156,7 @@ class MaskedClassifier:
     def _to_probe(self) -> bool:
         return self._stored < PROBES or self._stored % PROBE_EVERY == 0
 
-    def _store(self, done: _Launched, strict: bool, waiting: list[_Waiting]) -> None:
+    def _store(self, done: Launched, strict: bool, waiting: list[Waiting]) -> None:
         """Keep the labels of a piece; fast ones that are to be computed again wait for others, to keep a GPU busy."""
         piece, logits, fast = done
         alone = not fast and len(piece) == 1
@@ -237,12 +167,12 @@ class MaskedClassifier:
             if again.any():
                 mine, others = np.flatnonzero(again), np.flatnonzero(~again)
                 rows, rest = (torch.from_numpy(numbers).to(logits.device) for numbers in (mine, others))
-                waiting.append(_Waiting(piece.pick(mine), logits[rows], unsure[rows], sampled[rows]))
+                waiting.append(Waiting(piece.pick(mine), logits[rows], unsure[rows], sampled[rows]))
                 piece, logits = piece.pick(others), logits[rest]
         if len(piece):
             self._keep(piece, logits, strict, alone=alone)
 
-    def _keep(self, piece: _Piece, logits: Tensor, strict: bool, *, alone: bool) -> None:
+    def _keep(self, piece: Piece, logits: Tensor, strict: bool, *, alone: bool) -> None:
         """Write labels, margins and confidences down; `alone` is a pair that was computed exactly, in no company."""
         finite = ~_broken(logits)
         if strict and not finite.all():
@@ -259,7 +189,7 @@ class MaskedClassifier:
             table.confidences[piece.unions[mine]] = confidences[mine]
             table.answered |= bool(answered[mine].any())
 
-    def _settled(self, piece: _Piece, logits: Tensor) -> Tensor:
+    def _settled(self, piece: Piece, logits: Tensor) -> Tensor:
         """Logits in which every tie was computed again, alone, so that no batch decides it."""
         for at in torch.nonzero(ties(logits, self.classifier.dtype, self._apart))[:, 0].tolist():
             logits[at] = total(self._logits(piece.part(at, at + 1))[0])
@@ -278,7 +208,7 @@ class MaskedClassifier:
         each = -(-CALIBRATION // len(subjects))
         ordered = sorted(subjects, key=lambda s: tuple(s.pixels.shape))
         picks = [draw.permutation(len(s.table.mask_set.unions))[: max(2, each)] for s in ordered]
-        piece = _Piece(ordered, np.repeat(np.arange(len(ordered)), [len(p) for p in picks]), np.concatenate(picks))
+        piece = Piece(ordered, np.repeat(np.arange(len(ordered)), [len(p) for p in picks]), np.concatenate(picks))
         self.recheck.begin()
         self.finer.begin()
         different = {s.pixels.shape: s.pixels for s in ordered}.values()
@@ -302,7 +232,7 @@ class MaskedClassifier:
                     self.finer.begin()
                     finer.forget()
 
-    def _pays(self, finer: Way, piece: _Piece) -> bool:
+    def _pays(self, finer: Way, piece: Piece) -> bool:
         """Whether a finer way is faster than the exact one; on a GPU that is seen once, where both were at work before.
 
         Convolutions in pieces are at times slower than float32's own.
@@ -319,14 +249,7 @@ class MaskedClassifier:
             finer.pays = seconds[0] < seconds[1]
         return finer.pays is not False
 
-    def _input(self, pixels: Tensor) -> torch.Size:
-        """The shape [C, h, w] of the network's input for an image."""
-        if self.grid == "input":
-            return pixels.shape
-        with torch.inference_mode():
-            return self.classifier.prepare(pixels[None]).shape[1:]
-
-    def _parts(self, piece: _Piece, *, exact: bool = False) -> Iterator[_Piece]:
+    def _parts(self, piece: Piece, *, exact: bool = False) -> Iterator[Piece]:
         """A piece cut into chunks, or, if it may go by a faster way, into as many at once as that way likes."""
         start = 0
         while start < len(piece):
@@ -335,7 +258,7 @@ class MaskedClassifier:
             yield (part := piece.part(start, min(start + size, len(piece))))
             start += len(part)
 
-    def _learn(self, recheck: Recheck, way: Way, parts: Sequence[_Piece], logits: Sequence[Tensor]) -> None:
+    def _learn(self, recheck: Recheck, way: Way, parts: Sequence[Piece], logits: Sequence[Tensor]) -> None:
         """Compare a fast way with the exact logits; if it is unusable, nothing is learnt."""
         recheck.begin()
         way.renew()
@@ -348,24 +271,24 @@ class MaskedClassifier:
         if whole.any():
             recheck.calibrate(total(fast[whole]), exact[whole], way.resolution)
 
-    def _recheck(self, waiting: list[_Waiting], strict: bool, *, all_of_it: bool = False) -> None:
+    def _recheck(self, waiting: list[Waiting], strict: bool, *, all_of_it: bool = False) -> None:
         """Compute again what waits, and keep it; what fills no chunk goes on waiting, unless no more is to come."""
         if not waiting:
             return
-        whole = _Piece.joined([rest.piece for rest in waiting])
+        whole = Piece.joined([rest.piece for rest in waiting])
         tensors = [torch.cat(parts) for parts in zip(*(rest[1:] for rest in waiting), strict=True)]
         waiting.clear()
         start = 0
         for part in self._parts(whole, exact=True):
             end = start + len(part)
-            rest = _Waiting(part, *(tensor[start:end] for tensor in tensors))
+            rest = Waiting(part, *(tensor[start:end] for tensor in tensors))
             if len(part) < (self.chunk or 1) and end == len(whole) and not all_of_it:
                 waiting.append(rest)
             else:
                 self._keep(part, self._rechecked(rest), strict, alone=False)
             start = end
 
-    def _rechecked(self, rest: _Waiting) -> Tensor:
+    def _rechecked(self, rest: Waiting) -> Tensor:
         """Fast logits with the doubtful, the overflown and the audited ones computed again.
 
         Doubtful ones go by the finer way first, if there is one; what is still doubtful then is computed exactly.
@@ -397,7 +320,7 @@ class MaskedClassifier:
             table.audited += sample
         return logits
 
-    def _finer(self, piece: _Piece, logits: Tensor, doubtful: Tensor) -> Tensor:
+    def _finer(self, piece: Piece, logits: Tensor, doubtful: Tensor) -> Tensor:
         """Put what the finer way says of doubtful labels in their place; which are in doubt still, bool [N]."""
         way = self.way.finer if self.way is not None and self.finer.ready else None
         rows = torch.nonzero(doubtful)[:, 0]
@@ -414,80 +337,10 @@ class MaskedClassifier:
         self.finer.labels += len(rows) - int(unsure.sum())
         return unsure
 
-    def _logits(self, piece: _Piece, way: Way | None = None) -> Tensor:
-        """Logits of one piece, exact ones or by a faster way.
-
-        If memory runs out, of its halves, and of smaller chunks from then on.
-        """
-        try:
-            return self._forward(piece, way)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            shape = tuple(piece.subjects[piece.which[0]].pixels.shape)
-            if len(piece) == 1:
-                raise OutOfMemoryError(
-                    f"not even one image of {shape} fits into the memory of {self.classifier.device}; "
-                    "use a smaller model or another device"
-                ) from error
-        if self.classifier.device.type == "cuda":
-            torch.cuda.empty_cache()
-        half = len(piece) // 2
-        self.roomy = False
-        self.chunk = max(1, min(self.chunk or half, half))
-        halves = piece.part(0, half), piece.part(half, len(piece))
-        return torch.cat([self._logits(part, way) for part in halves])
-
-    def _forward(self, piece: _Piece, way: Way | None) -> Tensor:
-        runs: list[Tensor] = []
-        inputs: list[Tensor] = []
-        shapes = [tuple(piece.subjects[s].pixels.shape) for s in piece.which]
-        bounds = [0, *(i for i in range(1, len(shapes)) if shapes[i] != shapes[i - 1]), len(shapes)]
-        for start, stop in pairwise(bounds):
-            batch = self._masked(piece.part(start, stop))
-            if inputs and inputs[-1].shape[1:] != batch.shape[1:]:
-                runs.append(self._classify(torch.cat(inputs), way))
-                inputs = []
-            inputs.append(batch)
-        runs.append(self._classify(torch.cat(inputs) if len(inputs) > 1 else inputs[0], way))
-        return torch.cat(runs) if len(runs) > 1 else runs[0]
-
-    def _classify(self, inputs: Tensor, way: Way | None) -> Tensor:
-        if way is not None and self._compared(inputs.shape):
-            return way.logits(inputs)
-        with plain_float32(self.classifier.device):
-            return self.classifier.checked_logits(inputs)
-
-    def _compared(self, shape: torch.Size) -> bool:
-        """Whether the way was compared for such inputs: what is doubtful for one size need not be for another."""
-        return self.sizes is None or tuple(shape[-2:]) in self.sizes
-
-    def _masked(self, piece: _Piece) -> Tensor:
-        """Prepared inputs of pairs whose images all have one size."""
-        used, local = np.unique(piece.which, return_inverse=True)
-        subjects = [piece.subjects[s] for s in used]
-        device = self.classifier.device
-        images = copies([s.pixels for s in subjects], local)
-        boxes = boxes_of([(s.table, piece.unions[local == k]) for k, s in enumerate(subjects)])
-        preprocessing, channels = self.classifier.preprocessing, images.shape[1]
-        source = self.grid == "source"
-        size = (images.shape[2], images.shape[3])
-        images = covered(
-            images, boxes, preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
-        )
-        if source:
-            with plain_float32(device):
-                images = self.classifier.prepare(images)
-        if not self.classifier.mask_aware:
-            return images
-        if source:
-            require_kept(preprocessing, size)
-        return told(images, covered(images.new_zeros(len(images), 1, *size), boxes, (1.0,))[:, 0])
-
-    def _probe(self, one: _Piece, answer: Tensor, *, fast: bool) -> None:
+    def _probe(self, one: Piece, answer: Tensor, *, fast: bool) -> None:
         """Refuse a classifier, or a fast way, that answers a pair differently in its batch, alone and in company."""
         other = UNMASKED if one.unions[0] != UNMASKED else 0
-        company = _Piece(one.subjects, one.which[[0, 0]], np.array([one.unions[0], other]))
+        company = Piece(one.subjects, one.which[[0, 0]], np.array([one.unions[0], other]))
         # Who asks for chunks of one never has company, and the question does not arise.
         asked = [one] if self.chunk == 1 and not (fast and self.roomy) else [one, company]
         way = self.way if fast else None
@@ -512,12 +365,3 @@ class MaskedClassifier:
 def _broken(logits: Tensor) -> Tensor:
     """Rows that overflowed, bool [N]."""
     return (torch.isnan(logits) | torch.isposinf(logits)).any(1)
-
-
-def default_chunk(device: torch.device, numbers: int) -> int:
-    """How many inputs of this many numbers to classify at once, to begin with."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        most = max(1, min(8192, free // 2 // (numbers * CUDA_BYTES_PER_NUMBER)))
-        return int(most if most < (block := block_size(numbers)) else most // block * block)
-    return max(1, min(512, CPU_ELEMENTS // numbers))

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from patchcleanser.classifiers.masked import MaskedClassifier, Subject, _Launched, _Piece, _Waiting
+from patchcleanser.classifiers.batches import Piece, Subject
+from patchcleanser.classifiers.masked import Launched, MaskedClassifier, Waiting
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import Indices, LabelTable
 from patchcleanser.core.windows import Size
@@ -48,9 +49,9 @@ class SpreadMaskedClassifier(MaskedClassifier):
         # Whoever hands out the pieces takes his share.
         self._turns = cycle([*helpers, None])
         # With the pieces themselves: one that nobody came for must not answer a later one at the same address.
-        self._asked: dict[int, tuple[_Launched, Callable[[], Tensor]]] = {}
+        self._asked: dict[int, tuple[Launched, Callable[[], Tensor]]] = {}
 
-    def _launch(self, piece: _Piece) -> _Launched:
+    def _launch(self, piece: Piece) -> Launched:
         helper = None if self._to_probe else next(self._turns)
         if helper is None:
             return super()._launch(piece)
@@ -59,12 +60,12 @@ class SpreadMaskedClassifier(MaskedClassifier):
         fast = fast and all(self._compared(self._input(piece.subjects[s].pixels)) for s in used)
         self._stored += 1
         images = [piece.subjects[s].pixels.cpu().numpy() for s in used]
-        launched = _Launched(piece, torch.empty(0), fast)
+        launched = Launched(piece, torch.empty(0), fast)
         way = next((at for at, way in enumerate(self.ways) if fast and way is self.way), None)
         self._asked[id(launched)] = launched, helper(Errand(images, local, piece.unions, way))
         return launched
 
-    def _store(self, done: _Launched, strict: bool, waiting: list[_Waiting]) -> None:
+    def _store(self, done: Launched, strict: bool, waiting: list[Waiting]) -> None:
         asked = self._asked.pop(id(done), None)
         if asked is not None:
             try:
@@ -83,4 +84,4 @@ def run_errand(masked: MaskedClassifier, mask_set: Callable[[Size], MaskSet], er
         subjects.append(Subject(torch.tensor(pixels, device=masked.classifier.device), table))
     way = None if errand.way is None else masked.ways[errand.way]
     with torch.inference_mode():
-        return masked._either(_Piece(subjects, errand.which, errand.unions), way).cpu()
+        return masked._either(Piece(subjects, errand.which, errand.unions), way).cpu()

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
+from patchcleanser.classifiers.batches import Subject
 from patchcleanser.classifiers.images import checked_images
-from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject
+from patchcleanser.classifiers.masked import MaskedClassifier, Request
 from patchcleanser.classifiers.precision import Precision, WrongFastLabelError
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable

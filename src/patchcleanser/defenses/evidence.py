@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.batches import default_chunk
 from patchcleanser.classifiers.covering import require_kept, told
-from patchcleanser.classifiers.masked import default_chunk
 from patchcleanser.classifiers.precision import TIE, plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.sight import Sight

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from patchcleanser.classifiers.batches import default_chunk
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.classifiers.interval import IntervalNet, boxes
-from patchcleanser.classifiers.masked import default_chunk
 from patchcleanser.classifiers.precision import plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.threats import Threat

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import patchcleanser
-from patchcleanser.classifiers.masked import Subject
+from patchcleanser.classifiers.batches import Subject
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.core.threats import Threat

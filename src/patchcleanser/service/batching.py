@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from patchcleanser.classifiers.masked import MaskedClassifier, Request, Subject
+from patchcleanser.classifiers.batches import Subject
+from patchcleanser.classifiers.masked import MaskedClassifier, Request
 from patchcleanser.classifiers.precision import WrongFastLabelError
 from patchcleanser.core.tables import Indices, LabelTable
 from patchcleanser.defenses.base import Game

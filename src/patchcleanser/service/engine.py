@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.batches import Subject
 from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.load import as_classifier, load_classifier
-from patchcleanser.classifiers.masked import Subject
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.core.windows import Size

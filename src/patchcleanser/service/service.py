@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request
 
-from patchcleanser.classifiers.masked import Subject
+from patchcleanser.classifiers.batches import Subject
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.errors import ClassifierError, DataError, ImageError, InputError, MaskError, ThreatError
 from patchcleanser.service.batching import ClosedError, Work, Worker

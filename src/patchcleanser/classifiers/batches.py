@@ -1,0 +1,185 @@
+"""Pairs of an image and a union of masks to logits, in chunks that fit a device's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from patchcleanser.classifiers.base import Classifier, is_out_of_memory
+from patchcleanser.classifiers.copied import block_size
+from patchcleanser.classifiers.covering import boxes_of, copies, covered, require_kept, told
+from patchcleanser.classifiers.precision import plain_float32
+from patchcleanser.classifiers.ways import Way
+from patchcleanser.core.tables import Indices, LabelTable
+from patchcleanser.core.threats import Grid
+from patchcleanser.errors import OutOfMemoryError
+
+CPU_ELEMENTS = 1_600_000
+"""Input numbers per chunk on a CPU: 10 images at 224×224, 512 at 32×32. Larger chunks leave the caches:
+MobileNetV2 takes a third less time in chunks of 8 to 16 than in chunks of 32."""
+
+CUDA_BYTES_PER_NUMBER = 160
+"""Memory a network is assumed to need per input number (ViT-B needs about 40)."""
+
+COPY_BYTES = 256_000_000
+"""The most memory spent on masked copies of large source images at a time."""
+
+
+@dataclass
+class Subject:
+    """One image on the grid its threat speaks of, on the device, with the labels known so far."""
+
+    pixels: Tensor
+    table: LabelTable
+
+
+class Piece(NamedTuple):
+    """What one forward pass works on: pairs of a subject and a union."""
+
+    subjects: list[Subject]
+    which: NDArray[np.intp]
+    unions: Indices
+
+    def __len__(self) -> int:
+        return len(self.unions)
+
+    def part(self, start: int, stop: int) -> Piece:
+        """Pairs from one number to another."""
+        return Piece(self.subjects, self.which[start:stop], self.unions[start:stop])
+
+    def pick(self, chosen: NDArray[np.intp]) -> Piece:
+        """The pairs with these numbers."""
+        return Piece(self.subjects, self.which[chosen], self.unions[chosen])
+
+    @staticmethod
+    def joined(pieces: Sequence[Piece]) -> Piece:
+        """Pieces of the same subjects as one."""
+        which, unions = (np.concatenate([getattr(p, name) for p in pieces]) for name in ("which", "unions"))
+        return Piece(pieces[0].subjects, which, unions)
+
+
+class Batches:
+    """A classifier's logits of images under masks, whichever way they are computed.
+
+    On the source grid an image is masked as it came and each masked copy is resized; on the
+    input grid it is prepared once and masked afterwards.
+    """
+
+    def __init__(self, classifier: Classifier, *, grid: Grid, chunk: int | None = None) -> None:
+        self.classifier, self.grid, self.chunk = classifier, grid, chunk
+        self.roomy = chunk is None
+        """Whether a way may be given several chunks at once: nobody set their size, and memory never ran out."""
+        self.sizes: set[tuple[int, ...]] | None = None
+        """Heights and widths of the inputs that a way was compared for; others are not trusted to it. None: any."""
+
+    def place(self, image: Tensor) -> Tensor:
+        """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
+        pixels = image.to(self.classifier.device, non_blocking=image.is_pinned())
+        if self.grid == "source":
+            return pixels
+        with torch.inference_mode(), plain_float32(self.classifier.device):
+            return self.classifier.prepare(pixels[None])[0]
+
+    def _input(self, pixels: Tensor) -> torch.Size:
+        """The shape [C, h, w] of the network's input for an image."""
+        if self.grid == "input":
+            return pixels.shape
+        with torch.inference_mode():
+            return self.classifier.prepare(pixels[None]).shape[1:]
+
+    def _size(self, piece: Piece, start: int, chunks: int) -> int:
+        pixels = piece.subjects[piece.which[start]].pixels
+        if self.chunk is None:
+            channels, height, width = self._input(pixels)
+            numbers = (channels + self.classifier.mask_aware) * height * width
+            self.chunk = default_chunk(self.classifier.device, numbers)
+        size = self.chunk * chunks
+        if self.grid == "source":
+            return int(max(1, min(size, COPY_BYTES // (4 * pixels.numel()))))
+        return size
+
+    def _logits(self, piece: Piece, way: Way | None = None) -> Tensor:
+        """Logits of one piece, exact ones or by a faster way.
+
+        If memory runs out, of its halves, and of smaller chunks from then on.
+        """
+        try:
+            return self._forward(piece, way)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            shape = tuple(piece.subjects[piece.which[0]].pixels.shape)
+            if len(piece) == 1:
+                raise OutOfMemoryError(
+                    f"not even one image of {shape} fits into the memory of {self.classifier.device}; "
+                    "use a smaller model or another device"
+                ) from error
+        if self.classifier.device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = len(piece) // 2
+        self.roomy = False
+        self.chunk = max(1, min(self.chunk or half, half))
+        halves = piece.part(0, half), piece.part(half, len(piece))
+        return torch.cat([self._logits(part, way) for part in halves])
+
+    def _forward(self, piece: Piece, way: Way | None) -> Tensor:
+        runs: list[Tensor] = []
+        inputs: list[Tensor] = []
+        shapes = [tuple(piece.subjects[s].pixels.shape) for s in piece.which]
+        bounds = [0, *(i for i in range(1, len(shapes)) if shapes[i] != shapes[i - 1]), len(shapes)]
+        for start, stop in pairwise(bounds):
+            batch = self._masked(piece.part(start, stop))
+            if inputs and inputs[-1].shape[1:] != batch.shape[1:]:
+                runs.append(self._classify(torch.cat(inputs), way))
+                inputs = []
+            inputs.append(batch)
+        runs.append(self._classify(torch.cat(inputs) if len(inputs) > 1 else inputs[0], way))
+        return torch.cat(runs) if len(runs) > 1 else runs[0]
+
+    def _classify(self, inputs: Tensor, way: Way | None) -> Tensor:
+        if way is not None and self._compared(inputs.shape):
+            return way.logits(inputs)
+        with plain_float32(self.classifier.device):
+            return self.classifier.checked_logits(inputs)
+
+    def _compared(self, shape: torch.Size) -> bool:
+        """Whether the way was compared for such inputs: what is doubtful for one size need not be for another."""
+        return self.sizes is None or tuple(shape[-2:]) in self.sizes
+
+    def _masked(self, piece: Piece) -> Tensor:
+        """Prepared inputs of pairs whose images all have one size."""
+        used, local = np.unique(piece.which, return_inverse=True)
+        subjects = [piece.subjects[s] for s in used]
+        device = self.classifier.device
+        images = copies([s.pixels for s in subjects], local)
+        boxes = boxes_of([(s.table, piece.unions[local == k]) for k, s in enumerate(subjects)])
+        preprocessing, channels = self.classifier.preprocessing, images.shape[1]
+        source = self.grid == "source"
+        size = (images.shape[2], images.shape[3])
+        images = covered(
+            images, boxes, preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
+        )
+        if source:
+            with plain_float32(device):
+                images = self.classifier.prepare(images)
+        if not self.classifier.mask_aware:
+            return images
+        if source:
+            require_kept(preprocessing, size)
+        return told(images, covered(images.new_zeros(len(images), 1, *size), boxes, (1.0,))[:, 0])
+
+
+def default_chunk(device: torch.device, numbers: int) -> int:
+    """How many inputs of this many numbers to classify at once, to begin with."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        most = max(1, min(8192, free // 2 // (numbers * CUDA_BYTES_PER_NUMBER)))
+        return int(most if most < (block := block_size(numbers)) else most // block * block)
+    return max(1, min(512, CPU_ELEMENTS // numbers))
