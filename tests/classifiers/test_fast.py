@@ -206,7 +206,7 @@ def test_what_was_learnt_about_other_weights_is_not_used(
         module.head.weight *= -3
     assert defense.predict(photos(4)) == exact.predict(photos(4))
     assert not defense.masked.recheck.ready
-    defense.certify(photos(4), [0] * 4)  # few as they are, they are compared again
+    defense.certify(photos(8), [0] * 8)  # few as they are, they are compared again
     assert defense.masked.recheck.ready
 
 

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser import CallableClassifier, ChallengerMasking, DoubleMasking, MinorityReports, Threat, TorchClassifier
+from patchcleanser import (
+    CallableClassifier,
+    ChallengerMasking,
+    DoubleMasking,
+    MinorityReports,
+    Threat,
+    TorchClassifier,
+    load_classifier,
+    load_dataset,
+)
 from patchcleanser.classifiers.precision import CALIBRATION, Recheck, gaps, half_type, plain_float32, ties, total
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
 
@@ -292,6 +301,38 @@ def test_sorted_images_do_not_teach_fast_labels_a_bound_too_small(chunk: int) ->
     for one, other in zip(exact, fast, strict=True):
         assert (one.table.labels == other.table.labels).all()
         assert one.certificate.certified == other.certificate.certified
+
+
+@needs_half
+@pytest.mark.parametrize("first", [12, 14, 22])
+def test_what_one_image_teaches_is_never_used_for_another(first: int) -> None:
+    sample = load_dataset("sample")
+    exact, fast = (
+        DoubleMasking(load_classifier("zoo:tiny", device="cpu"), Threat.square(5), precision=p)
+        for p in ("exact", "fast")
+    )
+    fast.examine([sample.image(first)], [0])
+    tables = [d.examine([sample.image(141)], [0], maps=True)[0].table.labels for d in (exact, fast)]
+    assert (tables[0] == tables[1]).all()
+    assert not fast.masked.recheck.ready
+    fast.predict([sample.image(141)])
+    assert not fast.masked.recheck.ready
+    fast.calibrate([sample.image(i) for i in range(8)])
+    assert fast.masked.recheck.ready
+
+
+@needs_half
+def test_what_an_image_with_very_many_masks_teaches_is_used_for_it_and_then_forgotten() -> None:
+    image = load_dataset("sample").image(2)
+    exact, fast = (
+        DoubleMasking(load_classifier("zoo:tiny", device="cpu"), Threat.square(5, count=2), masks=4, precision=p)
+        for p in ("exact", "fast")
+    )
+    tables = [d.examine([image], [0], maps=True)[0].table for d in (exact, fast)]
+    assert (tables[0].labels == tables[1].labels).all()
+    assert fast.masked.recheck.labels > 1000
+    fast.predict([image])
+    assert not fast.masked.recheck.ready
 
 
 @needs_half

@@ -9,16 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchcleanser import Threat, TorchClassifier
 from patchcleanser.classifiers.load import load_classifier
 from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.threats import Grid
 from patchcleanser.data import in_memory, load_dataset, together
 from patchcleanser.data.base import Subset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training import Recipe, checkpoints, fit
+from patchcleanser.training.cutout import shown
 from patchcleanser.training.harden import Check, HardenSettings, _chosen, _close, _Work, harden
 
 THREAT = Threat.square(5)
@@ -85,6 +88,28 @@ def test_of_the_most_invariant_copies_the_one_most_like_the_original_is_kept(
         kept = _close(checks[:seen], photos)
         assert _chosen(checks[:seen], photos) in [*kept, checks[0]]
         assert {c.epoch for c in _close(checks, photos)} & {c.epoch for c in checks[:seen]} <= {c.epoch for c in kept}
+
+
+@pytest.mark.parametrize(("grid", "own"), [("input", True), ("source", False)])
+@pytest.mark.parametrize("masks", [3, 6])
+def test_on_the_input_grid_the_copy_learns_with_the_very_masks_of_the_defense(
+    grid: Grid, own: bool, masks: int, classifier: TorchClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the source grid they fall elsewhere in every image."""
+    threat, hidden = Threat.square(5, grid=grid), []
+
+    def seen(module: nn.Module, inputs: Tensor, chosen: Tensor | None = None) -> Tensor:
+        hidden.extend([] if chosen is None else [h for h in chosen if h.any()])
+        return shown(module, inputs, chosen)
+
+    monkeypatch.setattr("patchcleanser.training.harden.shown", seen)
+    photos = together([load_dataset("sample")], limit=60)
+    harden(classifier, photos, threat, settings=HardenSettings(epochs=2, batch=20, every=2, masks=masks))
+    kept = torch.from_numpy(MaskSet.build(threat, image=(32, 32), masks=masks).visible())
+    unions = {(~(a & b)).numpy().tobytes() for a in kept for b in kept}
+    right = [h.numpy().tobytes() in unions for h in hidden]
+    assert len(right) > 50
+    assert all(right) if own else not all(right)
 
 
 def test_it_stops_by_itself_when_nothing_improves(classifier: TorchClassifier) -> None:

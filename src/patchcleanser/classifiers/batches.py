@@ -94,12 +94,15 @@ class Batches:
         with torch.inference_mode():
             return self.classifier.prepare(pixels[None]).shape[1:]
 
+    def _numbers(self, pixels: Tensor) -> int:
+        """How many numbers the network is given for an image."""
+        channels, height, width = self._input(pixels)
+        return (channels + self.classifier.mask_aware) * height * width
+
     def _size(self, piece: Piece, start: int, chunks: int) -> int:
         pixels = piece.subjects[piece.which[start]].pixels
         if self.chunk is None:
-            channels, height, width = self._input(pixels)
-            numbers = (channels + self.classifier.mask_aware) * height * width
-            self.chunk = default_chunk(self.classifier.device, numbers)
+            self.chunk = default_chunk(self.classifier.device, self._numbers(pixels))
         size = self.chunk * chunks
         if self.grid == "source":
             return int(max(1, min(size, COPY_BYTES // (4 * pixels.numel()))))

@@ -6,15 +6,15 @@ import copy
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from patchcleanser.classifiers.precision import tuned
+from patchcleanser.classifiers.precision import long_sums, tuned
 from patchcleanser.classifiers.rewrites import ChannelwiseGroupNorm, rewritten
 from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
 from patchcleanser.errors import OutputError
@@ -58,10 +58,12 @@ class Copied(Derived):
     """
 
     resolution = torch.finfo(torch.float16).eps
+    blocks = True
 
     def __init__(self, classifier: TorchClassifier, finer: Way | None = None) -> None:
         super().__init__(classifier)
         self.finer = finer
+        self._fill = False
         self._copy: TorchClassifier | None = None
         self._graphs: dict[tuple[int, ...], _Graph | int] = {}
         self._block: _Block | None = None
@@ -76,6 +78,15 @@ class Copied(Derived):
         if self.finer is not None:
             self.finer.forget()
 
+    @contextmanager
+    def whole_blocks(self) -> Iterator[None]:
+        """Batches are filled up to whole blocks, by their own images again and again."""
+        self._fill = True
+        try:
+            yield
+        finally:
+            self._fill = False
+
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of the copy."""
         self._follow()
@@ -85,7 +96,11 @@ class Copied(Derived):
             self._copy.dtype = torch.float16
         try:
             # Whatever precision the program chose around it, the copy's is its own.
-            with torch.autocast(inputs.device.type, enabled=False), sdpa_kernel(ATTENTION, set_priority=True):
+            with (
+                torch.autocast(inputs.device.type, enabled=False),
+                sdpa_kernel(ATTENTION, set_priority=True),
+                long_sums(),
+            ):
                 return self._computed(self._copy, inputs)
         except OutputError as error:  # some networks do not bear another precision
             raise UnusableError(f"{type(self.classifier.module).__name__} does not work in float16") from error
@@ -93,15 +108,18 @@ class Copied(Derived):
     def _computed(self, copied: TorchClassifier, inputs: Tensor) -> Tensor:
         if not self.classifier.steady or inputs.device.type != "cuda":
             return copied.checked_logits(inputs)
+        size = block_size(inputs[0].numel())
+        if self._fill and len(inputs) % size:
+            again = torch.arange(-(-len(inputs) // size) * size, device=inputs.device) % len(inputs)
+            return self._computed(copied, inputs[again])[: len(inputs)]
         if len(inputs) <= GRAPHED:
             return self._played(copied, inputs)
-        size = block_size(inputs[0].numel())
         if len(inputs) < size:
             return copied.checked_logits(inputs)
         if self._block is None or self._block.shape != (size, *inputs.shape[1:]):
-            self._block = _Block(copied, (size, *inputs.shape[1:]))
+            self._block = _Block(copied, inputs[:size], self.expected)
         whole = len(inputs) // size * size
-        done = [self._block(inputs[at : at + size], self.expected) for at in range(0, whole, size)]
+        done = [self._block(inputs[at : at + size]) for at in range(0, whole, size)]
         rest = [copied.checked_logits(inputs[whole:])] if whole < len(inputs) else []
         return torch.cat([*done, *rest])
 
@@ -148,23 +166,24 @@ class _Graph:
 
 
 class _Block:
-    """Forward passes of one large shape, compiled when that pays."""
+    """Forward passes of one large shape, compiled when that pays: so from the first, which labels are compared with."""
 
-    def __init__(self, copied: TorchClassifier, shape: tuple[int, ...]) -> None:
-        self.copied, self.shape = copied, shape
-        self._calls, self._seconds = 0, 0.0
-        norms = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, ChannelwiseGroupNorm)
-        self._saved = SAVED[any(isinstance(part, norms) for part in copied.module.modules())]
+    def __init__(self, copied: TorchClassifier, inputs: Tensor, expected: int) -> None:
+        self.copied, self.shape = copied, tuple(inputs.shape)
         self._compiled: TorchClassifier | None = None
-
-    def __call__(self, inputs: Tensor, expected: int) -> Tensor:
-        self._calls += 1
-        if self._calls == 2:  # the first call makes kernels
-            return self._timed(inputs)
-        if self._calls == 3 and expected / len(inputs) * self._seconds * self._saved > COMPILING:
-            self._compiled = copy.copy(self.copied)
-            quick = torch.compile(self.copied.module, dynamic=False, options=COMPILER)
+        self(inputs)  # makes kernels
+        torch.cuda.synchronize(inputs.device)
+        started = time.monotonic()
+        self(inputs)
+        torch.cuda.synchronize(inputs.device)
+        norms = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, ChannelwiseGroupNorm)
+        saved = SAVED[any(isinstance(part, norms) for part in copied.module.modules())]
+        if expected / len(inputs) * (time.monotonic() - started) * saved > COMPILING:
+            self._compiled = copy.copy(copied)
+            quick = torch.compile(copied.module, dynamic=False, options=COMPILER)
             self._compiled.module = cast("nn.Module", quick)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
         with tuned(inputs.device):
             if self._compiled is not None:
                 try:
@@ -174,15 +193,6 @@ class _Block:
                 except OutputError:  # what the compiler cannot do, the copy does
                     self._compiled = None
             return self.copied.checked_logits(inputs)
-
-    def _timed(self, inputs: Tensor) -> Tensor:
-        torch.cuda.synchronize(inputs.device)
-        started = time.monotonic()
-        with tuned(inputs.device):
-            logits = self.copied.checked_logits(inputs)
-        torch.cuda.synchronize(inputs.device)
-        self._seconds = time.monotonic() - started
-        return logits
 
 
 def block_size(numbers: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.batches import Batches, Piece, Subject
+from patchcleanser.classifiers.copied import block_size
 from patchcleanser.classifiers.precision import (
     CALIBRATION,
+    FEWEST,
     Precision,
     Recheck,
     WrongFastLabelError,
@@ -81,6 +84,8 @@ class MaskedClassifier(Batches):
         """The one whose labels were found to be worth checking, last."""
         self.recheck, self.finer = Recheck(), Recheck()
         """Which labels of that way are doubtful, and which of the finer one that those are given to first."""
+        self._teachers = 0
+        """How many images it was last learnt from which fast labels are doubtful."""
         # A GPU is given the next piece before the answers to the last one are looked at, so it never waits.
         self.ahead = 1 if classifier.device.type == "cuda" else 0
         self.checks = 0
@@ -105,6 +110,8 @@ class MaskedClassifier(Batches):
         Logits that are NaN or infinite are an error. Not `strict`, they are one only if an image
         gets no other answer: whoever predicts must not let a patch silence the classifier.
         """
+        if not strict and self._teachers < FEWEST:
+            self.recheck.begin()  # what a few images taught holds for them alone
         # Images of one size sit together, so that most chunks are one stack of equal images.
         wanted = [(r.subject, r.subject.table.missing(r.unions)) for r in requests]
         wanted = sorted((w for w in wanted if len(w[1])), key=lambda w: tuple(w[0].pixels.shape))
@@ -199,10 +206,16 @@ class MaskedClassifier(Batches):
     def calibrate(self, subjects: Sequence[Subject]) -> None:
         """Learn from clean images which fast labels are doubtful; the labels computed for it are kept.
 
-        A few images are not worth a sample of their own if there was one before.
+        A few images are not worth a sample of their own if there was one before. What fewer than eight teach holds for
+        them alone, and is learnt only if they have very many unions.
         """
         unions = sum(len(s.table.mask_set.unions) for s in subjects)
-        if not self.fast or (self.recheck.ready and unions < 4 * CALIBRATION):
+        worth = unions >= 4 * CALIBRATION
+        if not self.fast or (self.recheck.ready and self._teachers >= FEWEST and not worth):
+            return
+        self._teachers = len(subjects)
+        if self._teachers < FEWEST and not worth:
+            self.recheck.begin()
             return
         draw = np.random.default_rng(0)
         each = -(-CALIBRATION // len(subjects))
@@ -238,15 +251,18 @@ class MaskedClassifier(Batches):
         Convolutions in pieces are at times slower than float32's own.
         """
         if finer.pays is None and self.classifier.device.type == "cuda":
-            seconds = []
-            for way in (finer, None):
+            seconds: dict[Way | None, float] = {}
+            for way in (finer, None, finer, None):
                 torch.cuda.synchronize(self.classifier.device)
                 started = time.monotonic()
-                self._logits(piece, way)
+                try:
+                    self._logits(piece, way)
+                except UnusableError:  # just now
+                    return False
                 torch.cuda.synchronize(self.classifier.device)
-                seconds.append(time.monotonic() - started)
-            self.checks += 2 * len(piece)
-            finer.pays = seconds[0] < seconds[1]
+                seconds[way] = min(seconds.get(way, math.inf), time.monotonic() - started)
+                self.checks += len(piece)
+            finer.pays = seconds[finer] < seconds[None]
         return finer.pays is not False
 
     def _parts(self, piece: Piece, *, exact: bool = False) -> Iterator[Piece]:
@@ -263,13 +279,28 @@ class MaskedClassifier(Batches):
         recheck.begin()
         way.renew()
         try:
-            fast = torch.cat([self._logits(part, way) for part in parts])
+            fast = [self._logits(part, way) for part in parts] + self._by_blocks(way, parts)
         except UnusableError:
             return
-        self.checks += len(fast)
-        whole, exact = ~_broken(fast), total(torch.cat(list(logits)))
+        found, exact = torch.cat(fast), total(torch.cat(list(logits) * (len(fast) // len(parts))))
+        self.checks += len(found)
+        whole = ~_broken(found)
         if whole.any():
-            recheck.calibrate(total(fast[whole]), exact[whole], way.resolution)
+            recheck.calibrate(total(found[whole]), exact[whole], way.resolution)
+
+    def _by_blocks(self, way: Way, parts: Sequence[Piece]) -> list[Tensor]:
+        """The logits of parts once more, by the kernels that compute whole blocks, if there will be such."""
+        size = block_size(self._numbers(parts[0].subjects[parts[0].which[0]].pixels))
+        if not way.blocks or (self.chunk or 0) < size:
+            return []
+        try:
+            with way.whole_blocks():
+                return [self._forward(part, way) for part in parts]
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.roomy, self.chunk = False, size - 1  # then there will be none
+            return []
 
     def _recheck(self, waiting: list[Waiting], strict: bool, *, all_of_it: bool = False) -> None:
         """Compute again what waits, and keep it; what fills no chunk goes on waiting, unless no more is to come."""

@@ -16,7 +16,9 @@ Precision = Literal["exact", "fast"]
 """Float32 throughout, or a faster way (half precision, ONNX Runtime) with every doubtful label computed again."""
 
 CALIBRATION = 512
-"""About so many labels of a group of clean images are computed both ways before any fast one is trusted."""
+FEWEST = 8
+"""About so many labels of a group of clean images, and of no fewer images, are computed both ways before any fast one
+is trusted. What one image, or two, teach about others is too little: seen with `tiny` in bfloat16."""
 
 AUDIT = 1 / 512
 """The share of all further labels that are still computed both ways, whatever their margin."""
@@ -34,6 +36,22 @@ TIE = 1e-5
 
 class WrongFastLabelError(Exception):
     """An audit caught a wrong fast label that was not doubtful: the group's labels are computed exactly."""
+
+
+class _Movements:
+    """How far logits moved between a fast way and the exact one, in a sample [N, C]."""
+
+    def __init__(self, moved: Tensor) -> None:
+        self._moved = moved
+        self._bounds: dict[int, Tensor] = {}
+
+    def bounds(self, labels: list[int]) -> Tensor:
+        """How near each class may come to each of these before a label is doubtful [len(labels), C]."""
+        for label in labels:
+            if label not in self._bounds:
+                apart = (self._moved - self._moved[:, label : label + 1]).abs().amax(0)
+                self._bounds[label] = SAFETY * apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        return torch.stack([self._bounds[label] for label in labels])
 
 
 @dataclass
@@ -60,8 +78,7 @@ class Recheck:
 
     def begin(self) -> None:
         """Forget what was learnt; the counts go on."""
-        self._moved: Tensor | None = None
-        self._bounds: dict[int, Tensor] = {}
+        self._moved: _Movements | None = None
         self._precision = 0.0
         self.hopeless, self._draws = False, np.random.default_rng(0)
 
@@ -79,28 +96,23 @@ class Recheck:
         """
         self.begin()
         moved = torch.where(torch.isneginf(fast) & torch.isneginf(exact), 0.0, exact - fast)
-        self._moved = moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
+        self._moved = _Movements(moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf))
         self._precision = SAFETY * resolution
         self.hopeless = bool(self.doubt(fast).float().mean() > HOPELESS)
 
     def doubt(self, fast: Tensor) -> Tensor:
         """Which labels might be others in float32, bool [N]."""
-        if self._moved is None:
+        moved = self._moved
+        if moved is None:
             raise RuntimeError("nothing was learnt yet about fast labels")
+        if not len(fast):
+            return fast.new_zeros(0, dtype=torch.bool)
         first = fast.argmax(1, keepdim=True)
         behind = (fast.gather(1, first) - fast).nan_to_num(nan=0.0, posinf=torch.inf)
         size = fast.abs().nan_to_num(posinf=0.0).amax(1, keepdim=True)
         labels, which = torch.unique(first[:, 0], return_inverse=True)
-        bounds = torch.stack([self._bound(self._moved, label) for label in labels.tolist()])
-        close = behind <= bounds[which] + self._precision * size
+        close = behind <= moved.bounds(labels.tolist())[which] + self._precision * size
         return close.scatter(1, first, False).any(1)
-
-    def _bound(self, moved: Tensor, label: int) -> Tensor:
-        """How near each class [C] may come to this one before the label is doubtful."""
-        if label not in self._bounds:
-            apart = (moved - moved[:, label : label + 1]).abs().amax(0)
-            self._bounds[label] = SAFETY * apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
-        return self._bounds[label]
 
     def sampled(self, number: int) -> Tensor:
         """Which of the next labels are audited, bool [number]."""
@@ -221,6 +233,18 @@ def in_tf32() -> Iterator[None]:
     finally:
         for place, name, value in plain:
             setattr(place, name, value)
+
+
+@contextmanager
+def long_sums() -> Iterator[None]:
+    """Let a GPU put sums of half-precision products together in float32. The setting is put back."""
+    products = torch.backends.cuda.matmul
+    before = products.allow_fp16_reduced_precision_reduction
+    products.allow_fp16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        products.allow_fp16_reduced_precision_reduction = before
 
 
 @contextmanager

@@ -182,13 +182,15 @@ class ChannelwiseGroupNorm(nn.Module):
         inner = tuple(range(2, x.ndim))
         shape = (number, channels, *([1] * len(inner)))
         size = x[0, 0].numel()
-        # One look at all numbers is enough if they are taken from one of them: sums of squares that a common large
-        # part would drown then lose nothing.
-        first = x.flatten(2)[:, :, 0]
-        moved = x - first.view(shape)
+        # One look at all numbers is enough if they are taken from one of them, in the middle, where edges do not
+        # count: sums of squares that a common large part would drown then lose nothing.
+        one = x
+        for _ in inner:
+            one = one[..., one.shape[-1] // 2]
+        moved = x - one.view(shape)
         sums = moved.sum(inner, dtype=torch.float32) / size
         squares = torch.linalg.vector_norm(moved, dim=inner, dtype=torch.float32).square() / size
-        means = (first.float() + sums).view(number, self.groups, -1)
+        means = (one.float() + sums).view(number, self.groups, -1)
         mean = means.mean(2, keepdim=True)
         within = (squares - sums.square()).view(number, self.groups, -1).clamp_min(0.0)
         spread = (within + (means - mean).square()).mean(2, keepdim=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,9 @@ class Way(ABC):
     chunks = 1
     """How many chunks it likes to be given at once: more, if it cuts them itself."""
 
+    blocks = False
+    """Whether large batches are computed by other kernels than small ones: both are to be compared."""
+
     finer: Way | None = None
     """One between this and float32, for labels that are doubtful here."""
 
@@ -38,6 +42,11 @@ class Way(ABC):
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
         """Prepared inputs [N, C, h, w] → float32 logits [N, classes]; UnusableError if this way is none here."""
+
+    @contextmanager
+    def whole_blocks(self) -> Iterator[None]:
+        """Small batches are filled up, so that they go by the kernels of large ones."""
+        yield
 
     def forget(self) -> None:  # noqa: B027
         """Drop what was made; it is made again when it is needed."""
@@ -63,14 +72,14 @@ class Derived(Way):
         self._sketch = ""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Places in memory are those of this process."""
-        return {**vars(self), "_seen": None}
+        """Places in memory are those of this process, and so is what pays."""
+        return {**vars(self), "_seen": None, "pays": None}
 
     def renew(self) -> None:
         """Make it again if anything about the network is another."""
         sketch, seen = module_sketch(self.classifier.module), _places(self.classifier.module)
         if (sketch, seen) != (self._sketch, self._seen):
-            self._sketch, self._seen = sketch, seen
+            self._sketch, self._seen, self.pays = sketch, seen, None
             self.forget()
 
     def _follow(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from patchcleanser.cli.options import AsJson, Device, Limit, Out, Patch, Seed, tell, trainable
+from patchcleanser.cli.options import AsJson, Device, Grid, Limit, Out, Patch, Seed, tell, threat_of, trainable
 from patchcleanser.errors import DataError
 
 
@@ -19,6 +19,7 @@ def harden(
     images: Annotated[list[str], typer.Option(help="Unlabelled photos: a folder, parquet:PATH, cifar10; repeatable.")],
     out: Out,
     patch: Patch = "2%",
+    grid: Grid = None,
     epochs: Annotated[int, typer.Option(help="At most so many passes over the photos.")] = 60,
     batch: Annotated[int, typer.Option(help="Photos per step.")] = 64,
     rate: Annotated[float, typer.Option(help="Learning rate.")] = 5e-5,
@@ -36,7 +37,6 @@ def harden(
     """Harden a classifier with unlabelled photos; the original is not changed."""
     from patchcleanser.classifiers.trained import bare_spec
     from patchcleanser.cli.progress import progress
-    from patchcleanser.core.threats import Threat
     from patchcleanser.data import load_dataset, together
     from patchcleanser.training.cards import origin, write_model
     from patchcleanser.training.harden import Check, HardenSettings
@@ -53,7 +53,7 @@ def harden(
         sharp=sharp,
         patience=patience,
     )
-    threat = Threat.parse(patch)
+    threat = threat_of(patch, 1, grid)
     classifier = trainable(model, device, out)
     names = [_named(name) for name in images]
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
@@ -72,6 +72,7 @@ def harden(
         "hardened_from": classifier.fingerprint,
         "photos": {"names": names, "number": len(photos), "sha256": photos.fingerprint},
         "patch": patch,
+        "grid": threat.grid,
         "settings": asdict(settings),
         "seed": seed,
         "criterion": "most agreement with the original, of those within one standard error of the most held-out photos "

@@ -28,11 +28,12 @@ from patchcleanser.classifiers.precision import tuned
 from patchcleanser.classifiers.torch import TorchClassifier, input_size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
+from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training.augment import coloured
 from patchcleanser.training.checkpoints import Checkpoint
-from patchcleanser.training.cutout import OwnMasks, shown
+from patchcleanser.training.cutout import Cutout, GreedyCutout, OwnMasks, shown
 from patchcleanser.training.judge import as_good, two_mask_views, viewed
 from patchcleanser.training.photos import Photos
 from patchcleanser.training.speed import compiled
@@ -49,7 +50,11 @@ FEW = 100
 
 @dataclass(frozen=True)
 class HardenSettings:
-    """How to harden. The copy is shown the defense's own masks, two at a time."""
+    """How to harden.
+
+    For a threat on the input grid the copy is shown the defense's own masks, two at a time; for one on the
+    source grid, where masks fall elsewhere in each image, random ones, 0.75 to 1.5 times as long.
+    """
 
     epochs: int = 60
     batch: int = 64
@@ -162,7 +167,7 @@ def _key(
     classifier: TorchClassifier, photos: Dataset, threat: Threat, settings: HardenSettings, seed: int
 ) -> dict[str, Any]:
     """What makes one run another."""
-    of = {"classifier": classifier.fingerprint, "photos": photos.fingerprint, "patch": str(threat), "masks": "own"}
+    of = {"classifier": classifier.fingerprint, "photos": photos.fingerprint, "patch": str(threat), "grid": threat.grid}
     return {**of, "settings": asdict(settings), "seed": seed}
 
 
@@ -189,6 +194,17 @@ def _close(checks: Sequence[Check], photos: int) -> list[Check]:
 def _chosen(checks: Sequence[Check], photos: int) -> Check:
     """The copy to return; the untouched one, which comes first, if none has more invariance."""
     return max(_close(checks, photos), key=lambda check: (check.agreement, check.epoch), default=checks[0])
+
+
+def _masks(threat: Threat, size: Size, settings: HardenSettings, device: torch.device) -> Cutout:
+    """What to hide: on the input grid it is known where masks will be, on the source grid each image has its own."""
+    masks = MaskSet.build(threat, image=size, masks=settings.masks)
+    greedy: dict[str, Any] = {"tries": settings.tries, "share": settings.greedy}
+    if threat.grid == "input":
+        return OwnMasks(kept=torch.from_numpy(masks.visible()).to(device), **greedy)
+    length = max(max(w.height, w.width) for mask in masks.masks for w in mask)
+    smallest, largest = max(1, round(0.75 * length)), min(round(1.5 * length), min(size))
+    return GreedyCutout(2 * threat.count, smallest, largest, inside=True, **greedy)
 
 
 class _Work:
@@ -221,10 +237,8 @@ class _Work:
             weight_decay=settings.weight_decay,
             fused=self.device.type == "cuda",
         )
-        masks = MaskSet.build(threat, image=self.size, masks=settings.masks)
-        kept = torch.from_numpy(masks.visible()).to(self.device)
-        self.cutout = OwnMasks(tries=settings.tries, share=settings.greedy, kept=kept)
-        self.views = two_mask_views(threat, self.size, self.device)
+        self.cutout = _masks(threat, self.size, settings, self.device)
+        self.views = two_mask_views(threat, self.size, self.device, settings.masks)
         self.done = self.taken = 0
         """Epochs, and steps, that are over."""
         self.checks: list[Check] = []

@@ -18,11 +18,10 @@ VIEWS = 24
 """Two-mask views per held-out image; an image survives if its label is right under all of them."""
 
 
-def two_mask_views(threat: Threat, size: Size, device: torch.device) -> Tensor:
+def two_mask_views(threat: Threat, size: Size, device: torch.device, masks: int = 6) -> Tensor:
     """A fixed sample of what the defense looks at: pixels kept under two masks, bool [views, H, W]."""
-    masks = MaskSet.build(threat, image=size, masks=6)
-    draw = np.random.default_rng(0).integers(0, len(masks), (VIEWS, 2))
-    kept = masks.visible()
+    kept = MaskSet.build(threat, image=size, masks=masks).visible()
+    draw = np.random.default_rng(0).integers(0, len(kept), (VIEWS, 2))
     return torch.from_numpy(kept[draw[:, 0]] & kept[draw[:, 1]]).to(device)
 
 

@@ -18,6 +18,10 @@ SMALLER = 3
 """Photos that fit into squares of a half, a quarter or an eighth of the side are kept in such."""
 
 
+SLAB = 1000
+"""Photos that are put where they stay at once."""
+
+
 class Photos:
     """Photos squeezed into squares of a side, or of less where they are small.
 
@@ -43,12 +47,14 @@ class Photos:
         roomy = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 3 * needed
         for own in np.unique(self._side).tolist():
             mine = np.flatnonzero(self._side == own)
-            stack = torch.empty(len(mine), 3, own, own, dtype=torch.uint8)
-            for place, number in enumerate(mine.tolist()):
-                stack[place] = found[number]
-                found[number] = torch.empty(0)  # or there would be two of each
-            # In one go: copies of single photos would each wait for whatever else the device does.
-            self._squares[own], self._place[mine] = stack.to(device if roomy else "cpu"), np.arange(len(mine))
+            stack = torch.empty(len(mine), 3, own, own, dtype=torch.uint8, device=device if roomy else "cpu")
+            # Many at a time: copies of single photos would each wait for whatever else the device does.
+            for start in range(0, len(mine), SLAB):
+                slab = mine[start : start + SLAB].tolist()
+                stack[start : start + SLAB] = torch.stack([found[number] for number in slab])
+                for number in slab:
+                    found[number] = torch.empty(0)  # or there would be two of each
+            self._squares[own], self._place[mine] = stack, np.arange(len(mine))
 
     def crops(self, numbers: NDArray[np.intp], boxes: Tensor, size: Size) -> Tensor:
         """What lies in boxes [N, 2, 3] (affine maps of the square from -1 to 1) of photos, float [N, 3, *size]."""
