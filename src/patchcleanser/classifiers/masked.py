@@ -110,7 +110,7 @@ class MaskedClassifier(Batches):
         Logits that are NaN or infinite are an error. Not `strict`, they are one only if an image
         gets no other answer: whoever predicts must not let a patch silence the classifier.
         """
-        if not strict and self._teachers < FEWEST:
+        if not strict and self.recheck.ready and self._teachers < FEWEST:
             self.recheck.begin()  # what a few images taught holds for them alone
         # Images of one size sit together, so that most chunks are one stack of equal images.
         wanted = [(r.subject, r.subject.table.missing(r.unions)) for r in requests]
