@@ -23,6 +23,7 @@ from patchcleanser import (
     load_classifier,
     load_dataset,
 )
+from patchcleanser.classifiers.masked import Request
 from patchcleanser.classifiers.precision import CALIBRATION, Recheck, gaps, half_type, plain_float32, ties, total
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
 
@@ -322,16 +323,20 @@ def test_what_one_image_teaches_is_never_used_for_another(first: int) -> None:
 
 
 @needs_half
-def test_what_an_image_with_very_many_masks_teaches_is_used_for_it_and_then_forgotten() -> None:
-    image = load_dataset("sample").image(2)
+@pytest.mark.parametrize("strict", [True, False], ids=["certified", "predicted"])
+def test_what_an_image_with_very_many_masks_teaches_is_used_for_it_and_forgotten_for_others(strict: bool) -> None:
+    image, other = (load_dataset("sample").image(i) for i in (2, 3))
     exact, fast = (
         DoubleMasking(load_classifier("zoo:tiny", device="cpu"), Threat.square(5, count=2), masks=4, precision=p)
         for p in ("exact", "fast")
     )
     tables = [d.examine([image], [0], maps=True)[0].table for d in (exact, fast)]
     assert (tables[0].labels == tables[1].labels).all()
-    assert fast.masked.recheck.labels > 1000
-    fast.predict([image])
+    trusted = fast.masked.recheck.labels
+    assert trusted > 1000
+    subject = fast.subject(other)
+    fast.masked.fill_in([Request(subject, subject.table.masks())], strict=strict)
+    assert fast.masked.recheck.labels == trusted  # all of the other's are exact
     assert not fast.masked.recheck.ready
 
 

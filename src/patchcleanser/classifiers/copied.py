@@ -176,9 +176,10 @@ class _Block:
         started = time.monotonic()
         self(inputs)
         torch.cuda.synchronize(inputs.device)
+        seconds = time.monotonic() - started
         norms = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, ChannelwiseGroupNorm)
         saved = SAVED[any(isinstance(part, norms) for part in copied.module.modules())]
-        if expected / len(inputs) * (time.monotonic() - started) * saved > COMPILING:
+        if expected / len(inputs) * seconds * saved > COMPILING:
             self._compiled = copy.copy(copied)
             quick = torch.compile(copied.module, dynamic=False, options=COMPILER)
             self._compiled.module = cast("nn.Module", quick)

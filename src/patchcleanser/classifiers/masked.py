@@ -84,8 +84,8 @@ class MaskedClassifier(Batches):
         """The one whose labels were found to be worth checking, last."""
         self.recheck, self.finer = Recheck(), Recheck()
         """Which labels of that way are doubtful, and which of the finer one that those are given to first."""
-        self._teachers = 0
-        """How many images it was last learnt from which fast labels are doubtful."""
+        self._only: list[Subject] | None = None
+        """The few images that it was learnt from which fast labels are doubtful, and that this holds for; None: any."""
         # A GPU is given the next piece before the answers to the last one are looked at, so it never waits.
         self.ahead = 1 if classifier.device.type == "cuda" else 0
         self.checks = 0
@@ -110,8 +110,8 @@ class MaskedClassifier(Batches):
         Logits that are NaN or infinite are an error. Not `strict`, they are one only if an image
         gets no other answer: whoever predicts must not let a patch silence the classifier.
         """
-        if not strict and self.recheck.ready and self._teachers < FEWEST:
-            self.recheck.begin()  # what a few images taught holds for them alone
+        if self.recheck.ready and not all(self._holds_for(r.subject) for r in requests):
+            self.recheck.begin()
         # Images of one size sit together, so that most chunks are one stack of equal images.
         wanted = [(r.subject, r.subject.table.missing(r.unions)) for r in requests]
         wanted = sorted((w for w in wanted if len(w[1])), key=lambda w: tuple(w[0].pixels.shape))
@@ -210,11 +210,11 @@ class MaskedClassifier(Batches):
         them alone, and is learnt only if they have very many unions.
         """
         unions = sum(len(s.table.mask_set.unions) for s in subjects)
-        worth = unions >= 4 * CALIBRATION
-        if not self.fast or (self.recheck.ready and self._teachers >= FEWEST and not worth):
+        worth, few = unions >= 4 * CALIBRATION, len(subjects) < FEWEST
+        if not self.fast or (self.recheck.ready and self._only is None and not worth):
             return
-        self._teachers = len(subjects)
-        if self._teachers < FEWEST and not worth:
+        self._only = list(subjects) if few else None
+        if few and not worth:
             self.recheck.begin()
             return
         draw = np.random.default_rng(0)
@@ -238,12 +238,20 @@ class MaskedClassifier(Batches):
                     break
             finer = self.way.finer if self.recheck.ready and self.way is not None else None
             if finer is not None and finer.pays is not False:
-                # Kernels are chosen by the size of a batch, and of doubtful labels there are few or many.
-                few = [part.part(at, at + FINER) for part in parts for at in range(0, len(part), FINER)]
-                self._learn(self.finer, finer, [*parts, *few], [*exact, *exact])
-                if not self.finer.ready or not self._pays(finer, parts[0]):
-                    self.finer.begin()
-                    finer.forget()
+                self._learn_finer(finer, parts, exact)
+
+    def _learn_finer(self, finer: Way, parts: Sequence[Piece], exact: Sequence[Tensor]) -> None:
+        """Compare a finer way too; one that is of no use is not asked again."""
+        # Kernels are chosen by the size of a batch, and of doubtful labels there are few or many.
+        few = [part.part(at, at + FINER) for part in parts for at in range(0, len(part), FINER)]
+        self._learn(self.finer, finer, [*parts, *few], [*exact, *exact])
+        if not self.finer.ready or not self._pays(finer, parts[0]):
+            self.finer.begin()
+            finer.forget()
+
+    def _holds_for(self, subject: Subject) -> bool:
+        """Whether what was learnt about fast labels may be used for an image."""
+        return self._only is None or any(subject is one for one in self._only)
 
     def _pays(self, finer: Way, piece: Piece) -> bool:
         """Whether a finer way is faster than the exact one; on a GPU that is seen once, where both were at work before.
@@ -290,13 +298,15 @@ class MaskedClassifier(Batches):
 
     def _by_blocks(self, way: Way, parts: Sequence[Piece]) -> list[Tensor]:
         """The logits of parts once more, by the kernels that compute whole blocks, if there will be such."""
+        if not way.blocks:
+            return []
         size = block_size(self._numbers(parts[0].subjects[parts[0].which[0]].pixels))
-        if not way.blocks or (self.chunk or 0) < size:
+        if (self.chunk or 0) < size:
             return []
         try:
             with way.whole_blocks():
                 return [self._forward(part, way) for part in parts]
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             self.roomy, self.chunk = False, size - 1  # then there will be none

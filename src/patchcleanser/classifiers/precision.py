@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -236,26 +236,24 @@ def in_tf32() -> Iterator[None]:
 
 
 @contextmanager
-def long_sums() -> Iterator[None]:
-    """Let a GPU put sums of half-precision products together in float32. The setting is put back."""
-    products = torch.backends.cuda.matmul
-    before = products.allow_fp16_reduced_precision_reduction
-    products.allow_fp16_reduced_precision_reduction = False
+def _changed(place: Any, name: str, value: Any) -> Iterator[None]:
+    """A setting of torch's with another value; it is put back."""
+    before = getattr(place, name)
+    setattr(place, name, value)
     try:
         yield
     finally:
-        products.allow_fp16_reduced_precision_reduction = before
+        setattr(place, name, before)
 
 
-@contextmanager
-def tuned(device: torch.device) -> Iterator[None]:
-    """Let cuDNN pick its kernels by trying them, for batches of one shape. The setting is put back."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or device.type == "cuda"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
+def long_sums() -> AbstractContextManager[None]:
+    """Let a GPU put sums of half-precision products together in float32."""
+    return _changed(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False)
+
+
+def tuned(device: torch.device) -> AbstractContextManager[None]:
+    """Let cuDNN pick its kernels by trying them, for batches of one shape."""
+    return _changed(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark or device.type == "cuda")
 
 
 def _settings() -> list[tuple[Any, str, Any]]:

@@ -18,6 +18,7 @@ from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.batches import Subject
 from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.load import as_classifier, load_classifier
+from patchcleanser.classifiers.precision import FEWEST
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.core.windows import Size
@@ -112,7 +113,7 @@ class Engine:
 
         Fast labels are calibrated by the samples, which are trusted; never by what clients send.
         """
-        trusted = [self._decoded(sample.content) for sample in self.samples[:8]]
+        trusted = [self._decoded(sample.content) for sample in self.samples[:FEWEST]]
         channels = self.classifier.preprocessing.channels or 3
         blank = (torch.full((channels, side, side), 0.5) for side in BLANKS)
         first = next((image for image in (*trusted, *blank) if self._fits(image)), None)

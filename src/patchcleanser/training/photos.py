@@ -17,7 +17,6 @@ from patchcleanser.data.base import Dataset
 SMALLER = 3
 """Photos that fit into squares of a half, a quarter or an eighth of the side are kept in such."""
 
-
 SLAB = 1000
 """Photos that are put where they stay at once."""
 
