@@ -4,7 +4,8 @@
     patchcleanser harden --model python:harden:resnet50 --images parquet:PHOTOS --patch 2% --out runs/resnet50
     python benchmarks/harden.py trained:runs/resnet50 --name resnet50 --data 'PATH/imagenet-val2000-*.parquet'
 
-A row of the same model, number of photos (none: untouched) and kind of masks (grey, or filled in) is replaced.
+A row of the same model, number of photos (none: untouched), kind of masks (grey, or filled in) and way of asking (once,
+or with the mirror image too) is replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from zoo import keep, measured
 
 from patchcleanser import Threat, TorchClassifier, load_classifier
 from patchcleanser.classifiers.load import pick_device
-from patchcleanser.classifiers.trained import read_card
+from patchcleanser.classifiers.trained import innermost, read_card
 from patchcleanser.classifiers.weights import load_weights
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
@@ -51,8 +52,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/harden"))
     parser.add_argument("--out", type=Path, default=Path("results/harden.json"))
     given = parser.parse_args()
-    hardened = given.model.startswith("trained:")
-    card = read_card(Path(given.model.partition(":")[2])) if hardened else {}
+    inner = innermost(given.model)
+    hardened = inner.startswith("trained:")
+    card = read_card(Path(inner.partition(":")[2])) if hardened else {}
     data = f"parquet:{given.data}"
     job = Job(
         load_classifier(given.model),
@@ -61,7 +63,8 @@ def main() -> None:
         masks=6,
         precision="fast",
     )
-    filled = str(card.get("model", given.model)).startswith("inpaint:")
+    filled = "inpaint:" in str(card.get("model", given.model))
+    mirror = "mirror:" in given.model
     row: dict[str, object] = {
         "model": given.name,
         "photos": card.get("photos", {}).get("number", 0),
@@ -69,8 +72,9 @@ def main() -> None:
         "masks": "6x6",
         "grid": "input",
         "hidden": "filled in" if filled else "grey",
+        "asked": "with its mirror image" if mirror else "once",
     }
-    words = [given.name, "hardened" if hardened else "untouched", *(["filled-in"] if filled else [])]
+    words = [given.name, "hardened" if hardened else "untouched", *["filled-in"] * filled, *["mirrored"] * mirror]
     row |= measured(job, given.runs / "-".join(words), given.model, data)
     row |= {
         "seed": card.get("seed"),
@@ -78,7 +82,7 @@ def main() -> None:
         "harden_command": card.get("command"),
     }
     print(json.dumps(row), flush=True)
-    keep(row, given.out, ("model", "photos", "hidden"))
+    keep(row, given.out, ("model", "photos", "hidden", "asked"))
 
 
 if __name__ == "__main__":

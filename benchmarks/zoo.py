@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from patchcleanser import Threat, load_classifier
-from patchcleanser.classifiers.trained import read_card, zoo_folder
+from patchcleanser.classifiers.trained import innermost, read_card, zoo_folder
 from patchcleanser.cli.certify import about_run, run_job
 from patchcleanser.core.metrics import COLUMNS, summary
 from patchcleanser.data import chosen, load_dataset
@@ -45,12 +45,14 @@ def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]
 
 
 def row_of(spec: str, patch: str, limit: int | None, runs: Path) -> dict[str, object]:
-    kind, _, name = spec.partition(":")
+    inner = innermost(spec)
+    kind, _, name = inner.partition(":")
     card = read_card(zoo_folder(name) if kind == "zoo" else Path(name))
+    called = spec.removesuffix(inner).replace(":", "-") + Path(name).name
     dataset = chosen(load_dataset("cifar10", split="test"), limit, subset="first")
     job = Job(load_classifier(spec), dataset, Threat.parse(patch), masks=6, precision="fast")
-    row: dict[str, object] = {"model": Path(name).name, "patch": f"{patch}x{patch}", "masks": "6x6", "grid": "source"}
-    row |= measured(job, runs / f"{Path(name).name}-{patch}", spec, "cifar10")
+    row: dict[str, object] = {"model": called, "patch": f"{patch}x{patch}", "masks": "6x6", "grid": "source"}
+    row |= measured(job, runs / f"{called}-{patch}", spec, "cifar10")
     row |= {
         "recipe": card["recipe"]["name"],
         "epochs": card["recipe"]["epochs"],

@@ -232,3 +232,16 @@ def test_too_few_photos_and_open_sizes_are_refused(classifier: TorchClassifier) 
     loose = TorchClassifier(resnet(channels=(8, 8, 8, 8)).eval(), Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3))
     with pytest.raises(InputError, match="needs a fixed input size"):
         harden(loose, together([load_dataset("sample")], limit=20), THREAT)
+
+
+def test_the_original_can_be_asked_about_mirror_images_too(classifier: TorchClassifier) -> None:
+    """What the copy is to say of a picture then does not depend on which way round it is."""
+    photos = together([load_dataset("sample")])
+    inputs = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for mirror in (False, True):
+        work = _Work(classifier, photos, THREAT, HardenSettings(mirror=mirror), seed=0)
+        with torch.inference_mode():
+            same = torch.allclose(work.ask(inputs), work.ask(inputs.flip(-1)), atol=1e-4)
+            whole = work.teacher(inputs) + work.teacher(inputs.flip(-1)) if mirror else 2 * work.teacher(inputs)
+            assert torch.allclose(work.ask(inputs), whole / 2, atol=1e-4)
+        assert same == mirror

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from patchcleanser.data import together
 from patchcleanser.data.base import Subset
 from patchcleanser.data.load import load_dataset
+from patchcleanser.errors import DataError
+from patchcleanser.training import photos as module
 from patchcleanser.training.photos import Photos
 
 SIDE, SIZES = 64, [(64, 64), (100, 40), (30, 20), (16, 16), (9, 12), (3, 5)]
@@ -50,3 +56,45 @@ def test_a_crop_does_not_depend_on_its_company(various: Various) -> None:
         alone = photos.crops(np.array([number]), boxes[k : k + 1], (24, 32))[0]
         assert torch.allclose(together[k], alone, atol=1e-6)
     assert not torch.allclose(together[1], together[3], atol=1e-2)  # the same photo, cropped elsewhere
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    for number in range(30):
+        Image.fromarray(draw.integers(0, 256, (20, 20 + number % 3, 3), dtype=np.uint8)).save(
+            tmp_path / f"{number}.png"
+        )
+    return tmp_path
+
+
+@pytest.mark.skipif("sys.platform != 'linux'")
+def test_other_processes_read_the_same_photos_and_their_digests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READERS", 2)
+    order = np.random.default_rng(1).permutation(30)
+    datasets, found = [], []
+    for worth in (2000, 10):
+        monkeypatch.setattr(module, "WORTH", worth)
+        datasets.append(together([load_dataset(f"folder:{folder}")]))
+        found.append(Photos(datasets[-1], order, 32, torch.device("cpu")))
+    here, there = found
+    assert torch.equal(here.sizes, there.sizes)
+    assert list(here._squares) == list(there._squares)
+    assert all(torch.equal(here._squares[own], there._squares[own]) for own in here._squares)
+    # What the others read is known here: a file that changes afterwards is noticed, and none is read again.
+    (folder / "7.png").write_bytes((folder / "8.png").read_bytes())
+    changed = next(index for index in range(30) if datasets[1].id(index).endswith(":7.png"))
+    with pytest.raises(DataError, match="changed while it was in use"):
+        datasets[1].image(changed)
+    assert datasets[0].fingerprint == datasets[1].fingerprint
+
+
+@pytest.mark.parametrize("worth", [10, 2000])
+def test_a_photo_that_cannot_be_read_is_named_whoever_reads_it(
+    folder: Path, worth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WORTH", worth)
+    (folder / "3.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"3\.png") as caught:
+        Photos(together([load_dataset(f"folder:{folder}")]), np.arange(30), 32, torch.device("cpu"))
+    assert "worker" not in str(caught.value)

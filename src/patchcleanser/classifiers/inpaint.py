@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.classifiers.torch import TorchClassifier, module_of
 from patchcleanser.errors import InputError
+
+WHAT = "hidden pixels can be filled in for"
 
 
 class Inpainting(nn.Module):
@@ -33,10 +35,10 @@ class Inpainting(nn.Module):
 
 def inpainting(plain: TorchClassifier) -> TorchClassifier:
     """A classifier that fills in what masks hide and then asks the network of another."""
-    simple = isinstance(plain, TorchClassifier) and type(plain).logits is TorchClassifier.logits
-    if not simple or plain.mask_aware:
-        raise InputError(f"hidden pixels can be filled in for plain torch networks only, got {plain}")
-    classifier = TorchClassifier(Inpainting(plain.module).eval(), plain.preprocessing, classes=plain.classes)
+    network = module_of(plain, WHAT)
+    if plain.mask_aware:
+        raise InputError(f"{WHAT} plain torch networks only, not one that is told what is hidden already, got {plain}")
+    classifier = TorchClassifier(Inpainting(network).eval(), plain.preprocessing, classes=plain.classes)
     classifier.names, classifier.code = plain.names, plain.code
     return classifier
 

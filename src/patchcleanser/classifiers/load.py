@@ -29,6 +29,7 @@ def load_classifier(spec: str, *, device: str = "auto", **options: Any) -> Class
     - ``python:my_package.models:make`` calls make() and wraps what it returns
     - ``tokens:SPEC``: the ViT of another spec, without the tokens that masks hide
     - ``inpaint:SPEC``: the network of another spec, with hidden pixels filled in from visible ones
+    - ``mirror:SPEC``: the mean of another's answers to an image and to its mirror image
     - ``zoo:tiny``, ``trained:FOLDER`` (written by train or harden), ``net:resnet`` (untrained)
     """
     kind, _, rest = spec.partition(":")
@@ -153,6 +154,12 @@ def _inpaint(name: str, device: torch.device, options: dict[str, Any]) -> Classi
     return inpainting(load_classifier(name, device=str(device), **options))  # type: ignore[arg-type]
 
 
+def _mirror(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    from patchcleanser.classifiers.mirror import mirrored
+
+    return mirrored(load_classifier(name, device=str(device), **options))  # type: ignore[arg-type]
+
+
 def _settings(query: str) -> dict[str, Any]:
     """`a=1&b=x` as a dictionary. Not decoded like a web form, since + and % occur in file names."""
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
@@ -182,4 +189,5 @@ KINDS: dict[str, Callable[[str, torch.device, dict[str, Any]], Classifier]] = {
     "zoo": _zoo,
     "tokens": _tokens,
     "inpaint": _inpaint,
+    "mirror": _mirror,
 }

@@ -109,6 +109,14 @@ def refuse_train_mode(module: nn.Module) -> None:
             )
 
 
+def module_of(classifier: Classifier, what: str) -> nn.Module:
+    """The network of a classifier that adds nothing to its network's answers; another is refused."""
+    own = (TorchClassifier.logits, TorchClassifier._output)
+    if not isinstance(classifier, TorchClassifier) or (type(classifier).logits, type(classifier)._output) != own:
+        raise InputError(f"{what} plain torch networks only, got {classifier}")
+    return classifier.module
+
+
 def input_size(classifier: Classifier) -> tuple[int, int]:
     """The size of a classifier's input, which training and hardening need to be fixed."""
     size = classifier.preprocessing.crop or classifier.preprocessing.resize

@@ -20,8 +20,8 @@ from patchcleanser.errors import ClassifierError
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2470, 0.2435, 0.2616)
 
-INPAINT = "inpaint:"
-"""Begins a spec that goes around another."""
+AROUND = ("inpaint:", "mirror:")
+"""These begin specs that go around another one and have no weights of their own."""
 
 PACKAGED = Path(__file__).parents[1] / "zoo"
 CHECKOUT = Path(__file__).parents[3] / "zoo"
@@ -43,7 +43,7 @@ def trained_classifier(
 ) -> TorchClassifier:
     """What a card describes, with the weights beside it. `build` makes the bare network of a spec."""
     card = read_card(folder)
-    random = {} if card["model"].removeprefix(INPAINT).startswith("python:") else {"weights": "none"}
+    random = {} if innermost(card["model"]).startswith("python:") else {"weights": "none"}
     bare = build(card["model"], random)
     if not isinstance(bare, TorchClassifier):
         raise ClassifierError(f"{folder}/card.json names {card['model']!r}, which is no torch network")
@@ -69,10 +69,19 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 def bare_spec(spec: str) -> str:
     """The spec of the network itself: a card must not depend on the folder another one lies in."""
-    if spec.startswith(INPAINT):
-        return INPAINT + bare_spec(spec.removeprefix(INPAINT))
-    card = _card_of(spec)
-    return spec if card is None else str(card["model"])
+    inner = innermost(spec)
+    card = _card_of(inner)
+    return spec if card is None else spec.removesuffix(inner) + str(card["model"])
+
+
+def innermost(spec: str) -> str:
+    """What a spec that goes around others goes around at last.
+
+    >>> innermost("mirror:inpaint:zoo:tiny")
+    'zoo:tiny'
+    """
+    around = next((begin for begin in AROUND if spec.startswith(begin)), None)
+    return spec if around is None else innermost(spec.removeprefix(around))
 
 
 def weights_of(spec: str, classifier: Classifier) -> str:

@@ -24,6 +24,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional
 
+from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.precision import tuned
 from patchcleanser.classifiers.torch import TorchClassifier, input_size
 from patchcleanser.core.masks import MaskSet
@@ -80,6 +81,8 @@ class HardenSettings:
     """The most of another photo that is blended into one; half of the photos stay pure."""
     sharp: int = 1
     """Among smaller photos, those at least half as wide and high as the input are seen so often an epoch."""
+    mirror: bool = False
+    """Whether the original's answer is its mean over a picture and the mirror image."""
     average: float = 0.998
     """Decay of the averaged weights, which are the ones kept; 0 averages nothing."""
 
@@ -228,8 +231,9 @@ class _Work:
         self.pool = np.repeat(np.arange(len(sharp)), np.where(sharp & ~sharp.all(), settings.sharp, 1))
         self.held = self._prepared(photos, split[:held])
         self.steps = max(1, len(self.pool) // settings.batch)
+        asked = Mirrored(self.teacher) if settings.mirror else self.teacher
         self.ask, self.learn = (
-            compiled(module, self.device, settings.epochs * self.steps) for module in (self.teacher, self.student)
+            compiled(module, self.device, settings.epochs * self.steps) for module in (asked, self.student)
         )
         self.optimizer = torch.optim.AdamW(
             self.student.parameters(),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import os
+import sys
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,15 +12,22 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as Readable
 
 from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset
+from patchcleanser.errors import PatchCleanserError
 
 SMALLER = 3
 """Photos that fit into squares of a half, a quarter or an eighth of the side are kept in such."""
 
 SLAB = 1000
 """Photos that are put where they stay at once."""
+
+WORTH = 2000
+READERS = 8
+"""So many photos are worth other processes to decode them; threads would wait for each other over small ones."""
 
 
 class Photos:
@@ -29,16 +38,11 @@ class Photos:
 
     def __init__(self, photos: Dataset, indices: NDArray[np.intp], side: int, device: torch.device) -> None:
         self.device = device
-        self.sizes = torch.empty(len(indices), 2)
+        read = _read(photos, indices, side)
+        self.sizes = torch.tensor([one.size for one in read], dtype=torch.float32)
         """Height and width of each before it was squeezed, [N, 2]."""
-
-        def read(number: int) -> Tensor:
-            image = photos.image(int(indices[number]))
-            self.sizes[number] = torch.tensor(image.shape[1:])
-            return _squeezed(image, side)
-
-        with ThreadPoolExecutor() as pool:
-            found = list(pool.map(read, range(len(indices))))
+        found = [torch.from_numpy(one.square) for one in read]
+        del read
         self._side = np.array([square.shape[-1] for square in found])
         self._place = np.zeros(len(found), np.intp)
         self._squares: dict[int, Tensor] = {}
@@ -70,7 +74,53 @@ class Photos:
         return crops
 
 
-def _squeezed(image: Tensor, side: int) -> Tensor:
+class _Photo(NamedTuple):
+    """A photo as a square of uint8 [3, side, side], its size before, and the digest of its content."""
+
+    square: NDArray[np.uint8]
+    size: tuple[int, ...]
+    digest: bytes
+
+
+class _Reader(Readable[_Photo | PatchCleanserError]):
+    """Reads photos wherever it is; what is wrong with one is brought back, not raised."""
+
+    def __init__(self, photos: Dataset, indices: NDArray[np.intp], side: int) -> None:
+        self.photos, self.indices, self.side = photos, indices, side
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, number: int) -> _Photo | PatchCleanserError:
+        index = int(self.indices[number])
+        try:
+            image = self.photos.image(index)
+            return _Photo(_squeezed(image, self.side), tuple(image.shape[1:]), self.photos.digest(index))
+        except PatchCleanserError as error:
+            return error
+
+
+def _read(photos: Dataset, indices: NDArray[np.intp], side: int) -> list[_Photo]:
+    """All of them; the first that cannot be read is raised. Their digests are remembered as if read here."""
+    workers = min(READERS, os.cpu_count() or 1) if len(indices) >= WORTH and sys.platform == "linux" else 0
+    loader = DataLoader(
+        _Reader(photos, indices, side),
+        batch_size=64,
+        num_workers=workers,
+        collate_fn=list,
+        multiprocessing_context="fork" if workers else None,
+    )
+    read: list[_Photo] = []
+    for batch in loader:
+        for one in batch:
+            if isinstance(one, PatchCleanserError):
+                raise one
+            photos.remember(int(indices[len(read)]), one.digest)
+            read.append(one)
+    return read
+
+
+def _squeezed(image: Tensor, side: int) -> NDArray[np.uint8]:
     """An image [3, H, W] as a square of uint8: of the side, or of the least part of it that it fits into.
 
     Not by torch, whose threads would wait for each other over pictures as small as these.
@@ -78,4 +128,4 @@ def _squeezed(image: Tensor, side: int) -> Tensor:
     own = next(side >> k for k in range(SMALLER, -1, -1) if k == 0 or max(image.shape[1:]) <= side >> k)
     picture = Image.fromarray(np.rint(255 * image.numpy().transpose(1, 2, 0)).astype(np.uint8))
     square = np.asarray(picture.resize((own, own), Image.Resampling.BILINEAR))
-    return torch.from_numpy(square.transpose(2, 0, 1).copy())
+    return square.transpose(2, 0, 1).copy()

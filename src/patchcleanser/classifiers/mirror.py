@@ -1,0 +1,36 @@
+"""The mean of a network's answers to an image and to its mirror image: twice the cost, steadier labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from patchcleanser.classifiers.torch import TorchClassifier, module_of
+
+
+class Mirrored(nn.Module):
+    """A network that is asked about every image twice, the second time mirrored left to right.
+
+    Both times the same pixels are hidden, so it is as mask-aware as the network it asks, and no more.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.mask_aware = bool(getattr(network, "mask_aware", False))
+        self.steady = bool(getattr(network, "steady", False))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[N, C, H, W] → the mean of the logits of both."""
+        output = self.network(torch.cat([inputs, inputs.flip(-1)]))
+        logits: Tensor = getattr(output, "logits", output)
+        first, second = logits.chunk(2)
+        return (first + second) / 2
+
+
+def mirrored(plain: TorchClassifier) -> TorchClassifier:
+    """A classifier that answers by the mean of another's answers to an image and to its mirror image."""
+    network = module_of(plain, "answers to mirror images can be asked of")
+    classifier = TorchClassifier(Mirrored(network).eval(), plain.preprocessing, classes=plain.classes)
+    classifier.names, classifier.code = plain.names, plain.code
+    return classifier
