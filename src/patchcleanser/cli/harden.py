@@ -78,7 +78,7 @@ def harden(
         "settings": asdict(settings),
         "seed": seed,
         "criterion": "most agreement with the original, of those within one standard error of the most held-out photos "
-        "with its label under all two-mask views",
+        "with its label under all two-mask views; also of those part of the way back to the original",
         "before": asdict(before),
         "best": asdict(best),
         "checks": [asdict(check) for check in done.checks],

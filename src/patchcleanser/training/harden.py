@@ -45,6 +45,9 @@ TELL_SECONDS = 20
 MOST_HELD = 400
 """More photos than this are not held out: each is looked at 25 times a check."""
 
+BACK = (0.75, 0.5, 0.25)
+"""Parts of the way from the original's weights to the trained ones at which copies are looked at in the end."""
+
 FEW = 100
 """Photos held out from which on one standard error is small enough to choose within."""
 
@@ -109,6 +112,13 @@ class Check:
     invariance: float
     """Label equal to the original's unmasked one under all two-mask views."""
     seconds: float
+    way: float = 1.0
+    """How far its weights are from the original's to the trained ones."""
+
+    @property
+    def place(self) -> tuple[int, float]:
+        """What tells it from others."""
+        return self.epoch, self.way
 
 
 @dataclass
@@ -140,7 +150,8 @@ def harden(
     """Fine-tune a copy of a torch classifier on unlabelled photos so that its labels survive masks.
 
     Stops when the invariance on held-out photos has not improved for a while. Of the copies within one
-    standard error of the most invariance, the one that agrees most with the original is returned. A checkpoint
+    standard error of the most invariance, the one that agrees most with the original is returned; among them are
+    some whose weights lie between the original's and the best copy's. A checkpoint
     in `out`, if that is given, is taken up, so a killed run goes on after its last epoch or so. It is left in
     place until `write_model` has written the weights down.
     """
@@ -160,8 +171,9 @@ def harden(
         work.epoch(watch)
         if checkpoint is not None:
             checkpoint.write(work.state, last=work.over)
+    work.look_back()
     best = _chosen(work.checks, len(work.held))
-    work.student.load_state_dict(work.copies.get(best.epoch, work.teacher.state_dict()))
+    work.student.load_state_dict(work.copies.get(best.place, work.teacher.state_dict()))
     hardened = TorchClassifier(work.student, classifier.preprocessing, classes=classifier.classes)
     return Hardened(hardened, work.checks, best)
 
@@ -224,12 +236,16 @@ class _Work:
         self.size = input_size(classifier)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.order = np.random.default_rng(seed)
-        split = self.order.permutation(len(photos))
+        self.photos = Photos(photos, np.arange(len(photos)), max(self.size) + max(self.size) // 4, self.device)
+        sharp = (self.photos.sizes.amin(1) >= min(self.size) / 2).numpy()
+        often = np.where(sharp & ~sharp.all(), settings.sharp, 1)
+        # Held out are photos like those learnt from, sharp ones as often.
         held = max(4, min(int(settings.holdout * len(photos)), MOST_HELD))
-        self.photos = Photos(photos, split[held:], max(self.size) + max(self.size) // 4, self.device)
-        sharp = self.photos.sizes.amin(1) >= min(self.size) / 2
-        self.pool = np.repeat(np.arange(len(sharp)), np.where(sharp & ~sharp.all(), settings.sharp, 1))
-        self.held = self._prepared(photos, split[:held])
+        apart = self.order.choice(len(photos), held, replace=False, p=often / often.sum())
+        self.held = self._prepared(photos, apart)
+        often[apart] = 0
+        self.pool = np.repeat(np.arange(len(photos)), often)
+        """Photos to learn from, sharp ones several times."""
         self.steps = max(1, len(self.pool) // settings.batch)
         asked = Mirrored(self.teacher) if settings.mirror else self.teacher
         self.ask, self.learn = (
@@ -246,8 +262,8 @@ class _Work:
         self.done = self.taken = 0
         """Epochs, and steps, that are over."""
         self.checks: list[Check] = []
-        self.copies: dict[int, dict[str, Tensor]] = {}
-        """Weights of the checks that may still be chosen, by epoch."""
+        self.copies: dict[tuple[int, float], dict[str, Tensor]] = {}
+        """Weights of the checks that may still be chosen, by their place."""
         self.started = time.monotonic()
 
     @property
@@ -274,7 +290,7 @@ class _Work:
             "done": (self.done, self.taken),
             "checks": [asdict(check) for check in self.checks],
             "copies": self.copies,
-            "seconds": time.monotonic() - self.started,
+            "seconds": self._seconds,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -319,9 +335,27 @@ class _Work:
 
     def checked(self, loss: float | None) -> None:
         """See how the copy stands, and keep its weights for as long as they may be chosen."""
-        self.checks.append(self._check(loss))
-        self.copies[self.done] = {name: t.detach().clone() for name, t in self.kept.state_dict().items()}
-        self.copies = {check.epoch: self.copies[check.epoch] for check in _close(self.checks, len(self.held))}
+        self._judge(Check(self.done, loss, *self._measures(), self._seconds))
+
+    def look_back(self) -> None:
+        """Once it is over, look at copies between the original and the best: part of the way may keep most of both."""
+        best = _chosen(self.checks, len(self.held))
+        if best is self.checks[0]:
+            return
+        original, trained = self.teacher.state_dict(), self.copies[best.place]
+        for way in BACK:
+            between = {name: _between(original[name], tensor, way) for name, tensor in trained.items()}
+            self.kept.load_state_dict(between)
+            self._judge(Check(best.epoch, best.loss, *self._measures(), self._seconds, way))
+
+    def _judge(self, check: Check) -> None:
+        self.checks.append(check)
+        self.copies[check.place] = {name: t.detach().clone() for name, t in self.kept.state_dict().items()}
+        self.copies = {check.place: self.copies[check.place] for check in _close(self.checks, len(self.held))}
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self.started
 
     def _step(self, numbers: NDArray[np.intp]) -> Tensor:
         inputs = self._crops(numbers)
@@ -347,7 +381,7 @@ class _Work:
         self.ema.update(self.student, step=self.taken)
         return loss.detach()
 
-    def _check(self, loss: float | None) -> Check:
+    def _measures(self) -> tuple[float, float]:
         """Agreement and invariance on the held-out photos."""
         agree: list[Tensor] = []
         survive: list[Tensor] = []
@@ -360,8 +394,7 @@ class _Work:
                 for view in self.views:
                     alive &= _label(self.kept(viewed(self.kept, inputs, ~view))) == wanted
                 survive.append(alive)
-        agreement, invariance = (float(torch.cat(v).float().mean()) for v in (agree, survive))
-        return Check(self.done, loss, agreement, invariance, time.monotonic() - self.started)
+        return float(torch.cat(agree).float().mean()), float(torch.cat(survive).float().mean())
 
     def _crops(self, numbers: NDArray[np.intp]) -> Tensor:
         """Random crops of training photos, recoloured, blended, resized to the input and normalised."""
@@ -399,6 +432,10 @@ class _Work:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
+
+
+def _between(original: Tensor, trained: Tensor, way: float) -> Tensor:
+    return torch.lerp(original, trained, way) if trained.is_floating_point() else trained
 
 
 def _label(output: Tensor) -> Tensor:
