@@ -63,8 +63,8 @@ def main() -> None:
         masks=6,
         precision="fast",
     )
-    filled = "inpaint:" in str(card.get("model", given.model))
-    mirror = "mirror:" in given.model
+    described = given.model.removesuffix(inner) + str(card.get("model", inner))
+    filled, mirror = "inpaint:" in described, "mirror:" in described
     row: dict[str, object] = {
         "model": given.name,
         "photos": card.get("photos", {}).get("number", 0),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import CallableClassifier, DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
+from patchcleanser.classifiers.fast import Exported
 from patchcleanser.classifiers.mirror import Mirrored, mirrored
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.trained import bare_spec
@@ -56,6 +57,21 @@ def test_labels_under_masks_are_those_of_the_masked_image_and_its_mirror_image(s
             assert (torch.from_numpy(one.table.labels[index]) == logits.argmax(1))[sure].all()
             checked += int(sure.sum())
     assert checked > 60
+
+
+@pytest.mark.parametrize("spec", ["mirror:zoo:tiny", "mirror:inpaint:zoo:tiny"])
+def test_it_can_be_exported_for_batches_of_any_size(spec: str) -> None:
+    """A CPU without bfloat16 goes by ONNX Runtime."""
+    classifier = load_classifier(spec, device="cpu")
+    assert isinstance(classifier, TorchClassifier)
+    exported = Exported(classifier)
+    inputs = classifier.prepare(sample(7))
+    if classifier.mask_aware:
+        inputs = torch.cat([inputs, torch.zeros_like(inputs[:, :1])], dim=1)
+    with torch.inference_mode():
+        for number in (2, 1, 7):
+            found = exported.logits(inputs[:number])
+            assert torch.allclose(found, classifier.logits(inputs[:number]), atol=1e-3)
 
 
 def test_no_patch_fools_a_certified_image() -> None:

@@ -22,7 +22,7 @@ from patchcleanser.data.base import Subset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training import Recipe, checkpoints, fit
 from patchcleanser.training.cutout import shown
-from patchcleanser.training.harden import Check, HardenSettings, _chosen, _close, _Work, harden
+from patchcleanser.training.harden import Check, HardenSettings, _apart, _chosen, _close, _Work, harden
 
 THREAT = Threat.square(5)
 
@@ -55,7 +55,7 @@ def test_the_copy_says_of_masked_photos_what_the_original_says_of_whole_ones(cla
     assert done.checks[0].agreement == 1.0  # the copy starts as the original
     assert done.best.invariance > done.checks[0].invariance
     assert done.best.agreement > 0.7
-    assert seen == [2, 4, 5]  # every second epoch, and the last
+    assert seen == [2, 4, 5, 5, 5, 5]  # every second epoch, the last, and thrice on the way back
     # The original is untouched, and so are the batch-norm statistics of the copy.
     for name, tensor in classifier.module.state_dict().items():
         assert torch.equal(tensor, before[name])
@@ -213,14 +213,24 @@ def test_sharp_photos_are_seen_more_often_than_blurred_ones(classifier: TorchCla
     sharp, blurred = load_dataset("sample"), SmallPhotos(load_dataset("sample"), np.arange(100))
     settings = HardenSettings(epochs=1, batch=8, tries=1, holdout=0.1, sharp=3)
     work = _Work(classifier, together([sharp, blurred]), THREAT, settings, 0)
-    times = np.bincount(work.pool, minlength=400)
+    times = np.bincount(work.pool, minlength=400)  # 300 sharp ones, 100 blurred
     wide = (work.photos.sizes.amin(1) >= 16).numpy()
     assert (times[(times > 0) & wide] == 3).all()
     assert (times[(times > 0) & ~wide] == 1).all()
-    # Held out are 40, none of which is learnt from, and sharp ones among them are as frequent as among those shown.
+    # None of those held out is learnt from, and sharp ones among them are nearly as frequent as among those shown.
     assert len(work.held) == int((times == 0).sum()) == 40
-    assert int((times[wide] == 0).sum()) / 40 > 0.8
-    assert (times[~wide] == 0).any()
+    assert [int((times[kind] == 0).sum()) for kind in (wide, ~wide)] == [30, 10]
+
+
+@pytest.mark.parametrize(
+    ("sharp", "blurred", "held"),
+    [(2000, 100_000, (114, 286)), (30, 970, (3, 97)), (0, 1000, (0, 100)), (1000, 0, (100, 0)), (5, 5, (0, 4))],
+)
+def test_few_sharp_photos_are_not_all_held_out(sharp: int, blurred: int, held: tuple[int, int]) -> None:
+    often = np.repeat([20, 1], [sharp, blurred]) if sharp and blurred else np.ones(sharp + blurred, int)
+    apart = _apart(often, 0.1, np.random.default_rng(0))
+    assert len(set(apart.tolist())) == len(apart)
+    assert (int((apart < sharp).sum()), int((apart >= sharp).sum())) == held
 
 
 def test_half_of_the_photos_are_blended_with_another(classifier: TorchClassifier) -> None:
@@ -242,6 +252,7 @@ def test_half_of_the_photos_are_blended_with_another(classifier: TorchClassifier
         ({"mix": 1.5}, "mix and greedy lie in .* got 1.5"),
         ({"greedy": -0.1}, "mix and greedy lie in .* got 0.5, -0.1"),
         ({"average": 1.0}, "average in"),
+        ({"features": -1.0}, "weight of features .* got -1.0"),
     ],
 )
 def test_bad_settings_are_named(setting: dict[str, float], words: str) -> None:
@@ -268,3 +279,48 @@ def test_the_original_can_be_asked_about_mirror_images_too(classifier: TorchClas
             whole = work.teacher(inputs) + work.teacher(inputs.flip(-1)) if mirror else 2 * work.teacher(inputs)
             assert torch.allclose(work.ask(inputs), whole / 2, atol=1e-4)
         assert same == mirror
+
+
+def test_features_are_kept_where_that_is_asked_for(classifier: TorchClassifier) -> None:
+    """Of masked photos the last layer is given more nearly what it is given of whole ones, and nothing else changes."""
+    photos = together([load_dataset("sample")], limit=200)
+    head = [m for m in classifier.module.modules() if isinstance(m, nn.Linear)][-1]
+    inputs = torch.stack([classifier.prepare(photos.image(i)[None])[0] for i in range(64)])
+    hidden = inputs.clone()
+    hidden[:, :, 8:20, 8:20] = 0
+    seen: list[Tensor] = []
+    apart = []
+    for weight in (0.0, 20.0):
+        settings = HardenSettings(epochs=4, batch=25, rate=1e-3, tries=1, every=4, features=weight)
+        work = _Work(classifier, photos, THREAT, settings, seed=0)
+        work.checked(None)
+        while not work.over:
+            work.epoch()
+        done = work.kept
+        assert done(inputs).shape == (64, 10)
+        hardened = [m for m in done.modules() if isinstance(m, nn.Linear)][-1]
+        handles = [m.register_forward_pre_hook(lambda m, given: seen.append(given[0])) for m in (head, hardened)]
+        with torch.inference_mode():
+            classifier.module(inputs)
+            done(hidden)
+        for handle in handles:
+            handle.remove()
+        whole, masked = seen[-2:]
+        apart.append(float(((whole - masked).square().sum(1) / whole.square().sum(1)).mean()))
+    assert apart[1] < 0.95 * apart[0], apart
+
+
+def test_a_network_without_a_last_linear_layer_has_no_features_to_keep() -> None:
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 10)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.head(inputs.mean((2, 3))).log_softmax(1)  # which features behind the logits would change
+
+    photos, settings = together([load_dataset("sample")], limit=30), HardenSettings(epochs=1, features=1.0)
+    for network in (Shares(), nn.Sequential(nn.Conv2d(3, 10, 32), nn.Flatten())):
+        classifier = TorchClassifier(network.eval(), Preprocessing((32, 32), mean=(0.5,) * 3, std=(0.5,) * 3))
+        with pytest.raises(InputError, match="does not end in a linear layer of 10 classes"):
+            harden(classifier, photos, THREAT, settings=settings)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import Copied
 from patchcleanser.classifiers.precision import half_type
 from patchcleanser.classifiers.split import Split
@@ -61,7 +62,12 @@ class Exported(Derived):
             if len(self._sessions) == EXPORTS:
                 self._sessions.pop(next(iter(self._sessions)))
             self._sessions[size] = _session(self.classifier.module, inputs)
-        logits = torch.from_numpy(self._sessions[size](inputs.contiguous().numpy()))
+        try:
+            logits = torch.from_numpy(self._sessions[size](inputs.contiguous().numpy()))
+        except Exception as error:  # onnxruntime has kinds of its own, which no other code knows
+            if is_out_of_memory(error):
+                raise
+            raise UnusableError(f"ONNX Runtime failed on inputs {tuple(inputs.shape)}: {error}") from error
         if logits.shape != (len(inputs), self.classifier.classes or logits.shape[-1]):
             raise UnusableError(f"the exported network gave logits {tuple(logits.shape)}")
         return logits

@@ -24,8 +24,8 @@ class Mirrored(nn.Module):
         """[N, C, H, W] → the mean of the logits of both."""
         output = self.network(torch.cat([inputs, inputs.flip(-1)]))
         logits: Tensor = getattr(output, "logits", output)
-        first, second = logits.chunk(2)
-        return (first + second) / 2
+        number = inputs.shape[0]  # not chunk(2), which an export would take for batches of one size
+        return (logits[:number] + logits[number:]) / 2
 
 
 def mirrored(plain: TorchClassifier) -> TorchClassifier:

@@ -35,6 +35,7 @@ from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training.augment import coloured
 from patchcleanser.training.checkpoints import Checkpoint
 from patchcleanser.training.cutout import Cutout, GreedyCutout, OwnMasks, shown
+from patchcleanser.training.features import tell_features
 from patchcleanser.training.judge import as_good, two_mask_views, viewed
 from patchcleanser.training.photos import Photos
 from patchcleanser.training.speed import compiled
@@ -44,6 +45,9 @@ TELL_SECONDS = 20
 
 MOST_HELD = 400
 """More photos than this are not held out: each is looked at 25 times a check."""
+
+FORMAT = 2
+"""Of checkpoints; one of another format, or of photos drawn another way, is not gone on with."""
 
 BACK = (0.75, 0.5, 0.25)
 """Parts of the way from the original's weights to the trained ones at which copies are looked at in the end."""
@@ -84,6 +88,8 @@ class HardenSettings:
     """The most of another photo that is blended into one; half of the photos stay pure."""
     sharp: int = 1
     """Among smaller photos, those at least half as wide and high as the input are seen so often an epoch."""
+    features: float = 0.0
+    """Weight of the last layer's inputs in the loss: they too are to be the original's; 0 leaves them free."""
     mirror: bool = False
     """Whether the original's answer is its mean over a picture and the mirror image."""
     average: float = 0.998
@@ -94,6 +100,8 @@ class HardenSettings:
             raise InputError(f"epochs, batch, tries, every, patience, masks and sharp are at least 1, got {self}")
         if not self.rate > 0 or not 0 <= self.unmasked < 1:
             raise InputError(f"a rate is above 0 and unmasked lies in [0, 1), got {self.rate} and {self.unmasked}")
+        if not 0 <= self.features < math.inf:
+            raise InputError(f"a weight of features is a number of at least 0, got {self.features}")
         if not (0 <= self.mix <= 1 and 0 <= self.greedy <= 1 and 0 <= self.colour <= 2 and 0 <= self.average < 1):
             raise InputError(
                 f"mix and greedy lie in [0, 1], colour in [0, 2] and average in [0, 1), got {self.mix}, {self.greedy}, "
@@ -171,10 +179,10 @@ def harden(
         work.epoch(watch)
         if checkpoint is not None:
             checkpoint.write(work.state, last=work.over)
-    work.look_back()
+    work.look_back(watch)
     best = _chosen(work.checks, len(work.held))
-    work.student.load_state_dict(work.copies.get(best.place, work.teacher.state_dict()))
-    hardened = TorchClassifier(work.student, classifier.preprocessing, classes=classifier.classes)
+    work.kept.load_state_dict(work.copies.get(best.place, work.teacher.state_dict()))
+    hardened = TorchClassifier(work.kept, classifier.preprocessing, classes=classifier.classes)
     return Hardened(hardened, work.checks, best)
 
 
@@ -182,7 +190,13 @@ def _key(
     classifier: TorchClassifier, photos: Dataset, threat: Threat, settings: HardenSettings, seed: int
 ) -> dict[str, Any]:
     """What makes one run another."""
-    of = {"classifier": classifier.fingerprint, "photos": photos.fingerprint, "patch": str(threat), "grid": threat.grid}
+    of = {
+        "format": FORMAT,
+        "classifier": classifier.fingerprint,
+        "photos": photos.fingerprint,
+        "patch": str(threat),
+        "grid": threat.grid,
+    }
     return {**of, "settings": asdict(settings), "seed": seed}
 
 
@@ -209,6 +223,14 @@ def _close(checks: Sequence[Check], photos: int) -> list[Check]:
 def _chosen(checks: Sequence[Check], photos: int) -> Check:
     """The copy to return; the untouched one, which comes first, if none has more invariance."""
     return max(_close(checks, photos), key=lambda check: (check.agreement, check.epoch), default=checks[0])
+
+
+def _apart(often: NDArray[np.intp], share: float, order: np.random.Generator) -> NDArray[np.intp]:
+    """Photos to hold out: like those learnt from, sharp ones as often, but no more than this share of them."""
+    held = max(4, min(int(share * len(often)), MOST_HELD))
+    sharp, others = (order.permutation(np.flatnonzero(kind)) for kind in (often > 1, often == 1))
+    sharp = sharp[: min(int(share * len(sharp)), round(held * often[sharp].sum() / often.sum()))]
+    return np.concatenate([sharp, others[: held - len(sharp)]])
 
 
 def _masks(threat: Threat, size: Size, settings: HardenSettings, device: torch.device) -> Cutout:
@@ -239,15 +261,19 @@ class _Work:
         self.photos = Photos(photos, np.arange(len(photos)), max(self.size) + max(self.size) // 4, self.device)
         sharp = (self.photos.sizes.amin(1) >= min(self.size) / 2).numpy()
         often = np.where(sharp & ~sharp.all(), settings.sharp, 1)
-        # Held out are photos like those learnt from, sharp ones as often.
-        held = max(4, min(int(settings.holdout * len(photos)), MOST_HELD))
-        apart = self.order.choice(len(photos), held, replace=False, p=often / often.sum())
+        apart = _apart(often, settings.holdout, self.order)
         self.held = self._prepared(photos, apart)
         often[apart] = 0
         self.pool = np.repeat(np.arange(len(photos)), often)
         """Photos to learn from, sharp ones several times."""
         self.steps = max(1, len(self.pool) // settings.batch)
         asked = Mirrored(self.teacher) if settings.mirror else self.teacher
+        self.classes: int | None = None
+        """Answers that are followed by features begin with so many logits; None: they are nothing but logits."""
+        if settings.features:
+            asked = copy.deepcopy(asked)  # the original itself goes on giving plain answers
+            for module in (asked, self.student):
+                self.classes = tell_features(module, shown(module, self.held[:2].to(self.device)))
         self.ask, self.learn = (
             compiled(module, self.device, settings.epochs * self.steps) for module in (asked, self.student)
         )
@@ -335,9 +361,9 @@ class _Work:
 
     def checked(self, loss: float | None) -> None:
         """See how the copy stands, and keep its weights for as long as they may be chosen."""
-        self._judge(Check(self.done, loss, *self._measures(), self._seconds))
+        self._judge(Check(self.done, loss, *self._measures(), self._seconds, 0.0 if loss is None else 1.0))
 
-    def look_back(self) -> None:
+    def look_back(self, watch: Watcher | None = None) -> None:
         """Once it is over, look at copies between the original and the best: part of the way may keep most of both."""
         best = _chosen(self.checks, len(self.held))
         if best is self.checks[0]:
@@ -347,6 +373,8 @@ class _Work:
             between = {name: _between(original[name], tensor, way) for name, tensor in trained.items()}
             self.kept.load_state_dict(between)
             self._judge(Check(best.epoch, best.loss, *self._measures(), self._seconds, way))
+            if watch is not None and best.loss is not None:
+                watch(self.done, best.loss, self.checks[-1])
 
     def _judge(self, check: Check) -> None:
         self.checks.append(check)
@@ -360,19 +388,23 @@ class _Work:
     def _step(self, numbers: NDArray[np.intp]) -> Tensor:
         inputs = self._crops(numbers)
         with torch.no_grad(), self._autocast():
-            wanted = _log_probabilities(self.ask(self._laid_out(shown(self.teacher, inputs))))
+            logits, features = self._parted(self.ask(self._laid_out(shown(self.teacher, inputs))))
+            wanted = logits.log_softmax(1)
         whole = int(self.settings.unmasked * len(inputs))
         rest = inputs[whole:]
 
         def divergences(hidden: Tensor) -> Tensor:
             with torch.no_grad(), self._autocast():
-                return _divergence(self.learn(shown(self.student, rest, hidden)), wanted[whole:])
+                return _divergence(self._parted(self.learn(shown(self.student, rest, hidden)))[0], wanted[whole:])
 
         hidden = self.cutout.chosen(rest, divergences, self.generator)
         hidden = torch.cat([hidden.new_zeros(whole, *self.size), hidden])
         with self._autocast():
-            answers = self.learn(self._laid_out(shown(self.student, inputs, hidden)))
+            answers, kept = self._parted(self.learn(self._laid_out(shown(self.student, inputs, hidden))))
         loss = _divergence(answers, wanted).mean()
+        if self.classes is not None:
+            apart = (kept - features).square().sum(1) / features.square().sum(1).clamp_min(1e-6)
+            loss = loss + self.settings.features * apart.mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), 5.0)
@@ -380,6 +412,11 @@ class _Work:
         self.taken += 1
         self.ema.update(self.student, step=self.taken)
         return loss.detach()
+
+    def _parted(self, output: Any) -> tuple[Tensor, Tensor]:
+        """Logits and features of what a network that is asked, or learns, answers; none if it tells none."""
+        answers: Tensor = getattr(output, "logits", output).float()
+        return answers[:, : self.classes], answers[:, answers.shape[1] if self.classes is None else self.classes :]
 
     def _measures(self) -> tuple[float, float]:
         """Agreement and invariance on the held-out photos."""
@@ -443,10 +480,6 @@ def _label(output: Tensor) -> Tensor:
     return labels
 
 
-def _log_probabilities(logits: Tensor) -> Tensor:
-    return functional.log_softmax(getattr(logits, "logits", logits).float(), dim=1)
-
-
 def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
     """KL divergence of each answer from the wanted one [N]."""
-    return functional.kl_div(_log_probabilities(logits), wanted, reduction="none", log_target=True).sum(1)
+    return functional.kl_div(logits.log_softmax(1), wanted, reduction="none", log_target=True).sum(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -12,12 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as Readable
 
 from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset
-from patchcleanser.errors import PatchCleanserError
 
 SMALLER = 3
 """Photos that fit into squares of a half, a quarter or an eighth of the side are kept in such."""
@@ -25,9 +23,10 @@ SMALLER = 3
 SLAB = 1000
 """Photos that are put where they stay at once."""
 
-WORTH = 2000
-READERS = 8
-"""So many photos are worth other processes to decode them; threads would wait for each other over small ones."""
+TRIED = 100
+LONG = 0.001
+"""So many photos are read first; if one takes so many seconds, threads read the others. Over small ones, which hardly
+leave Python, threads wait for each other: of 64 px one takes 0.4 ms, and 0.8 with four threads."""
 
 
 class Photos:
@@ -41,7 +40,7 @@ class Photos:
         read = _read(photos, indices, side)
         self.sizes = torch.tensor([one.size for one in read], dtype=torch.float32)
         """Height and width of each before it was squeezed, [N, 2]."""
-        found = [torch.from_numpy(one.square) for one in read]
+        found = [one.square for one in read]
         del read
         self._side = np.array([square.shape[-1] for square in found])
         self._place = np.zeros(len(found), np.intp)
@@ -75,52 +74,27 @@ class Photos:
 
 
 class _Photo(NamedTuple):
-    """A photo as a square of uint8 [3, side, side], its size before, and the digest of its content."""
+    """A photo as a square of uint8 [3, side, side], and its height and width before."""
 
-    square: NDArray[np.uint8]
+    square: Tensor
     size: tuple[int, ...]
-    digest: bytes
-
-
-class _Reader(Readable[_Photo | PatchCleanserError]):
-    """Reads photos wherever it is; what is wrong with one is brought back, not raised."""
-
-    def __init__(self, photos: Dataset, indices: NDArray[np.intp], side: int) -> None:
-        self.photos, self.indices, self.side = photos, indices, side
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, number: int) -> _Photo | PatchCleanserError:
-        index = int(self.indices[number])
-        try:
-            image = self.photos.image(index)
-            return _Photo(_squeezed(image, self.side), tuple(image.shape[1:]), self.photos.digest(index))
-        except PatchCleanserError as error:
-            return error
 
 
 def _read(photos: Dataset, indices: NDArray[np.intp], side: int) -> list[_Photo]:
-    """All of them; the first that cannot be read is raised. Their digests are remembered as if read here."""
-    workers = min(READERS, os.cpu_count() or 1) if len(indices) >= WORTH and sys.platform == "linux" else 0
-    loader = DataLoader(
-        _Reader(photos, indices, side),
-        batch_size=64,
-        num_workers=workers,
-        collate_fn=list,
-        multiprocessing_context="fork" if workers else None,
-    )
-    read: list[_Photo] = []
-    for batch in loader:
-        for one in batch:
-            if isinstance(one, PatchCleanserError):
-                raise one
-            photos.remember(int(indices[len(read)]), one.digest)
-            read.append(one)
-    return read
+    def one(index: np.intp) -> _Photo:
+        image = photos.image(int(index))
+        return _Photo(_squeezed(image, side), tuple(image.shape[1:]))
+
+    started = time.monotonic()
+    first = [one(index) for index in indices[:TRIED]]
+    threads = os.cpu_count() if time.monotonic() - started > LONG * len(first) else 1
+    if threads == 1:
+        return first + [one(index) for index in indices[TRIED:]]
+    with ThreadPoolExecutor(threads) as pool:
+        return first + list(pool.map(one, indices[TRIED:]))
 
 
-def _squeezed(image: Tensor, side: int) -> NDArray[np.uint8]:
+def _squeezed(image: Tensor, side: int) -> Tensor:
     """An image [3, H, W] as a square of uint8: of the side, or of the least part of it that it fits into.
 
     Not by torch, whose threads would wait for each other over pictures as small as these.
@@ -128,4 +102,4 @@ def _squeezed(image: Tensor, side: int) -> NDArray[np.uint8]:
     own = next(side >> k for k in range(SMALLER, -1, -1) if k == 0 or max(image.shape[1:]) <= side >> k)
     picture = Image.fromarray(np.rint(255 * image.numpy().transpose(1, 2, 0)).astype(np.uint8))
     square = np.asarray(picture.resize((own, own), Image.Resampling.BILINEAR))
-    return square.transpose(2, 0, 1).copy()
+    return torch.from_numpy(square.transpose(2, 0, 1).copy())
