@@ -28,7 +28,7 @@ def harden(
     mix: Annotated[float, typer.Option(help="The most of another photo blended into one; few photos need it.")] = 0.5,
     unmasked: Annotated[float, typer.Option(help="Share of the loss that keeps unmasked answers.")] = 0.3,
     sharp: Annotated[int, typer.Option(help="How often an epoch shows photos that fill the input.")] = 1,
-    features: Annotated[float, typer.Option(help="Weight of keeping the last layer's inputs; 5 is a good one.")] = 0.0,
+    features: Annotated[float, typer.Option(help="Weight of keeping the last layer's inputs, as 5; 0 does not.")] = 0.0,
     mirror: Annotated[bool, typer.Option("--mirror", help="Ask the original about mirror images too.")] = False,
     patience: Annotated[int, typer.Option(help="Stop after so many checks without improvement.")] = 8,
     limit: Limit = None,

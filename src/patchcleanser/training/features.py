@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from patchcleanser.errors import InputError
 
 
-def tell_features(module: nn.Module, inputs: Tensor) -> int:
-    """From now on a network's answers [N, classes] are followed by its features; returns the number of classes.
+def tell_features(module: nn.Module, inputs: Tensor) -> nn.Linear:
+    """From now on a network's answers [N, classes] are followed by its features; returns its last linear layer.
 
-    Features are what its last linear layer is given. `inputs` are some to try it with: a network that does more with
-    that layer's output than return it is refused.
+    Features are what that layer is given. `inputs` are some to try it with: a network that does more with the
+    layer's output than return it is refused.
     """
     with torch.no_grad():
         plain = _logits(module(inputs))
@@ -24,7 +24,7 @@ def tell_features(module: nn.Module, inputs: Tensor) -> int:
             heads[-1].register_forward_hook(_told)
             both = _logits(module(inputs))
             if both.shape == (len(inputs), classes + heads[-1].in_features) and torch.equal(both[:, :classes], plain):
-                return classes
+                return heads[-1]
     raise InputError(
         f"{type(module).__name__} does not end in a linear layer of {classes} classes, so it has no features to keep; "
         "do without --features"

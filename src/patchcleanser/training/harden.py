@@ -89,7 +89,8 @@ class HardenSettings:
     sharp: int = 1
     """Among smaller photos, those at least half as wide and high as the input are seen so often an epoch."""
     features: float = 0.0
-    """Weight of the last layer's inputs in the loss: they too are to be the original's; 0 leaves them free."""
+    """Weight of the last layer's inputs in the loss: they too are to be the original's, and the layer itself stays as
+    it is. 0 leaves both free."""
     mirror: bool = False
     """Whether the original's answer is its mean over a picture and the mirror image."""
     average: float = 0.998
@@ -273,12 +274,14 @@ class _Work:
         if settings.features:
             asked = copy.deepcopy(asked)  # the original itself goes on giving plain answers
             for module in (asked, self.student):
-                self.classes = tell_features(module, shown(module, self.held[:2].to(self.device)))
+                head = tell_features(module, shown(module, self.held[:2].to(self.device)))
+                head.requires_grad_(False)  # classes that photos do not show would be forgotten there first
+                self.classes = head.out_features
         self.ask, self.learn = (
             compiled(module, self.device, settings.epochs * self.steps) for module in (asked, self.student)
         )
         self.optimizer = torch.optim.AdamW(
-            self.student.parameters(),
+            [weights for weights in self.student.parameters() if weights.requires_grad],
             lr=settings.rate,
             weight_decay=settings.weight_decay,
             fused=self.device.type == "cuda",
