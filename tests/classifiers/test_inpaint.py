@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.classifiers.inpaint import Inpainting, filled_in, inpainting
+from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.errors import InputError
@@ -94,11 +95,14 @@ def test_labels_under_masks_are_those_of_the_filled_in_picture(precision: str) -
             assert sure.any()
 
 
-def test_no_patch_fools_a_certified_image() -> None:
+@pytest.mark.parametrize("around", [(Inpainting,), (Mirrored,), (Inpainting, Mirrored)])
+def test_no_patch_fools_a_certified_image(around: tuple[type[Inpainting | Mirrored], ...]) -> None:
     """Every position, many contents, on a network that answers to single pixels."""
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 36, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
-    classifier = TorchClassifier(Inpainting(network).eval(), Preprocessing(), classes=3)
+    network: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 36, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    for wrapper in around:
+        network = wrapper(network).eval()
+    classifier = TorchClassifier(network, Preprocessing(), classes=3)
     defense = DoubleMasking(classifier, Threat.square(1), masks=3)
     images = torch.rand(120, 3, 6, 6, generator=torch.Generator().manual_seed(1))
     labels = [verdict.label for verdict in defense.predict(images)]

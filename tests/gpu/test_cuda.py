@@ -12,6 +12,7 @@ import torch
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers.copied import Copied, _Graph
 from patchcleanser.classifiers.inpaint import Inpainting
+from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.networks import build_network
 from patchcleanser.classifiers.precision import in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.preprocessing import Preprocessing
@@ -63,13 +64,16 @@ def labels_of(defense: DoubleMasking, images: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.from_numpy(e.table.labels) for e in found])
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resmlp_12_224", "resnet18", "inpaint:resnet18"])
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "resmlp_12_224", "resnet18", "inpaint:resnet18", "mirror:resnet18"]
+)
 @pytest.mark.parametrize("expected", [0, 10**9], ids=["few labels", "many labels"])
 def test_fast_labels_are_the_exact_ones_compiled_or_not(name: str, expected: int) -> None:
     torch.manual_seed(0)
-    module = timm.create_model(name.removeprefix("inpaint:"), pretrained=False, num_classes=10).eval().cuda()
+    around, _, network = name.rpartition(":")
+    module = timm.create_model(network, pretrained=False, num_classes=10).eval().cuda()
     torch.nn.init.normal_(module.get_classifier().weight, std=0.02)  # zeros would make every label a tie
-    module = Inpainting(module).eval() if name.startswith("inpaint:") else module
+    module = {"inpaint": Inpainting, "mirror": Mirrored}[around](module).eval() if around else module
     images = torch.rand(8, 3, 224, 224, generator=torch.Generator().manual_seed(1))
     fast, exact = (
         DoubleMasking(TorchClassifier(module), Threat.square(32), masks=6, precision=precision)
