@@ -69,6 +69,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_threads_read_the_same_photos(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TRIED", 4)
+    monkeypatch.setattr(module, "SLAB", 11)
     order = np.random.default_rng(1).permutation(30)
     found = []
     for seconds in (1e9, -1.0):  # never long, always long
