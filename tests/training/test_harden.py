@@ -284,7 +284,11 @@ def test_the_original_can_be_asked_about_mirror_images_too(classifier: TorchClas
 def test_features_are_kept_where_that_is_asked_for(classifier: TorchClassifier) -> None:
     """Of masked photos the last layer is given more nearly what it is given of whole ones."""
     photos = together([load_dataset("sample")], limit=200)
-    head = [m for m in classifier.module.modules() if isinstance(m, nn.Linear)][-1]
+
+    def last(module: nn.Module) -> nn.Linear:
+        return [m for m in module.modules() if isinstance(m, nn.Linear)][-1]
+
+    head = last(classifier.module)
     inputs = torch.stack([classifier.prepare(photos.image(i)[None])[0] for i in range(64)])
     hidden = inputs.clone()
     hidden[:, :, 8:20, 8:20] = 0
@@ -298,9 +302,8 @@ def test_features_are_kept_where_that_is_asked_for(classifier: TorchClassifier) 
             work.epoch()
         done = work.kept
         assert done(inputs).shape == (64, 10)
-        changed = not torch.equal([m for m in done.modules() if isinstance(m, nn.Linear)][-1].weight, head.weight)
-        assert changed == (weight == 0)  # the last layer stays as it is
-        hardened = [m for m in done.modules() if isinstance(m, nn.Linear)][-1]
+        hardened = last(done)
+        assert torch.equal(hardened.weight, head.weight) == (weight > 0)  # the last layer stays as it is
         handles = [m.register_forward_pre_hook(lambda m, given: seen.append(given[0])) for m in (head, hardened)]
         with torch.inference_mode():
             classifier.module(inputs)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser.classifiers.torch import TorchClassifier, module_of
+from patchcleanser.classifiers.torch import TorchClassifier, around
 from patchcleanser.errors import InputError
 
 WHAT = "hidden pixels can be filled in for"
@@ -35,12 +35,9 @@ class Inpainting(nn.Module):
 
 def inpainting(plain: TorchClassifier) -> TorchClassifier:
     """A classifier that fills in what masks hide and then asks the network of another."""
-    network = module_of(plain, WHAT)
     if plain.mask_aware:
         raise InputError(f"{WHAT} plain torch networks only, not one that is told what is hidden already, got {plain}")
-    classifier = TorchClassifier(Inpainting(network).eval(), plain.preprocessing, classes=plain.classes)
-    classifier.names, classifier.code = plain.names, plain.code
-    return classifier
+    return around(plain, Inpainting, WHAT)
 
 
 def filled_in(images: Tensor, visible: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.torch import TorchClassifier, module_of
+from patchcleanser.classifiers.torch import TorchClassifier, around, logits_in
 
 
 class Mirrored(nn.Module):
@@ -22,15 +22,11 @@ class Mirrored(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[N, C, H, W] → the mean of the logits of both."""
-        output = self.network(torch.cat([inputs, inputs.flip(-1)]))
-        logits: Tensor = getattr(output, "logits", output)
+        logits = logits_in(self.network(torch.cat([inputs, inputs.flip(-1)])))
         number = inputs.shape[0]  # not chunk(2), which an export would take for batches of one size
         return (logits[:number] + logits[number:]) / 2
 
 
 def mirrored(plain: TorchClassifier) -> TorchClassifier:
     """A classifier that answers by the mean of another's answers to an image and to its mirror image."""
-    network = module_of(plain, "answers to mirror images can be asked of")
-    classifier = TorchClassifier(Mirrored(network).eval(), plain.preprocessing, classes=plain.classes)
-    classifier.names, classifier.code = plain.names, plain.code
-    return classifier
+    return around(plain, Mirrored, "answers to mirror images can be asked of")

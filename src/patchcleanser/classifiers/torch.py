@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class TorchClassifier(Classifier):
                 f"the model failed on inputs of shape {tuple(inputs.shape)}: {type(error).__name__}: {error}; "
                 "if their size is wrong, set preprocessing="
             ) from error
-        logits: Tensor = getattr(output, "logits", output)
+        logits = logits_in(output)
         return logits[:number] if short and len(logits) == number + short else logits
 
     def _output(self, inputs: Tensor) -> Any:
@@ -109,12 +110,20 @@ def refuse_train_mode(module: nn.Module) -> None:
             )
 
 
-def module_of(classifier: Classifier, what: str) -> nn.Module:
-    """The network of a classifier that adds nothing to its network's answers; another is refused."""
+def around(plain: Classifier, wrapper: Callable[[nn.Module], nn.Module], what: str) -> TorchClassifier:
+    """A classifier whose network goes around another's; one that adds anything to its network's answers is refused."""
     own = (TorchClassifier.logits, TorchClassifier._output)
-    if not isinstance(classifier, TorchClassifier) or (type(classifier).logits, type(classifier)._output) != own:
-        raise InputError(f"{what} plain torch networks only, got {classifier}")
-    return classifier.module
+    if not isinstance(plain, TorchClassifier) or (type(plain).logits, type(plain)._output) != own:
+        raise InputError(f"{what} plain torch networks only, got {plain}")
+    classifier = TorchClassifier(wrapper(plain.module).eval(), plain.preprocessing, classes=plain.classes)
+    classifier.names, classifier.code = plain.names, plain.code
+    return classifier
+
+
+def logits_in(output: Any) -> Tensor:
+    """The logits of what a network returned; transformers wrap them."""
+    logits: Tensor = getattr(output, "logits", output)
+    return logits
 
 
 def input_size(classifier: Classifier) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from patchcleanser.classifiers.torch import logits_in
 from patchcleanser.errors import InputError
 
 
@@ -17,12 +18,12 @@ def tell_features(module: nn.Module, inputs: Tensor) -> nn.Linear:
     layer's output than return it is refused.
     """
     with torch.no_grad():
-        plain = _logits(module(inputs))
+        plain = logits_in(module(inputs))
         classes = plain.shape[1]
         heads = [m for m in module.modules() if isinstance(m, nn.Linear) and m.out_features == classes]
         if heads:
             heads[-1].register_forward_hook(_told)
-            both = _logits(module(inputs))
+            both = logits_in(module(inputs))
             if both.shape == (len(inputs), classes + heads[-1].in_features) and torch.equal(both[:, :classes], plain):
                 return heads[-1]
     raise InputError(
@@ -33,8 +34,3 @@ def tell_features(module: nn.Module, inputs: Tensor) -> nn.Linear:
 
 def _told(module: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
     return torch.cat([output, given[0]], dim=-1)
-
-
-def _logits(output: Any) -> Tensor:
-    logits: Tensor = getattr(output, "logits", output)
-    return logits

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.precision import tuned
-from patchcleanser.classifiers.torch import TorchClassifier, input_size
+from patchcleanser.classifiers.torch import TorchClassifier, input_size, logits_in
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
@@ -418,7 +418,7 @@ class _Work:
 
     def _parted(self, output: Any) -> tuple[Tensor, Tensor]:
         """Logits and features of what a network that is asked, or learns, answers; none if it tells none."""
-        answers: Tensor = getattr(output, "logits", output).float()
+        answers = logits_in(output).float()
         return answers[:, : self.classes], answers[:, answers.shape[1] if self.classes is None else self.classes :]
 
     def _measures(self) -> tuple[float, float]:
@@ -479,8 +479,7 @@ def _between(original: Tensor, trained: Tensor, way: float) -> Tensor:
 
 
 def _label(output: Tensor) -> Tensor:
-    labels: Tensor = getattr(output, "logits", output).argmax(1)
-    return labels
+    return logits_in(output).argmax(1)
 
 
 def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
