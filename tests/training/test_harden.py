@@ -21,8 +21,9 @@ from patchcleanser.data import in_memory, load_dataset, together
 from patchcleanser.data.base import Subset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training import Recipe, checkpoints, fit
+from patchcleanser.training.choice import Check, chosen, eligible
 from patchcleanser.training.cutout import shown
-from patchcleanser.training.harden import Check, HardenSettings, _apart, _chosen, _close, _Work, harden
+from patchcleanser.training.harden import HardenSettings, _apart, _Work, harden
 
 THREAT = Threat.square(5)
 
@@ -81,25 +82,24 @@ def test_of_the_most_invariant_copies_the_one_most_like_the_original_is_kept(
     pairs: list[tuple[float, float]], photos: int, epoch: int
 ) -> None:
     checks = [Check(n, 0.5, agreement, invariance, 1.0) for n, (invariance, agreement) in enumerate(pairs)]
-    chosen = _chosen(checks, photos)
-    assert chosen.epoch == epoch
+    assert chosen(checks, photos).epoch == epoch
     # Weights are thrown away as checks come in; those that may be chosen later are there until then.
     for seen in range(1, len(checks) + 1):
-        kept = _close(checks[:seen], photos)
-        assert _chosen(checks[:seen], photos) in [*kept, checks[0]]
-        assert {c.epoch for c in _close(checks, photos)} & {c.epoch for c in checks[:seen]} <= {c.epoch for c in kept}
+        kept = eligible(checks[:seen], photos)
+        assert chosen(checks[:seen], photos) in [*kept, checks[0]]
+        assert {c.epoch for c in eligible(checks, photos)} & {c.epoch for c in checks[:seen]} <= {c.epoch for c in kept}
 
 
 def test_copies_part_of_the_way_back_to_the_original_are_looked_at_too(
     classifier: TorchClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("patchcleanser.training.harden._close", lambda checks, held: checks[1:])  # all may be chosen
+    monkeypatch.setattr("patchcleanser.training.harden.eligible", lambda checks, held: checks[1:])  # all may be chosen
     settings = HardenSettings(epochs=2, batch=25, rate=1e-3, tries=1, holdout=0.4, every=1)
     work = _Work(classifier, together([load_dataset("sample")]), THREAT, settings, seed=0)
     work.checked(None)
     work.epoch()
     work.epoch()
-    epoch = _chosen(work.checks, len(work.held)).epoch
+    epoch = chosen(work.checks, len(work.held)).epoch
     work.look_back()
     assert [check.place for check in work.checks[3:]] == [(epoch, 0.75), (epoch, 0.5), (epoch, 0.25)]
     trained, half = work.copies[epoch, 1.0], work.copies[epoch, 0.5]

@@ -41,7 +41,8 @@ def harden(
     from patchcleanser.cli.progress import progress
     from patchcleanser.data import load_dataset, together
     from patchcleanser.training.cards import origin, write_model
-    from patchcleanser.training.harden import Check, HardenSettings
+    from patchcleanser.training.choice import Check
+    from patchcleanser.training.harden import HardenSettings
     from patchcleanser.training.harden import harden as run
 
     settings = HardenSettings(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,9 +33,10 @@ from patchcleanser.data.base import Dataset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training.augment import coloured
 from patchcleanser.training.checkpoints import Checkpoint
+from patchcleanser.training.choice import Check, chosen, eligible
 from patchcleanser.training.cutout import Cutout, GreedyCutout, OwnMasks, shown
 from patchcleanser.training.features import tell_features
-from patchcleanser.training.judge import as_good, two_mask_views, viewed
+from patchcleanser.training.judge import two_mask_views, viewed
 from patchcleanser.training.photos import Photos
 from patchcleanser.training.speed import compiled
 
@@ -51,9 +51,6 @@ FORMAT = 2
 
 BACK = (0.75, 0.5, 0.25)
 """Parts of the way from the original's weights to the trained ones at which copies are looked at in the end."""
-
-FEW = 100
-"""Photos held out from which on one standard error is small enough to choose within."""
 
 
 @dataclass(frozen=True)
@@ -110,26 +107,6 @@ class HardenSettings:
             )
 
 
-@dataclass(frozen=True)
-class Check:
-    """How the copy stands, on photos held out of training."""
-
-    epoch: int
-    loss: float | None
-    agreement: float
-    """Unmasked label equal to the original's."""
-    invariance: float
-    """Label equal to the original's unmasked one under all two-mask views."""
-    seconds: float
-    way: float = 1.0
-    """How far its weights are from the original's to the trained ones."""
-
-    @property
-    def place(self) -> tuple[int, float]:
-        """What tells it from others."""
-        return self.epoch, self.way
-
-
 @dataclass
 class Hardened:
     """The hardened copy, and how it got there; the first check is of the untouched classifier."""
@@ -181,7 +158,7 @@ def harden(
         if checkpoint is not None:
             checkpoint.write(work.state, last=work.over)
     work.look_back(watch)
-    best = _chosen(work.checks, len(work.held))
+    best = chosen(work.checks, len(work.held))
     work.kept.load_state_dict(work.copies.get(best.place, work.teacher.state_dict()))
     hardened = TorchClassifier(work.kept, classifier.preprocessing, classes=classifier.classes)
     return Hardened(hardened, work.checks, best)
@@ -199,31 +176,6 @@ def _key(
         "grid": threat.grid,
     }
     return {**of, "settings": asdict(settings), "seed": seed}
-
-
-def _close(checks: Sequence[Check], photos: int) -> list[Check]:
-    """Those that may be chosen, and that no later one equals or beats in both measures; the most only ever grows.
-
-    Of few photos one standard error is so much that only the most invariance counts.
-    """
-    untouched, *others = checks
-    most = max(check.invariance for check in checks)
-    close = [
-        check
-        for check in others
-        if check.invariance > untouched.invariance
-        and (check.invariance == most or (photos >= FEW and as_good(check.invariance, most, photos)))
-    ]
-    return [
-        check
-        for at, check in enumerate(close)
-        if not any(c.invariance >= check.invariance and c.agreement >= check.agreement for c in close[at + 1 :])
-    ]
-
-
-def _chosen(checks: Sequence[Check], photos: int) -> Check:
-    """The copy to return; the untouched one, which comes first, if none has more invariance."""
-    return max(_close(checks, photos), key=lambda check: (check.agreement, check.epoch), default=checks[0])
 
 
 def _apart(often: NDArray[np.intp], share: float, order: np.random.Generator) -> NDArray[np.intp]:
@@ -368,7 +320,7 @@ class _Work:
 
     def look_back(self, watch: Watcher | None = None) -> None:
         """Once it is over, look at copies between the original and the best: part of the way may keep most of both."""
-        best = _chosen(self.checks, len(self.held))
+        best = chosen(self.checks, len(self.held))
         if best is self.checks[0]:
             return
         original, trained = self.teacher.state_dict(), self.copies[best.place]
@@ -382,7 +334,7 @@ class _Work:
     def _judge(self, check: Check) -> None:
         self.checks.append(check)
         self.copies[check.place] = {name: t.detach().clone() for name, t in self.kept.state_dict().items()}
-        self.copies = {check.place: self.copies[check.place] for check in _close(self.checks, len(self.held))}
+        self.copies = {check.place: self.copies[check.place] for check in eligible(self.checks, len(self.held))}
 
     @property
     def _seconds(self) -> float:
