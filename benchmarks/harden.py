@@ -4,8 +4,8 @@
     patchcleanser harden --model python:harden:resnet50 --images parquet:PHOTOS --patch 2% --out runs/resnet50
     python benchmarks/harden.py trained:runs/resnet50 --name resnet50 --data 'PATH/imagenet-val2000-*.parquet'
 
-A row of the same model, number of photos (none: untouched), kind of masks (grey, or filled in) and way of asking (once,
-or with the mirror image too) is replaced.
+A row of the same model, side of its input, kind of masks (grey, or filled in), way of asking (once, or with the mirror
+image too) and way of hardening (none: untouched) is replaced.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from zoo import keep, measured
 
 from patchcleanser import Threat, TorchClassifier, load_classifier
 from patchcleanser.classifiers.load import pick_device
+from patchcleanser.classifiers.torch import input_size
 from patchcleanser.classifiers.trained import innermost, read_card
 from patchcleanser.classifiers.weights import load_weights
 from patchcleanser.data import chosen, load_dataset
@@ -67,6 +68,7 @@ def main() -> None:
     filled, mirror = "inpaint:" in described, "mirror:" in described
     row: dict[str, object] = {
         "model": given.name,
+        "input": input_size(job.classifier)[0],
         "photos": card.get("photos", {}).get("number", 0),
         "patch": given.patch,
         "masks": "6x6",
@@ -74,15 +76,19 @@ def main() -> None:
         "hidden": "filled in" if filled else "grey",
         "asked": "with its mirror image" if mirror else "once",
     }
-    words = [given.name, "hardened" if hardened else "untouched", *["filled-in"] * filled, *["mirrored"] * mirror]
+    words = [given.name, Path(inner).name if hardened else "untouched", *["filled-in"] * filled, *["mirrored"] * mirror]
     row |= measured(job, given.runs / "-".join(words), given.model, data)
     row |= {
         "seed": card.get("seed"),
         "weights": card.get("weights_sha256") or job.classifier.fingerprint,
         "harden_command": card.get("command"),
+        "harden_settings": card.get("settings"),
+        "checks": card.get("checks"),
+        "kept": card.get("best"),
+        "photos_sha256": card.get("photos", {}).get("sha256"),
     }
     print(json.dumps(row), flush=True)
-    keep(row, given.out, ("model", "photos", "hidden", "asked"))
+    keep(row, given.out, ("model", "input", "hidden", "asked", "harden_command"))
 
 
 if __name__ == "__main__":
