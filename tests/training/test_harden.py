@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import Threat, TorchClassifier
+from patchcleanser.classifiers.inpaint import inpainting
 from patchcleanser.classifiers.load import load_classifier
 from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
@@ -66,40 +67,48 @@ def test_the_copy_says_of_masked_photos_what_the_original_says_of_whole_ones(cla
     assert not any(m.training for m in done.classifier.module.modules())
 
 
+def _check(epoch: int, agreement: float, survivors: str, times: int = 1) -> Check:
+    """As many photos as there are letters, each so many times; an x survives."""
+    return Check(epoch, 0.5, agreement, tuple(letter == "x" for letter in survivors for _ in range(times)), 1.0)
+
+
 @pytest.mark.parametrize(
-    ("pairs", "photos", "epoch"),
+    ("copies", "times", "epoch"),
     [
-        ([(0.07, 1.0), (0.322, 0.66), (0.300, 0.71)], 400, 2),  # 0.022 less of 400 photos may be chance
-        ([(0.07, 1.0), (0.322, 0.66), (0.300, 0.71)], 40_000, 1),
-        ([(0.07, 1.0), (0.322, 0.66), (0.300, 0.71)], 40, 1),  # of few photos everything may
-        ([(0.07, 1.0), (0.300, 0.9), (0.322, 0.7), (0.345, 0.5)], 400, 2),  # the most invariance came last
-        ([(0.50, 1.0), (0.5025, 0.90), (0.48, 0.95)], 400, 1),  # never one with less than the original
-        ([(0.50, 1.0), (0.50, 0.9)], 400, 0),
-        ([(0.07, 1.0), (0.3, 0.8), (0.3, 0.8)], 400, 2),  # of equals the last
+        ([("x.......", 1.0), ("xxxxxx..", 0.6), ("xx.xxx..", 0.7)], 25, 1),  # of 200 photos 25 are lost, none won
+        ([("x.......", 1.0), ("xxxxx...", 0.6), ("..xxxx..", 0.7)], 1, 1),  # of 8 anything may be chance
+        ([("x" + 39 * ".", 1.0), ("x" * 20 + 20 * ".", 0.6), ("." * 4 + "x" * 19 + 17 * ".", 0.7)], 5, 2),  # 20 and 15
+        ([("x" + 39 * ".", 1.0), ("x" * 20 + 20 * ".", 0.6), ("." * 4 + "x" * 19 + 17 * ".", 0.7)], 50, 1),  # tenfold
+        ([("xx......", 1.0), ("xxx.....", 0.9), ("..x.....", 0.95)], 25, 1),  # never one with less than the original
+        ([("xx......", 1.0), ("..xx....", 0.9)], 25, 0),
+        ([("x.......", 1.0), ("xxx.....", 0.8), (".xxx....", 0.8)], 25, 2),  # of equals the last
     ],
 )
 def test_of_the_most_invariant_copies_the_one_most_like_the_original_is_kept(
-    pairs: list[tuple[float, float]], photos: int, epoch: int
+    copies: list[tuple[str, float]], times: int, epoch: int
 ) -> None:
-    checks = [Check(n, 0.5, agreement, invariance, 1.0) for n, (invariance, agreement) in enumerate(pairs)]
-    assert chosen(checks, photos).epoch == epoch
-    # Weights are thrown away as checks come in; those that may be chosen later are there until then.
-    for seen in range(1, len(checks) + 1):
-        kept = eligible(checks[:seen], photos)
-        assert chosen(checks[:seen], photos) in [*kept, checks[0]]
-        assert {c.epoch for c in eligible(checks, photos)} & {c.epoch for c in checks[:seen]} <= {c.epoch for c in kept}
+    checks = [_check(n, agreement, survivors, times) for n, (survivors, agreement) in enumerate(copies)]
+    assert chosen(checks).epoch == epoch
+    # Weights are thrown away as checks come in; what is chosen is among those that are left, now and later.
+    left = checks[:1]
+    for check in checks[1:]:
+        kept = eligible([*left, check])
+        assert set(kept) <= {*left[1:], check}
+        left = [checks[0], *kept]
+        assert chosen(left) in left
+    assert chosen(left).epoch == epoch
 
 
 def test_copies_part_of_the_way_back_to_the_original_are_looked_at_too(
     classifier: TorchClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("patchcleanser.training.harden.eligible", lambda checks, held: checks[1:])  # all may be chosen
+    monkeypatch.setattr("patchcleanser.training.harden.eligible", lambda checks: checks[1:])  # all may be chosen
     settings = HardenSettings(epochs=2, batch=25, rate=1e-3, tries=1, holdout=0.4, every=1)
     work = _Work(classifier, together([load_dataset("sample")]), THREAT, settings, seed=0)
     work.checked(None)
     work.epoch()
     work.epoch()
-    epoch = chosen(work.checks, len(work.held)).epoch
+    epoch = chosen(work.candidates).epoch
     work.look_back()
     assert [check.place for check in work.checks[3:]] == [(epoch, 0.75), (epoch, 0.5), (epoch, 0.25)]
     trained, half = work.copies[epoch, 1.0], work.copies[epoch, 0.5]
@@ -313,6 +322,25 @@ def test_features_are_kept_where_that_is_asked_for(classifier: TorchClassifier) 
         whole, masked = seen[-2:]
         apart.append(float(((whole - masked).square().sum(1) / whole.square().sum(1)).mean()))
     assert apart[1] < 0.95 * apart[0], apart
+
+
+def test_frozen_layers_stay_as_they_are_whatever_is_around_the_network(classifier: TorchClassifier) -> None:
+    around = inpainting(classifier)
+    layers = list(dict.fromkeys(name.partition(".")[0] for name, _ in classifier.module.named_parameters()))
+    photos, settings = together([load_dataset("sample")], limit=60), HardenSettings(epochs=1, batch=25, rate=1e-3)
+    work = _Work(around, photos, THREAT, replace(settings, frozen=(layers[-1],)), seed=0)
+    work.checked(None)
+    work.epoch()
+    moved = {
+        name.split(".")[1]
+        for name, weights in work.student.named_parameters()
+        if not torch.equal(weights, around.module.state_dict()[name])
+    }
+    assert moved == set(layers[:-1])
+    with pytest.raises(InputError, match=f"no layer 'layer9' to leave as it is; the network has .*{layers[-1]}"):
+        harden(around, photos, THREAT, settings=replace(settings, frozen=("layer9",)))
+    with pytest.raises(InputError, match="nothing is left to learn"):
+        harden(around, photos, THREAT, settings=replace(settings, frozen=tuple(layers)))
 
 
 def test_a_network_without_a_last_linear_layer_has_no_features_to_keep() -> None:

@@ -30,6 +30,9 @@ def harden(
     sharp: Annotated[int, typer.Option(help="How often an epoch shows photos that fill the input.")] = 1,
     features: Annotated[float, typer.Option(help="Weight of keeping the last layer's inputs, as 5; 0 does not.")] = 0.0,
     mirror: Annotated[bool, typer.Option("--mirror", help="Ask the original about mirror images too.")] = False,
+    frozen: Annotated[
+        list[str] | None, typer.Option(help="A layer that stays as it is, as layer4; repeatable.", show_default=False)
+    ] = None,
     patience: Annotated[int, typer.Option(help="Stop after so many checks without improvement.")] = 8,
     limit: Limit = None,
     seed: Seed = 0,
@@ -56,6 +59,7 @@ def harden(
         sharp=sharp,
         features=features,
         mirror=mirror,
+        frozen=tuple(frozen or ()),
         patience=patience,
     )
     threat = threat_of(patch, 1, grid)
@@ -80,11 +84,11 @@ def harden(
         "grid": threat.grid,
         "settings": asdict(settings),
         "seed": seed,
-        "criterion": "most agreement with the original, of those within one standard error of the most held-out photos "
-        "with its label under all two-mask views; also of those part of the way back to the original",
-        "before": asdict(before),
-        "best": asdict(best),
-        "checks": [asdict(check) for check in done.checks],
+        "criterion": "most agreement with the original, of those within one standard error, photo by photo, of the "
+        "most held-out photos with its label under all two-mask views; also part of the way back to the original",
+        "before": before.to_json(),
+        "best": best.to_json(),
+        "checks": [check.to_json() for check in done.checks],
         **origin(),
     }
     words = f"invariance under masks {before.invariance:.3f} → {best.invariance:.3f}, agreement {best.agreement:.3f}"

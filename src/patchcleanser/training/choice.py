@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-from patchcleanser.training.judge import as_good
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 FEW = 100
-"""Photos held out from which on one standard error is small enough to choose within."""
+"""Photos held out from which on chance is small enough to choose within it."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Check:
     loss: float | None
     agreement: float
     """Unmasked label equal to the original's."""
-    invariance: float
-    """Label equal to the original's unmasked one under all two-mask views."""
+    survived: tuple[bool, ...] = field(repr=False)
+    """Of each photo, whether its label equals the original's unmasked one under all two-mask views."""
     seconds: float
     way: float = 1.0
     """How far its weights are from the original's to the trained ones."""
@@ -30,20 +30,33 @@ class Check:
         """What tells it from others."""
         return self.epoch, self.way
 
+    @property
+    def invariance(self) -> float:
+        """The share of photos that survived."""
+        return sum(self.survived) / len(self.survived)
 
-def eligible(checks: Sequence[Check], photos: int) -> list[Check]:
-    """Those that may be chosen, and that no later one equals or beats in both measures; the most only ever grows.
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the share of photos that survived in place of each one."""
+        values = asdict(self) | {"invariance": self.invariance}
+        del values["survived"]
+        return values
 
-    Of few photos one standard error is so much that only the most invariance counts.
-    """
+    def as_good_as(self, best: Check) -> bool:
+        """Whether chance may explain that it is worse than `best` on the same photos.
+
+        Only photos that one of both loses tell them apart; that many are lost and won by chance within one standard
+        error. Of few photos that is so much that only the same invariance counts.
+        """
+        lost = sum(there and not here for here, there in zip(self.survived, best.survived, strict=True))
+        won = sum(here and not there for here, there in zip(self.survived, best.survived, strict=True))
+        return lost <= won or (len(self.survived) >= FEW and lost - won <= math.sqrt(lost + won))
+
+
+def eligible(checks: Sequence[Check]) -> list[Check]:
+    """Those that may be chosen, and that no later one equals or beats in both measures; the first is the untouched."""
     untouched, *others = checks
-    most = max(check.invariance for check in checks)
-    close = [
-        check
-        for check in others
-        if check.invariance > untouched.invariance
-        and (check.invariance == most or (photos >= FEW and as_good(check.invariance, most, photos)))
-    ]
+    best = max(checks, key=lambda check: check.invariance)
+    close = [check for check in others if check.invariance > untouched.invariance and check.as_good_as(best)]
     return [
         check
         for at, check in enumerate(close)
@@ -51,6 +64,6 @@ def eligible(checks: Sequence[Check], photos: int) -> list[Check]:
     ]
 
 
-def chosen(checks: Sequence[Check], photos: int) -> Check:
+def chosen(checks: Sequence[Check]) -> Check:
     """The copy to return; the untouched one, which comes first, if none has more invariance."""
-    return max(eligible(checks, photos), key=lambda check: (check.agreement, check.epoch), default=checks[0])
+    return max(eligible(checks), key=lambda check: (check.agreement, check.epoch), default=checks[0])

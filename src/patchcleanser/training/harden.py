@@ -46,7 +46,7 @@ TELL_SECONDS = 20
 MOST_HELD = 400
 """More photos than this are not held out: each is looked at 25 times a check."""
 
-FORMAT = 2
+FORMAT = 3
 """Of checkpoints; one of another format, or of photos drawn another way, is not gone on with."""
 
 BACK = (0.75, 0.5, 0.25)
@@ -90,6 +90,8 @@ class HardenSettings:
     it is. 0 leaves both free."""
     mirror: bool = False
     """Whether the original's answer is its mean over a picture and the mirror image."""
+    frozen: tuple[str, ...] = ()
+    """Layers that stay as they are, by how the names of their weights begin."""
     average: float = 0.998
     """Decay of the averaged weights, which are the ones kept; 0 averages nothing."""
 
@@ -135,8 +137,8 @@ def harden(
 ) -> Hardened:
     """Fine-tune a copy of a torch classifier on unlabelled photos so that its labels survive masks.
 
-    Stops when the invariance on held-out photos has not improved for a while. Of the copies within one
-    standard error of the most invariance, the one that agrees most with the original is returned; among them are
+    Stops when the invariance on held-out photos has not improved for a while. Of the copies that are not clearly
+    less invariant than the most invariant one, the one that agrees most with the original is returned; among them are
     some whose weights lie between the original's and the best copy's. A checkpoint
     in `out`, if that is given, is taken up, so a killed run goes on after its last epoch or so. It is left in
     place until `write_model` has written the weights down.
@@ -158,7 +160,7 @@ def harden(
         if checkpoint is not None:
             checkpoint.write(work.state, last=work.over)
     work.look_back(watch)
-    best = chosen(work.checks, len(work.held))
+    best = chosen(work.candidates)
     work.kept.load_state_dict(work.copies.get(best.place, work.teacher.state_dict()))
     hardened = TorchClassifier(work.kept, classifier.preprocessing, classes=classifier.classes)
     return Hardened(hardened, work.checks, best)
@@ -207,6 +209,7 @@ class _Work:
         self.device = classifier.device
         self.teacher, self.student = (self._copy(classifier.module) for _ in range(2))
         self.student.requires_grad_(True)
+        _freeze(self.student, settings.frozen)
         self.ema = ModelEmaV3(self.student, decay=settings.average, use_warmup=True, warmup_power=0.8)
         self.size = input_size(classifier)
         self.generator = torch.Generator(self.device).manual_seed(seed)
@@ -254,6 +257,11 @@ class _Work:
         return averaged
 
     @property
+    def candidates(self) -> list[Check]:
+        """The untouched classifier, and the checks whose weights are still here."""
+        return [self.checks[0], *(check for check in self.checks[1:] if check.place in self.copies)]
+
+    @property
     def over(self) -> bool:
         """All epochs, or so many checks without improvement that no more are expected."""
         best = max(self.checks, key=lambda check: check.invariance)
@@ -269,7 +277,7 @@ class _Work:
             "generator": self.generator.get_state(),
             "order": self.order.bit_generator.state,
             "done": (self.done, self.taken),
-            "checks": [asdict(check) for check in self.checks],
+            "checks": self.checks,
             "copies": self.copies,
             "seconds": self._seconds,
         }
@@ -282,7 +290,7 @@ class _Work:
         self.generator.set_state(state["generator"].cpu())
         self.order.bit_generator.state = state["order"]
         self.done, self.taken = state["done"]
-        self.checks = [Check(**check) for check in state["checks"]]
+        self.checks = state["checks"]
         self.copies = state["copies"]
         self.started = time.monotonic() - state["seconds"]
 
@@ -320,7 +328,7 @@ class _Work:
 
     def look_back(self, watch: Watcher | None = None) -> None:
         """Once it is over, look at copies between the original and the best: part of the way may keep most of both."""
-        best = chosen(self.checks, len(self.held))
+        best = chosen(self.candidates)
         if best is self.checks[0]:
             return
         original, trained = self.teacher.state_dict(), self.copies[best.place]
@@ -334,7 +342,7 @@ class _Work:
     def _judge(self, check: Check) -> None:
         self.checks.append(check)
         self.copies[check.place] = {name: t.detach().clone() for name, t in self.kept.state_dict().items()}
-        self.copies = {check.place: self.copies[check.place] for check in eligible(self.checks, len(self.held))}
+        self.copies = {check.place: self.copies[check.place] for check in eligible(self.candidates)}
 
     @property
     def _seconds(self) -> float:
@@ -373,8 +381,8 @@ class _Work:
         answers = logits_in(output).float()
         return answers[:, : self.classes], answers[:, answers.shape[1] if self.classes is None else self.classes :]
 
-    def _measures(self) -> tuple[float, float]:
-        """Agreement and invariance on the held-out photos."""
+    def _measures(self) -> tuple[float, tuple[bool, ...]]:
+        """The agreement on the held-out photos, and which of them survive masks."""
         agree: list[Tensor] = []
         survive: list[Tensor] = []
         with torch.no_grad(), self._autocast():
@@ -386,7 +394,7 @@ class _Work:
                 for view in self.views:
                     alive &= _label(self.kept(viewed(self.kept, inputs, ~view))) == wanted
                 survive.append(alive)
-        return float(torch.cat(agree).float().mean()), float(torch.cat(survive).float().mean())
+        return float(torch.cat(agree).float().mean()), tuple(torch.cat(survive).tolist())
 
     def _crops(self, numbers: NDArray[np.intp]) -> Tensor:
         """Random crops of training photos, recoloured, blended, resized to the input and normalised."""
@@ -424,6 +432,27 @@ class _Work:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
+
+
+def _freeze(module: nn.Module, beginnings: tuple[str, ...]) -> None:
+    """The weights whose names begin so, within what is around the network, learn nothing."""
+    named = {_bare(name): weights for name, weights in module.named_parameters()}
+    for beginning in beginnings:
+        found = [weights for name, weights in named.items() if f"{name}.".startswith(f"{beginning}.")]
+        if not found:
+            layers = ", ".join(dict.fromkeys(name.partition(".")[0] for name in named))
+            raise InputError(f"no layer {beginning!r} to leave as it is; the network has {layers}")
+        for weights in found:
+            weights.requires_grad_(False)
+    if not any(weights.requires_grad for weights in named.values()):
+        raise InputError(f"nothing is left to learn when {', '.join(beginnings)} stay as they are")
+
+
+def _bare(name: str) -> str:
+    """The name of weights in the network itself, whatever was put around it."""
+    while name.startswith("network."):
+        name = name.removeprefix("network.")
+    return name
 
 
 def _between(original: Tensor, trained: Tensor, way: float) -> Tensor:
