@@ -72,14 +72,14 @@ def _weights(name: str) -> str:
 
 def imagenet(rows: list[dict[str, Any]]) -> Found:
     """Networks as they came, or hardened as declared; 2% of 224×224 are 32×32 pixels."""
+    hardened = {("grey", "once"): "-hardened", ("filled in", "with its mirror image"): "-filled-in"}
     found: Found = {}
     for row in rows:
-        name = NAMES[row["model"]] + ("-hardened" if row["photos"] else "")
-        if (
-            row["hidden"] == "grey"
-            and row["patch"] == "2%"
-            and (not row["photos"] or _settings(row["harden_command"]) == _settings(MODELS[name].made))
-        ):
+        how = hardened.get((row["hidden"], row["asked"])) if row["photos"] else "" if row["hidden"] == "grey" else None
+        if how is None or row["patch"] != "2%":
+            continue
+        name = NAMES[row["model"]] + how
+        if not row["photos"] or _settings(row["harden_command"]) == _settings(MODELS[name].made):
             found |= certified(row, 32, name)
     return found
 

@@ -198,4 +198,6 @@ def test_the_commands_that_make_models_read_the_images_where_they_are(tmp_path: 
     assert any(line.endswith(f"svhn-mlp --root {tmp_path / 'svhn'}") for line in commands)
     assert all("--root" not in line for line in commands if "--data cifar10 " in line)  # which is in the cache
     photos = f"--images folder:{tmp_path}/tiny-imagenet/tiny-imagenet-200/train "
-    assert sum(photos in line for line in commands) == 2
+    hardened = [line for line in commands if line.startswith("patchcleanser harden")]
+    assert len(hardened) == 4
+    assert all(photos in line for line in hardened)

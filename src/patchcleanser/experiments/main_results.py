@@ -48,7 +48,9 @@ OURS = {
         "cifar10-resnet50": "ResNet",
     },
     "imagenet": {
-        f"imagenet-{network}{how}": "ResNet" for network in ("resnet50", "mobilenet") for how in ("", "-hardened")
+        f"imagenet-{network}{how}": "ResNet"
+        for network in ("resnet50", "mobilenet")
+        for how in ("", "-hardened", "-filled-in")
     },
 }
 """Our models, and the paper's family that each is laid beside."""
