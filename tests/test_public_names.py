@@ -5,7 +5,7 @@ import patchcleanser
 
 
 def test_the_public_names_are_exactly_the_intended_ones() -> None:
-    assert patchcleanser.__all__ == [
+    assert dir(patchcleanser) == [
         "CallableClassifier",
         "Case",
         "Certificate",
@@ -23,12 +23,22 @@ def test_the_public_names_are_exactly_the_intended_ones() -> None:
         "TorchClassifier",
         "Verdict",
         "Window",
+        "__version__",
         "evaluate",
         "load_classifier",
         "load_dataset",
     ]
-    for name in patchcleanser.__all__:
+    assert set(patchcleanser.__all__) == {*dir(patchcleanser)} - {"Client", "__version__"}
+    for name in [*patchcleanser.__all__, "Client"]:
         assert getattr(patchcleanser, name).__name__ == name
+
+
+def test_all_names_can_be_imported_at_once_without_the_extras() -> None:
+    code = (
+        "import sys; sys.modules.update(pydantic=None, httpx=None, fastapi=None, ray=None);"
+        "from patchcleanser import *; Threat, evaluate, load_classifier"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_masks_and_threats_work_without_importing_torch() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from patchcleanser.errors import PatchCleanserError
     from patchcleanser.evaluation import Job
     from patchcleanser.running import evaluate
-    from patchcleanser.service.client import Client
+    from patchcleanser.service.client import Client as Client
 
 __version__ = "0.1.0"
 
@@ -58,7 +58,6 @@ __all__ = [
     "Certificate",
     "ChallengerMasking",
     "Classifier",
-    "Client",
     "DoubleMasking",
     "Job",
     "MaskSet",
@@ -74,6 +73,7 @@ __all__ = [
     "load_classifier",
     "load_dataset",
 ]
+"""What `from patchcleanser import *` brings: all but Client, which needs the extra `serve`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -83,4 +83,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*_HOMES, "__version__"])
