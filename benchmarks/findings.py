@@ -4,7 +4,7 @@
 
 These are the very jobs that Tables 2, 3, 5 and 8 declare: the zoo on all 10,000 CIFAR-10 test images, the untouched and
 hardened networks on 2,000 of ImageNet, and attacks on 1,000 of CIFAR-10. Rows of other weights than those in the
-repository, of other classifiers around them, or hardened with other numbers than declared, are left out.
+repository, of other classifiers around them, or hardened in other ways than declared, are left out.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def imagenet(rows: list[dict[str, Any]]) -> Found:
     hardened = {("grey", "once"): "-hardened", ("filled in", "with its mirror image"): "-filled-in"}
     found: Found = {}
     for row in rows:
-        how = hardened.get((row["hidden"], row["asked"])) if row["photos"] else "" if row["hidden"] == "grey" else None
-        if how is None or row["patch"] != "2%":
+        masks = row["hidden"], row["asked"]
+        how = hardened.get(masks) if row["photos"] else "" if masks == ("grey", "once") else None
+        if how is None or (row["patch"], row["input"]) != ("2%", 224):
             continue
         name = NAMES[row["model"]] + how
         if not row["photos"] or _settings(row["harden_command"]) == _settings(MODELS[name].made):
@@ -84,11 +85,15 @@ def imagenet(rows: list[dict[str, Any]]) -> Found:
     return found
 
 
-def _settings(command: str | None) -> dict[str, float]:
-    """The numbers that a `harden` command sets."""
+def _settings(command: str | None) -> dict[str, str | float]:
+    """What a `harden` command sets, apart from the model, the photos and where the copy goes."""
     words = shlex.split(command or "")
-    options = ("--epochs", "--rate", "--unmasked", "--sharp", "--batch")
-    return {word: float(value) for word, value in pairwise(words) if word in options}
+    found: dict[str, str | float] = {"--tries": 2.0, "--greedy": 0.5}  # as they are if nothing is said
+    for option, value in pairwise([*words, "--"]):
+        if option.startswith("--") and option not in ("--model", "--images", "--limit", "--out"):
+            number = value.replace(".", "", 1).replace("e-", "", 1).isdigit()
+            found[option] = float(value) if number else "" if value.startswith("--") else value
+    return found
 
 
 def attacks(rows: list[dict[str, Any]]) -> Found:

@@ -4,8 +4,8 @@
     patchcleanser harden --model python:harden:resnet50 --images parquet:PHOTOS --patch 2% --out runs/resnet50
     python benchmarks/harden.py trained:runs/resnet50 --name resnet50 --data 'PATH/imagenet-val2000-*.parquet'
 
-A row of the same model, side of its input, kind of masks (grey, or filled in), way of asking (once, or with the mirror
-image too) and way of hardening (none: untouched) is replaced.
+A row of the same model, side of its input, patch, kind of masks (grey, or filled in), way of asking (once, or with the
+mirror image too) and way of hardening (none: untouched) is replaced.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
         "photos_sha256": card.get("photos", {}).get("sha256"),
     }
     print(json.dumps(row), flush=True)
-    keep(row, given.out, ("model", "input", "hidden", "asked", "harden_command"))
+    keep(row, given.out, ("model", "input", "patch", "hidden", "asked", "harden_command"))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def row_of(spec: str, patch: str, limit: int | None, runs: Path) -> dict[str, ob
 def keep(row: dict[str, object], path: Path, key: tuple[str, ...]) -> None:
     """Write a row, in place of an older one with the same key."""
     rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    rows = [old for old in rows if any(old[name] != row[name] for name in key)] + [row]
+    rows = [old for old in rows if any(old.get(name) != row[name] for name in key)] + [row]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import Threat, TorchClassifier
-from patchcleanser.classifiers.inpaint import inpainting
+from patchcleanser.classifiers.inpaint import Inpainting, inpainting
 from patchcleanser.classifiers.load import load_classifier
 from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
@@ -24,7 +25,7 @@ from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training import Recipe, checkpoints, fit
 from patchcleanser.training.choice import Check, chosen, eligible
 from patchcleanser.training.cutout import shown
-from patchcleanser.training.harden import HardenSettings, _apart, _Work, harden
+from patchcleanser.training.harden import HardenSettings, _apart, _freeze, _Work, harden
 
 THREAT = Threat.square(5)
 
@@ -67,36 +68,49 @@ def test_the_copy_says_of_masked_photos_what_the_original_says_of_whole_ones(cla
     assert not any(m.training for m in done.classifier.module.modules())
 
 
-def _check(epoch: int, agreement: float, survivors: str, times: int = 1) -> Check:
-    """As many photos as there are letters, each so many times; an x survives."""
-    return Check(epoch, 0.5, agreement, tuple(letter == "x" for letter in survivors for _ in range(times)), 1.0)
+def _check(epoch: int, agreement: float, *survivors: tuple[int, int], photos: int) -> Check:
+    """Photos from one number to the next survive, for each pair of numbers."""
+    survived = tuple(any(first <= n < last for first, last in survivors) for n in range(photos))
+    return Check(epoch, 0.5, agreement, survived, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("copies", "times", "epoch"),
+    ("copies", "photos", "epoch"),
     [
-        ([("x.......", 1.0), ("xxxxxx..", 0.6), ("xx.xxx..", 0.7)], 25, 1),  # of 200 photos 25 are lost, none won
-        ([("x.......", 1.0), ("xxxxx...", 0.6), ("..xxxx..", 0.7)], 1, 1),  # of 8 anything may be chance
-        ([("x" + 39 * ".", 1.0), ("x" * 20 + 20 * ".", 0.6), ("." * 4 + "x" * 19 + 17 * ".", 0.7)], 5, 2),  # 20 and 15
-        ([("x" + 39 * ".", 1.0), ("x" * 20 + 20 * ".", 0.6), ("." * 4 + "x" * 19 + 17 * ".", 0.7)], 50, 1),  # tenfold
-        ([("xx......", 1.0), ("xxx.....", 0.9), ("..x.....", 0.95)], 25, 1),  # never one with less than the original
-        ([("xx......", 1.0), ("..xx....", 0.9)], 25, 0),
-        ([("x.......", 1.0), ("xxx.....", 0.8), (".xxx....", 0.8)], 25, 2),  # of equals the last
+        # 25 of the best one's photos are lost and 20 others won: a difference of 5, and the root of 45 is 6.7.
+        ([(1.0, (0, 10)), (0.6, (0, 200)), (0.7, (25, 220))], 400, 2),
+        # 40 lost, 25 won: 15 is more than the root of 65, if less than that of 400, and less than twice as much.
+        ([(1.0, (0, 10)), (0.6, (0, 200)), (0.7, (40, 225))], 400, 1),
+        # Of few photos anything may be chance.
+        ([(1.0, (0, 1)), (0.6, (0, 20)), (0.7, (2, 21))], 40, 1),
+        # Within chance of the best, but less than the original.
+        ([(1.0, (0, 100)), (0.9, (0, 101)), (0.95, (5, 104))], 200, 1),
+        ([(1.0, (0, 100)), (0.9, (100, 200))], 200, 0),
+        # Of equals the last.
+        ([(1.0, (0, 10)), (0.8, (0, 100)), (0.8, (10, 110))], 200, 2),
+        # One that agrees more outlives a later one that is more invariant, but not clearly.
+        ([(1.0, (0, 10)), (0.9, (0, 100)), (0.6, (5, 108))], 200, 1),
+        # The first is clearly worse than the second and thrown away, and stays so when a third comes that it is not.
+        ([(1.0, (0, 10)), (0.7, (0, 90)), (0.6, (0, 100)), (0.5, (0, 20), (100, 182))], 200, 2),
     ],
 )
 def test_of_the_most_invariant_copies_the_one_most_like_the_original_is_kept(
-    copies: list[tuple[str, float]], times: int, epoch: int
+    copies: list[tuple[Any, ...]], photos: int, epoch: int
 ) -> None:
-    checks = [_check(n, agreement, survivors, times) for n, (survivors, agreement) in enumerate(copies)]
-    assert chosen(checks).epoch == epoch
-    # Weights are thrown away as checks come in; what is chosen is among those that are left, now and later.
-    left = checks[:1]
-    for check in checks[1:]:
-        kept = eligible([*left, check])
-        assert set(kept) <= {*left[1:], check}
-        left = [checks[0], *kept]
-        assert chosen(left) in left
-    assert chosen(left).epoch == epoch
+    untouched, *others = [_check(n, agreement, *rest, photos=photos) for n, (agreement, *rest) in enumerate(copies)]
+    left: list[Check] = []
+    for check in others:  # weights that are not eligible are thrown away as checks come in
+        left = eligible([untouched, *left, check])
+        assert max(left, key=lambda c: c.invariance, default=untouched).invariance == max(
+            c.invariance for c in [untouched, *others[: others.index(check) + 1]]
+        )
+    assert chosen([untouched, *left]).epoch == epoch
+
+
+def test_copies_that_a_later_one_beats_in_both_measures_are_thrown_away() -> None:
+    """Or there would be a set of weights in memory for every check."""
+    checks = [_check(n, 0.5 + 0.01 * n, (0, 100 + n), photos=200) for n in range(5)]
+    assert [check.epoch for check in eligible(checks)] == [4]
 
 
 def test_copies_part_of_the_way_back_to_the_original_are_looked_at_too(
@@ -261,12 +275,13 @@ def test_half_of_the_photos_are_blended_with_another(classifier: TorchClassifier
         ({"mix": 1.5}, "mix and greedy lie in .* got 1.5"),
         ({"greedy": -0.1}, "mix and greedy lie in .* got 0.5, -0.1"),
         ({"average": 1.0}, "average in"),
+        ({"frozen": "layer4"}, r"frozen is a tuple of names of layers, got 'layer4'"),
         ({"features": -1.0}, "weight of features .* got -1.0"),
     ],
 )
-def test_bad_settings_are_named(setting: dict[str, float], words: str) -> None:
+def test_bad_settings_are_named(setting: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        HardenSettings(**setting)  # type: ignore[arg-type]
+        HardenSettings(**setting)
 
 
 def test_too_few_photos_and_open_sizes_are_refused(classifier: TorchClassifier) -> None:
@@ -339,8 +354,25 @@ def test_frozen_layers_stay_as_they_are_whatever_is_around_the_network(classifie
     assert moved == set(layers[:-1])
     with pytest.raises(InputError, match=f"no layer 'layer9' to leave as it is; the network has .*{layers[-1]}"):
         harden(around, photos, THREAT, settings=replace(settings, frozen=("layer9",)))
-    with pytest.raises(InputError, match="nothing is left to learn"):
-        harden(around, photos, THREAT, settings=replace(settings, frozen=tuple(layers)))
+    for frozen, features in ((layers, 0.0), (layers[:-1], 1.0)):
+        with pytest.raises(InputError, match=f"nothing is left to learn when .*{frozen[-1]}.* stay as they are"):
+            harden(around, photos, THREAT, settings=replace(settings, frozen=tuple(frozen), features=features))
+
+
+def test_frozen_layers_have_the_names_that_the_network_gives_them() -> None:
+    """One of its own may be called network, and two may share their weights."""
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network, self.stem = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.tied = nn.Linear(3, 3, bias=False)
+            self.tied.weight = self.stem.weight
+
+    network = Nested()
+    for frozen, left in (("network", ["stem.weight", "stem.bias"]), ("tied", ["stem.bias"])):
+        _freeze(Inpainting(network), (frozen,))
+        assert [name for name, weights in network.named_parameters() if weights.requires_grad] == left
 
 
 def test_a_network_without_a_last_linear_layer_has_no_features_to_keep() -> None:

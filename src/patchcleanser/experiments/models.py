@@ -153,10 +153,13 @@ FILL_IN = "--images {photos} --patch 2% --grid input --batch 128 --unmasked 0.2 
 """Behind a filling-in of what is hidden, which certifies more."""
 OLDER = "an older and weaker network than the paper's (75% undefended against its 82%)"
 FROM = "from an older ImageNet network (75% undefended against its 82%)"
-PHOTOGRAPHED = ", hardened with unlabelled photos (1,999 of ImageNet, 40,000 of 64×64; the command takes the latter)"
+PHOTOGRAPHED = (
+    ", hardened with unlabelled photos (1,999 of ImageNet, 40,000 of 64×64; of the latter alone, which the command "
+    "takes, unmeasured)"
+)
 FILLED_IN = (
-    ", hardened with unlabelled photos (2,000 of ImageNet, 100,000 of 64×64; the command takes the latter); what masks "
-    "hide is filled in, and mirror images are asked about too"
+    ", hardened with unlabelled photos (2,000 of ImageNet, 100,000 of 64×64; of the latter alone, which the command "
+    "takes, unmeasured); what masks hide is filled in, and mirror images are asked about too"
 )
 LIGHTER = "a network of 3.5 M parameters (69% undefended against the paper's 82%)"
 

@@ -44,8 +44,8 @@ class Check:
     def as_good_as(self, best: Check) -> bool:
         """Whether chance may explain that it is worse than `best` on the same photos.
 
-        Only photos that one of both loses tell them apart; that many are lost and won by chance within one standard
-        error. Of few photos that is so much that only the same invariance counts.
+        Photos that both lose, or neither, do not tell them apart. Of the others, the number lost less the number won
+        has a standard error of the root of their sum. Of few photos only the same invariance counts.
         """
         lost = sum(there and not here for here, there in zip(self.survived, best.survived, strict=True))
         won = sum(here and not there for here, there in zip(self.survived, best.survived, strict=True))

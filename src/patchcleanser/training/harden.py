@@ -23,6 +23,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional
 
+from patchcleanser.classifiers.inpaint import Inpainting
 from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.precision import tuned
 from patchcleanser.classifiers.torch import TorchClassifier, input_size, logits_in
@@ -98,6 +99,8 @@ class HardenSettings:
     def __post_init__(self) -> None:
         if min(self.epochs, self.batch, self.tries, self.every, self.patience, self.masks, self.sharp) < 1:
             raise InputError(f"epochs, batch, tries, every, patience, masks and sharp are at least 1, got {self}")
+        if isinstance(self.frozen, str):
+            raise InputError(f"frozen is a tuple of names of layers, got {self.frozen!r}; write ({self.frozen!r},)")
         if not self.rate > 0 or not 0 <= self.unmasked < 1:
             raise InputError(f"a rate is above 0 and unmasked lies in [0, 1), got {self.rate} and {self.unmasked}")
         if not 0 <= self.features < math.inf:
@@ -235,8 +238,12 @@ class _Work:
         self.ask, self.learn = (
             compiled(module, self.device, settings.epochs * self.steps) for module in (asked, self.student)
         )
+        learning = [weights for weights in self.student.parameters() if weights.requires_grad]
+        if not learning:
+            kept = [*settings.frozen, *["the last layer, as features= asks,"] * bool(settings.features)]
+            raise InputError(f"nothing is left to learn when {' and '.join(kept)} stay as they are; freeze less")
         self.optimizer = torch.optim.AdamW(
-            [weights for weights in self.student.parameters() if weights.requires_grad],
+            learning,
             lr=settings.rate,
             weight_decay=settings.weight_decay,
             fused=self.device.type == "cuda",
@@ -435,8 +442,10 @@ class _Work:
 
 
 def _freeze(module: nn.Module, beginnings: tuple[str, ...]) -> None:
-    """The weights whose names begin so, within what is around the network, learn nothing."""
-    named = {_bare(name): weights for name, weights in module.named_parameters()}
+    """The weights whose names in the network begin so learn nothing, whatever is around the network."""
+    while isinstance(module, (Inpainting, Mirrored)):
+        module = module.network
+    named = dict(module.named_parameters(remove_duplicate=False))
     for beginning in beginnings:
         found = [weights for name, weights in named.items() if f"{name}.".startswith(f"{beginning}.")]
         if not found:
@@ -444,15 +453,6 @@ def _freeze(module: nn.Module, beginnings: tuple[str, ...]) -> None:
             raise InputError(f"no layer {beginning!r} to leave as it is; the network has {layers}")
         for weights in found:
             weights.requires_grad_(False)
-    if not any(weights.requires_grad for weights in named.values()):
-        raise InputError(f"nothing is left to learn when {', '.join(beginnings)} stay as they are")
-
-
-def _bare(name: str) -> str:
-    """The name of weights in the network itself, whatever was put around it."""
-    while name.startswith("network."):
-        name = name.removeprefix("network.")
-    return name
 
 
 def _between(original: Tensor, trained: Tensor, way: float) -> Tensor:
