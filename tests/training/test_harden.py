@@ -25,7 +25,9 @@ from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training import Recipe, checkpoints, fit
 from patchcleanser.training.choice import Check, chosen, eligible
 from patchcleanser.training.cutout import shown
-from patchcleanser.training.harden import HardenSettings, _apart, _freeze, _Work, harden
+from patchcleanser.training.harden import harden
+from patchcleanser.training.settings import HardenSettings
+from patchcleanser.training.student import Student, _apart, _freeze
 
 THREAT = Threat.square(5)
 
@@ -116,9 +118,9 @@ def test_copies_that_a_later_one_beats_in_both_measures_are_thrown_away() -> Non
 def test_copies_part_of_the_way_back_to_the_original_are_looked_at_too(
     classifier: TorchClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("patchcleanser.training.harden.eligible", lambda checks: checks[1:])  # all may be chosen
+    monkeypatch.setattr("patchcleanser.training.student.eligible", lambda checks: checks[1:])  # all may be chosen
     settings = HardenSettings(epochs=2, batch=25, rate=1e-3, tries=1, holdout=0.4, every=1)
-    work = _Work(classifier, together([load_dataset("sample")]), THREAT, settings, seed=0)
+    work = Student(classifier, together([load_dataset("sample")]), THREAT, settings, seed=0)
     work.checked(None)
     work.epoch()
     work.epoch()
@@ -144,7 +146,7 @@ def test_on_the_input_grid_the_copy_learns_with_the_very_masks_of_the_defense(
         hidden.extend([] if chosen is None else [h for h in chosen if h.any()])
         return shown(module, inputs, chosen)
 
-    monkeypatch.setattr("patchcleanser.training.harden.shown", seen)
+    monkeypatch.setattr("patchcleanser.training.student.shown", seen)
     photos = together([load_dataset("sample")], limit=60)
     harden(classifier, photos, threat, settings=HardenSettings(epochs=2, batch=20, every=2, masks=masks))
     kept = torch.from_numpy(MaskSet.build(threat, image=(32, 32), masks=masks).visible())
@@ -173,7 +175,7 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
     settings = HardenSettings(epochs=4, batch=16, rate=1e-3, tries=1, holdout=0.3, every=2)
     unbroken = harden(classifier, photos, THREAT, settings=settings)
     monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
-    monkeypatch.setattr("patchcleanser.training.harden.TELL_SECONDS", 0)
+    monkeypatch.setattr("patchcleanser.training.student.TELL_SECONDS", 0)
     times: list[float] = []
 
     def stop(done: float, loss: float, check: Check) -> None:
@@ -199,7 +201,7 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
 
 def test_the_original_is_asked_about_the_very_pictures_that_are_then_masked(classifier: TorchClassifier) -> None:
     settings = HardenSettings(batch=20, unmasked=0.25, greedy=1.0)
-    work = _Work(classifier, together([load_dataset("sample")], limit=30), THREAT, settings, seed=0)
+    work = Student(classifier, together([load_dataset("sample")], limit=30), THREAT, settings, seed=0)
     asked: list[Tensor] = []
     learnt: list[Tensor] = []
     work.ask = lambda inputs: (asked.append(inputs), classifier.module(inputs))[1]  # type: ignore[func-returns-value]
@@ -217,7 +219,7 @@ def test_a_network_that_fills_in_what_is_hidden_is_told_so_while_it_learns() -> 
     filling = load_classifier("inpaint:zoo:tiny", device="cpu")
     assert isinstance(filling, TorchClassifier)
     photos = together([load_dataset("sample")], limit=30)
-    work = _Work(filling, photos, THREAT, HardenSettings(batch=20, unmasked=0.25), seed=0)
+    work = Student(filling, photos, THREAT, HardenSettings(batch=20, unmasked=0.25), seed=0)
     asked: list[Tensor] = []
     learnt: list[Tensor] = []
     work.ask = lambda inputs: (asked.append(inputs), filling.module(inputs))[1]  # type: ignore[func-returns-value]
@@ -235,7 +237,7 @@ def test_a_network_that_fills_in_what_is_hidden_is_told_so_while_it_learns() -> 
 def test_sharp_photos_are_seen_more_often_than_blurred_ones(classifier: TorchClassifier) -> None:
     sharp, blurred = load_dataset("sample"), SmallPhotos(load_dataset("sample"), np.arange(100))
     settings = HardenSettings(epochs=1, batch=8, tries=1, holdout=0.1, sharp=3)
-    work = _Work(classifier, together([sharp, blurred]), THREAT, settings, 0)
+    work = Student(classifier, together([sharp, blurred]), THREAT, settings, 0)
     times = np.bincount(work.pool, minlength=400)  # 300 sharp ones, 100 blurred
     wide = (work.photos.sizes.amin(1) >= 16).numpy()
     assert (times[(times > 0) & wide] == 3).all()
@@ -259,7 +261,7 @@ def test_few_sharp_photos_are_not_all_held_out(sharp: int, blurred: int, held: t
 def test_half_of_the_photos_are_blended_with_another(classifier: TorchClassifier) -> None:
     photos = together([load_dataset("sample")], limit=100)
     pure, mixed = (
-        _Work(classifier, photos, THREAT, HardenSettings(mix=mix), seed=0)._crops(np.arange(64)) for mix in (0.0, 0.5)
+        Student(classifier, photos, THREAT, HardenSettings(mix=mix), seed=0)._crops(np.arange(64)) for mix in (0.0, 0.5)
     )
     changed = (pure - mixed).abs().flatten(1).amax(1) > 1e-4
     assert 20 <= int(changed.sum()) <= 44
@@ -297,7 +299,7 @@ def test_the_original_can_be_asked_about_mirror_images_too(classifier: TorchClas
     photos = together([load_dataset("sample")])
     inputs = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for mirror in (False, True):
-        work = _Work(classifier, photos, THREAT, HardenSettings(mirror=mirror), seed=0)
+        work = Student(classifier, photos, THREAT, HardenSettings(mirror=mirror), seed=0)
         with torch.inference_mode():
             same = torch.allclose(work.ask(inputs), work.ask(inputs.flip(-1)), atol=1e-4)
             whole = work.teacher(inputs) + work.teacher(inputs.flip(-1)) if mirror else 2 * work.teacher(inputs)
@@ -320,7 +322,7 @@ def test_features_are_kept_where_that_is_asked_for(classifier: TorchClassifier) 
     apart = []
     for weight in (0.0, 20.0):
         settings = HardenSettings(epochs=4, batch=25, rate=1e-3, tries=1, every=4, features=weight)
-        work = _Work(classifier, photos, THREAT, settings, seed=0)
+        work = Student(classifier, photos, THREAT, settings, seed=0)
         work.checked(None)
         while not work.over:
             work.epoch()
@@ -343,7 +345,7 @@ def test_frozen_layers_stay_as_they_are_whatever_is_around_the_network(classifie
     around = inpainting(classifier)
     layers = list(dict.fromkeys(name.partition(".")[0] for name, _ in classifier.module.named_parameters()))
     photos, settings = together([load_dataset("sample")], limit=60), HardenSettings(epochs=1, batch=25, rate=1e-3)
-    work = _Work(around, photos, THREAT, replace(settings, frozen=(layers[-1],)), seed=0)
+    work = Student(around, photos, THREAT, replace(settings, frozen=(layers[-1],)), seed=0)
     work.checked(None)
     work.epoch()
     moved = {

@@ -45,8 +45,8 @@ def harden(
     from patchcleanser.data import load_dataset, together
     from patchcleanser.training.cards import origin, write_model
     from patchcleanser.training.choice import Check
-    from patchcleanser.training.harden import HardenSettings
     from patchcleanser.training.harden import harden as run
+    from patchcleanser.training.settings import HardenSettings
 
     settings = HardenSettings(
         epochs=epochs,
