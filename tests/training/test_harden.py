@@ -205,7 +205,7 @@ def test_the_original_is_asked_about_the_very_pictures_that_are_then_masked(clas
     asked: list[Tensor] = []
     learnt: list[Tensor] = []
     work.ask = lambda inputs: (asked.append(inputs), classifier.module(inputs))[1]  # type: ignore[func-returns-value]
-    work.learn = lambda inputs: (learnt.append(inputs), work.student(inputs))[1]  # type: ignore[func-returns-value]
+    work.learn = lambda inputs: (learnt.append(inputs), work.module(inputs))[1]  # type: ignore[func-returns-value]
     work.epoch()
     assert len(asked) == 1
     assert len(learnt) == 2 * settings.tries + 1  # places tried for two masks, then the training step
@@ -223,7 +223,7 @@ def test_a_network_that_fills_in_what_is_hidden_is_told_so_while_it_learns() -> 
     asked: list[Tensor] = []
     learnt: list[Tensor] = []
     work.ask = lambda inputs: (asked.append(inputs), filling.module(inputs))[1]  # type: ignore[func-returns-value]
-    work.learn = lambda inputs: (learnt.append(inputs), work.student(inputs))[1]  # type: ignore[func-returns-value]
+    work.learn = lambda inputs: (learnt.append(inputs), work.module(inputs))[1]  # type: ignore[func-returns-value]
     work.epoch()
     assert (asked[0][:, 3] == 0).all()
     assert (learnt[-1][:5, 3] == 0).all()
@@ -350,7 +350,7 @@ def test_frozen_layers_stay_as_they_are_whatever_is_around_the_network(classifie
     work.epoch()
     moved = {
         name.split(".")[1]
-        for name, weights in work.student.named_parameters()
+        for name, weights in work.module.named_parameters()
         if not torch.equal(weights, around.module.state_dict()[name])
     }
     assert moved == set(layers[:-1])

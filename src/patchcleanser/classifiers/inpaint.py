@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.classifiers.torch import TorchClassifier, around
+from patchcleanser.classifiers.torch import Around, TorchClassifier, around
 from patchcleanser.errors import InputError
 
 WHAT = "hidden pixels can be filled in for"
 
 
-class Inpainting(nn.Module):
+class Inpainting(Around):
     """A network behind a filling-in, told by one more channel which pixels are hidden.
 
     It is mask-aware: its answers depend on the visible pixels and on the union of masks, so certificates
@@ -23,10 +23,6 @@ class Inpainting(nn.Module):
 
     mask_aware = True
     steady = True
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
 
     def forward(self, inputs: Tensor) -> Any:
         """[N, C + 1, H, W], the last channel 1 where hidden → the network's output."""

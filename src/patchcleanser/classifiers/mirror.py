@@ -5,18 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.torch import TorchClassifier, around, logits_in
+from patchcleanser.classifiers.torch import Around, TorchClassifier, around, logits_in
 
 
-class Mirrored(nn.Module):
+class Mirrored(Around):
     """A network that is asked about every image twice, the second time mirrored left to right.
 
     Both times the same pixels are hidden, so it is as mask-aware as the network it asks, and no more.
     """
 
     def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
+        super().__init__(network)
         self.mask_aware = bool(getattr(network, "mask_aware", False))
         self.steady = bool(getattr(network, "steady", False))
 

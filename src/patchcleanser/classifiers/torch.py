@@ -110,7 +110,15 @@ def refuse_train_mode(module: nn.Module) -> None:
             )
 
 
-def around(plain: Classifier, wrapper: Callable[[nn.Module], nn.Module], what: str) -> TorchClassifier:
+class Around(nn.Module):
+    """A network that asks another one."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+
+def around(plain: Classifier, wrapper: Callable[[nn.Module], Around], what: str) -> TorchClassifier:
     """A classifier whose network goes around another's; one that adds anything to its network's answers is refused."""
     own = (TorchClassifier.logits, TorchClassifier._output)
     if not isinstance(plain, TorchClassifier) or (type(plain).logits, type(plain)._output) != own:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,10 +15,9 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser.classifiers.inpaint import Inpainting
 from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.precision import tuned
-from patchcleanser.classifiers.torch import TorchClassifier, input_size, logits_in
+from patchcleanser.classifiers.torch import Around, TorchClassifier, input_size, logits_in
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
@@ -57,10 +57,10 @@ class Student:
     ) -> None:
         self.classifier, self.settings = classifier, settings
         self.device = classifier.device
-        self.teacher, self.student = (self._copy(classifier.module) for _ in range(2))
-        self.student.requires_grad_(True)
-        _freeze(self.student, settings.frozen)
-        self.ema = ModelEmaV3(self.student, decay=settings.average, use_warmup=True, warmup_power=0.8)
+        self.teacher, self.module = (self._copy(classifier.module) for _ in range(2))
+        self.module.requires_grad_(True)
+        _freeze(self.module, settings.frozen)
+        self.ema = ModelEmaV3(self.module, decay=settings.average, use_warmup=True, warmup_power=0.8)
         self.size = input_size(classifier)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.order = np.random.default_rng(seed)
@@ -78,14 +78,14 @@ class Student:
         """Answers that are followed by features begin with so many logits; None: they are nothing but logits."""
         if settings.features:
             asked = copy.deepcopy(asked)  # the original itself goes on giving plain answers
-            for module in (asked, self.student):
+            for module in (asked, self.module):
                 head = tell_features(module, shown(module, self.held[:2].to(self.device)))
                 head.requires_grad_(False)  # classes that photos do not show would be forgotten there first
                 self.classes = head.out_features
         self.ask, self.learn = (
-            compiled(module, self.device, settings.epochs * self.steps) for module in (asked, self.student)
+            compiled(module, self.device, settings.epochs * self.steps) for module in (asked, self.module)
         )
-        learning = [weights for weights in self.student.parameters() if weights.requires_grad]
+        learning = [weights for weights in self.module.parameters() if weights.requires_grad]
         if not learning:
             kept = [*settings.frozen, *["the last layer, as features= asks,"] * bool(settings.features)]
             raise InputError(f"nothing is left to learn when {' and '.join(kept)} stay as they are; freeze less")
@@ -125,7 +125,7 @@ class Student:
     def state(self) -> dict[str, Any]:
         """All that changes, for a checkpoint."""
         return {
-            "student": self.student.state_dict(),
+            "student": self.module.state_dict(),
             "ema": self.ema.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
@@ -138,7 +138,7 @@ class Student:
 
     def restore(self, state: dict[str, Any]) -> None:
         """As a checkpoint has it."""
-        self.student.load_state_dict(state["student"])
+        self.module.load_state_dict(state["student"])
         self.ema.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"].cpu())
@@ -212,22 +212,22 @@ class Student:
 
         def divergences(hidden: Tensor) -> Tensor:
             with torch.no_grad(), self._autocast():
-                return _divergence(self._parted(self.learn(shown(self.student, rest, hidden)))[0], wanted[whole:])
+                return _divergence(self._parted(self.learn(shown(self.module, rest, hidden)))[0], wanted[whole:])
 
         hidden = self.cutout.chosen(rest, divergences, self.generator)
         hidden = torch.cat([hidden.new_zeros(whole, *self.size), hidden])
         with self._autocast():
-            answers, kept = self._parted(self.learn(self._laid_out(shown(self.student, inputs, hidden))))
+            answers, kept = self._parted(self.learn(self._laid_out(shown(self.module, inputs, hidden))))
         loss = _divergence(answers, wanted).mean()
         if self.classes is not None:
             apart = (kept - features).square().sum(1) / features.square().sum(1).clamp_min(1e-6)
             loss = loss + self.settings.features * apart.mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.student.parameters(), 5.0)
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 5.0)
         self.optimizer.step()
         self.taken += 1
-        self.ema.update(self.student, step=self.taken)
+        self.ema.update(self.module, step=self.taken)
         return loss.detach()
 
     def _parted(self, output: Any) -> tuple[Tensor, Tensor]:
@@ -235,14 +235,20 @@ class Student:
         answers = logits_in(output).float()
         return answers[:, : self.classes], answers[:, answers.shape[1] if self.classes is None else self.classes :]
 
+    @cached_property
+    def _wanted(self) -> list[Tensor]:
+        """The original's labels of the held-out photos, which every check compares with."""
+        with torch.no_grad(), self._autocast():
+            parts = (part.to(self.device) for part in torch.split(self.held, 128))
+            return [_label(self.teacher(viewed(self.teacher, part, None))) for part in parts]
+
     def _measures(self) -> tuple[float, tuple[bool, ...]]:
         """The agreement on the held-out photos, and which of them survive masks."""
         agree: list[Tensor] = []
         survive: list[Tensor] = []
         with torch.no_grad(), self._autocast():
-            for inputs in torch.split(self.held, 128):
+            for inputs, wanted in zip(torch.split(self.held, 128), self._wanted, strict=True):
                 inputs = inputs.to(self.device)
-                wanted = _label(self.teacher(viewed(self.teacher, inputs, None)))
                 agree.append(_label(self.kept(viewed(self.kept, inputs, None))) == wanted)
                 alive = agree[-1].clone()
                 for view in self.views:
@@ -309,7 +315,7 @@ def _masks(threat: Threat, size: Size, settings: HardenSettings, device: torch.d
 
 def _freeze(module: nn.Module, beginnings: tuple[str, ...]) -> None:
     """The weights whose names in the network begin so learn nothing, whatever is around the network."""
-    while isinstance(module, (Inpainting, Mirrored)):
+    while isinstance(module, Around):
         module = module.network
     named = dict(module.named_parameters(remove_duplicate=False))
     for beginning in beginnings:
