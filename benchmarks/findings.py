@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from patchcleanser.experiments.collecting import keep
 from patchcleanser.experiments.models import MODELS
 from patchcleanser.experiments.pages import section, write_section
 from patchcleanser.experiments.plans import plan_of
+from patchcleanser.training.settings import HardenSettings
 
 NAMES = {
     "tiny": "tiny",
@@ -85,13 +87,13 @@ def imagenet(rows: list[dict[str, Any]]) -> Found:
     return found
 
 
-def _settings(command: str | None) -> dict[str, str | float]:
+def _settings(command: str | None) -> dict[str, Any]:
     """What a `harden` command sets, apart from the model, the photos and where the copy goes."""
     words = shlex.split(command or "")
-    found: dict[str, str | float] = {"--tries": 2.0, "--greedy": 0.5}  # as they are if nothing is said
+    found: dict[str, Any] = {f"--{name}": value for name, value in asdict(HardenSettings()).items()}
     for option, value in pairwise([*words, "--"]):
         if option.startswith("--") and option not in ("--model", "--images", "--limit", "--out"):
-            number = value.replace(".", "", 1).replace("e-", "", 1).isdigit()
+            number = value[0].isdigit() and value[-1].isdigit()  # as 6e-5, not 2%
             found[option] = float(value) if number else "" if value.startswith("--") else value
     return found
 
