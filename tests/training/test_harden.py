@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from patchcleanser.classifiers.inpaint import Inpainting, inpainting
 from patchcleanser.classifiers.load import load_classifier
 from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.cli.harden import harden as command
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Grid
 from patchcleanser.data import in_memory, load_dataset, together
@@ -284,6 +286,15 @@ def test_half_of_the_photos_are_blended_with_another(classifier: TorchClassifier
 def test_bad_settings_are_named(setting: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         HardenSettings(**setting)
+
+
+def test_the_command_has_the_defaults_of_the_settings() -> None:
+    """They stand in both places: asking for the settings would import torch before any help is shown."""
+    options = {name: option.default for name, option in inspect.signature(command).parameters.items()}
+    settings = asdict(HardenSettings())
+    shared = options.keys() & settings.keys()
+    assert {"epochs", "rate", "greedy", "features", "frozen"} <= shared
+    assert {name: options[name] or 0 for name in shared} == {name: settings[name] or 0 for name in shared}
 
 
 def test_too_few_photos_and_open_sizes_are_refused(classifier: TorchClassifier) -> None:
