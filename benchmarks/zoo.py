@@ -14,6 +14,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from patchcleanser import Threat, load_classifier
 from patchcleanser.classifiers.trained import innermost, read_card, zoo_folder
@@ -44,23 +45,35 @@ def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]
     }
 
 
+def cards_of(spec: str) -> dict[str, dict[str, Any]]:
+    """The cards of all networks that a spec asks, by their names."""
+    found = {}
+    for member in innermost(spec).removeprefix("mean:").split(","):
+        kind, _, name = innermost(member).partition(":")
+        found[Path(name).name] = read_card(zoo_folder(name) if kind == "zoo" else Path(name))
+    return found
+
+
 def row_of(spec: str, patch: str, limit: int | None, runs: Path) -> dict[str, object]:
-    inner = innermost(spec)
-    kind, _, name = inner.partition(":")
-    card = read_card(zoo_folder(name) if kind == "zoo" else Path(name))
-    called = spec.removesuffix(inner).replace(":", "-") + Path(name).name
+    cards = cards_of(spec)
+    around = spec.removesuffix(innermost(spec)).replace(":", "-")
+    called = around + ("mean-" if len(cards) > 1 else "") + "+".join(cards)
     dataset = chosen(load_dataset("cifar10", split="test"), limit, subset="first")
     job = Job(load_classifier(spec), dataset, Threat.parse(patch), masks=6, precision="fast")
     row: dict[str, object] = {"model": called, "patch": f"{patch}x{patch}", "masks": "6x6", "grid": "source"}
     row |= measured(job, runs / f"{called}-{patch}", spec, "cifar10")
-    row |= {
-        "recipe": card["recipe"]["name"],
-        "epochs": card["recipe"]["epochs"],
-        "teacher": card.get("teacher"),
-        "seed": card["seed"],
-        "weights": card["weights_sha256"],
-        "train_command": card["command"],
-    }
+    told = [
+        {
+            "recipe": card["recipe"]["name"],
+            "epochs": card["recipe"]["epochs"],
+            "teacher": card.get("teacher"),
+            "seed": card["seed"],
+            "weights": card["weights_sha256"],
+            "train_command": card["command"],
+        }
+        for card in cards.values()
+    ]
+    row |= told[0] if len(told) == 1 else {key: [one[key] for one in told] for key in told[0]}
     print(json.dumps(row), flush=True)
     return row
 
@@ -75,7 +88,7 @@ def keep(row: dict[str, object], path: Path, key: tuple[str, ...]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("models", nargs="+", help="zoo:NAME or trained:FOLDER")
+    parser.add_argument("models", nargs="+", help="zoo:NAME or trained:FOLDER, with mirror: or mean: before")
     parser.add_argument("--patch", action="append", help="patch side in px; may be repeated")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--runs", type=Path, default=Path("runs/zoo"))

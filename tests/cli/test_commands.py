@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from patchcleanser import DoubleMasking, Threat, load_classifier
+from patchcleanser.classifiers.networks import build_network
+from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.classifiers.trained import read_card, zoo_folder
 from patchcleanser.data import load_dataset
+from patchcleanser.data.pictures import as_picture
+from patchcleanser.errors import PatchCleanserError
+from patchcleanser.training.cards import write_model
 
 QUICK = ["--data", "sample", "--set", "batch=50", "--set", "holdout=0.1", "--device", "cpu"]
 
@@ -58,6 +65,52 @@ def test_training_goes_on_from_a_finished_model_and_the_card_names_its_weights_b
     assert card["model"] == first["model"]  # the network, wherever its weights came from
     assert card["start"] == {"model": "zoo:tiny", "weights_sha256": first["weights_sha256"]}
     assert card["best_epoch"]["accuracy"] > 0.5  # it did not start from nothing
+
+
+def test_a_finished_network_goes_on_with_other_classes_behind_a_new_last_layer(tmp_path: Path) -> None:
+    pictures, out = tmp_path / "pictures", tmp_path / "out"
+    sample = load_dataset("sample")
+    for index in range(30):
+        folder = pictures / ("red", "green", "blue")[index % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        as_picture(sample.image(index)).save(folder / f"{index}.png")
+    small = ("--data", f"folder:{pictures}", "--set", "epochs=1", "--set", "batch=10", "--device", "cpu")
+    refused = run("train", "--model", "zoo:tiny", *small, "--out", str(out))
+    assert refused.returncode == 2
+    assert "10 classes, the data has 3; write trained:FOLDER?classes=3" in refused.stderr
+    change = ("--set", "rate=1e-9", "--set", "holdout=0")
+    done = run("train", "--model", "inpaint:zoo:tiny?classes=3", *small, *change, "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    card = json.loads(done.stdout)
+    assert card["model"] == "inpaint:net:tiny?classes=3"
+    assert card["start"]["weights_sha256"] == read_card(zoo_folder("tiny"))["weights_sha256"]
+    old, new = (load_classifier(spec, device="cpu") for spec in ("zoo:tiny", f"trained:{out}"))
+    assert isinstance(old, TorchClassifier)
+    assert isinstance(new, TorchClassifier)
+    assert new.classes == 3
+    assert set(new.names or ()) == {"blue", "green", "red"}
+    before, after = old.module.state_dict(), new.module.network.state_dict()  # type: ignore[union-attr,operator]
+    assert torch.allclose(before["conv1.weight"], after["conv1.weight"], atol=1e-3)
+    assert after["fc.weight"].shape[0] == 3
+
+
+def test_several_networks_are_not_trained_as_one(tmp_path: Path) -> None:
+    done = run("train", "--model", "mirror:mean:zoo:tiny,zoo:tiny", *QUICK, "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert "is several networks, which learn one by one" in done.stderr
+
+
+def test_a_new_last_layer_is_refused_where_nobody_knows_the_old_one(tmp_path: Path) -> None:
+    module = build_network("bagnet", {})
+    write_model(module, tmp_path, {"model": "net:bagnet", "preprocessing": {}})
+    for spec, words in (
+        (f"trained:{tmp_path}?classes=3", "net:bagnet cannot be given 3 classes"),
+        ("zoo:tiny?classes=none", "classes is a whole number from 1, got 'none'"),
+        ("zoo:tiny?classes=0", "classes is a whole number from 1, got 0"),
+        ("zoo:tiny?wider=2", "takes no options but classes"),
+    ):
+        with pytest.raises(PatchCleanserError, match=re.escape(words)):
+            load_classifier(spec, device="cpu")
 
 
 def test_harden_writes_a_copy_that_loads(tmp_path: Path) -> None:

@@ -161,3 +161,4 @@ def test_folders_in_a_models_name_are_not_told() -> None:
     assert _shown("onnx:/home/somebody/secret/net.onnx?weights=/etc/x") == "onnx:net.onnx"
     assert _shown("tokens:trained:/srv/models/vit") == "tokens:vit"
     assert _shown("zoo:tiny") == "zoo:tiny"
+    assert _shown("mirror:mean:trained:/srv/a?classes=2,onnx:/b/c.onnx") == "mirror:mean:trained:a,onnx:c.onnx"

@@ -30,12 +30,14 @@ def load_classifier(spec: str, *, device: str = "auto", **options: Any) -> Class
     - ``tokens:SPEC``: the ViT of another spec, without the tokens that masks hide
     - ``inpaint:SPEC``: the network of another spec, with hidden pixels filled in from visible ones
     - ``mirror:SPEC``: the mean of another's answers to an image and to its mirror image
-    - ``zoo:tiny``, ``trained:FOLDER`` (written by train or harden), ``net:resnet`` (untrained)
+    - ``mean:SPEC,SPEC``: the mean of several networks' answers
+    - ``zoo:tiny``, ``trained:FOLDER`` (written by train or harden), ``net:resnet`` (untrained);
+      ``trained:FOLDER?classes=10`` with a new last layer, to be trained
     """
     kind, _, rest = spec.partition(":")
     if kind not in KINDS or not rest:
         raise InputError(f"cannot read classifier {spec!r}; write one of {', '.join(f'{k}:…' for k in KINDS)}")
-    name, _, query = rest.partition("?")
+    name, _, query = (rest, "", "") if kind in ASKING else rest.partition("?")  # what is asked reads its own
     settings = _settings(query) | options
     try:
         return KINDS[kind](name, pick_device(device), settings)
@@ -131,9 +133,14 @@ def _net(name: str, device: torch.device, options: dict[str, Any]) -> Classifier
 def _trained(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
     from patchcleanser.classifiers.trained import trained_classifier
 
-    if options:
-        raise InputError(f"a trained classifier is as its card says and takes no options, got {sorted(options)}")
-    return trained_classifier(Path(name), device, lambda spec, more: load_classifier(spec, device="cpu", **more))
+    if options.keys() - {"classes"}:
+        raise InputError(
+            f"a trained classifier is as its card says and takes no options but classes (a new last layer), got "
+            f"{sorted(options)}"
+        )
+    return trained_classifier(
+        Path(name), device, lambda spec, more: load_classifier(spec, device="cpu", **more), **options
+    )
 
 
 def _zoo(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
@@ -158,6 +165,12 @@ def _mirror(name: str, device: torch.device, options: dict[str, Any]) -> Classif
     from patchcleanser.classifiers.mirror import mirrored
 
     return mirrored(load_classifier(name, device=str(device), **options))  # type: ignore[arg-type]
+
+
+def _mean(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+    from patchcleanser.classifiers.mean import mean_of
+
+    return mean_of([load_classifier(member, device=str(device), **options) for member in name.split(",")])
 
 
 def _settings(query: str) -> dict[str, Any]:
@@ -190,4 +203,8 @@ KINDS: dict[str, Callable[[str, torch.device, dict[str, Any]], Classifier]] = {
     "tokens": _tokens,
     "inpaint": _inpaint,
     "mirror": _mirror,
+    "mean": _mean,
 }
+
+ASKING = ("tokens", "inpaint", "mirror", "mean")
+"""These ask others, whose specs follow."""

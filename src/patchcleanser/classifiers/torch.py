@@ -120,11 +120,17 @@ class Around(nn.Module):
 
 def around(plain: Classifier, wrapper: Callable[[nn.Module], Around], what: str) -> TorchClassifier:
     """A classifier whose network goes around another's; one that adds anything to its network's answers is refused."""
+    found = require_plain(plain, what)
+    classifier = TorchClassifier(wrapper(found.module).eval(), found.preprocessing, classes=found.classes)
+    classifier.names, classifier.code = found.names, found.code
+    return classifier
+
+
+def require_plain(classifier: Classifier, what: str) -> TorchClassifier:
+    """The classifier, if its answers are its network's and nothing is added to them."""
     own = (TorchClassifier.logits, TorchClassifier._output)
-    if not isinstance(plain, TorchClassifier) or (type(plain).logits, type(plain)._output) != own:
-        raise InputError(f"{what} plain torch networks only, got {plain}")
-    classifier = TorchClassifier(wrapper(plain.module).eval(), plain.preprocessing, classes=plain.classes)
-    classifier.names, classifier.code = plain.names, plain.code
+    if not isinstance(classifier, TorchClassifier) or (type(classifier).logits, type(classifier)._output) != own:
+        raise InputError(f"{what} plain torch networks only, got {classifier}")
     return classifier
 
 

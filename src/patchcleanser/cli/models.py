@@ -19,6 +19,7 @@ KINDS = {
     "python:module:function": "whatever the function returns: a torch module or any function",
     "inpaint:SPEC": "the network of another spec, hidden pixels filled in from visible ones; certificates are its own",
     "mirror:SPEC": "the mean of another's answers to an image and to its mirror image, at twice the cost",
+    "mean:SPEC,SPEC": "the mean of several networks' answers; each costs what it costs alone",
     "tokens:SPEC": "the ViT of another spec, leaving out tokens that masks hide; certificates are its own",
     "net:NAME": "untrained networks, most for 32×32 images; the list is below",
 }

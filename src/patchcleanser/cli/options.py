@@ -265,6 +265,7 @@ def trainable(model: str, device: str, out: Path) -> TorchClassifier:
     """The torch classifier to train or harden into `out`, which must not hold a finished run."""
     # Here and in the commands torch is imported late, so that --help answers at once.
     from patchcleanser.classifiers import load_classifier
+    from patchcleanser.classifiers.mean import Mean
     from patchcleanser.classifiers.torch import TorchClassifier
     from patchcleanser.training import checkpoints
 
@@ -282,6 +283,10 @@ def trainable(model: str, device: str, out: Path) -> TorchClassifier:
     if classifier.mask_aware and not getattr(classifier.module, "mask_aware", False):
         raise InputError(
             f"{model} cannot be trained: it would learn and be kept as the plain network; train that instead"
+        )
+    if any(isinstance(part, Mean) for part in classifier.module.modules()):
+        raise InputError(
+            f"{model} is several networks, which learn one by one; train each, and ask for their mean then"
         )
     if (out / checkpoints.NAME).is_file():
         print(f"going on from the checkpoint in {out}", file=sys.stderr)

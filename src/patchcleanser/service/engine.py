@@ -148,6 +148,9 @@ class Engine:
 
 def _shown(spec: str) -> str:
     """What clients may know of a model's name: no folders, no options."""
+    before, mean, rest = spec.partition("mean:")
+    if mean:
+        return before + mean + ",".join(_shown(member) for member in rest.split(","))
     kind, _, rest = spec.partition(":")
     return f"{kind}:{PurePath(rest.partition('?')[0]).name}"
 

@@ -200,4 +200,7 @@ def _accelerator(device: torch.device) -> Any:
 def require_classes(found: int | None, wanted: int) -> None:
     """Refuse a network with another number of classes than the data."""
     if found != wanted:
-        raise ClassifierError(f"the network has {found} classes, the data has {wanted}; set num_classes={wanted}")
+        raise ClassifierError(
+            f"the network has {found} classes, the data has {wanted}; write trained:FOLDER?classes={wanted}, "
+            f"net:NAME?classes={wanted} or timm:NAME?num_classes={wanted}"
+        )
