@@ -20,8 +20,9 @@ from zoo import keep, measured
 
 from patchcleanser import Threat, TorchClassifier, load_classifier
 from patchcleanser.classifiers.load import pick_device
+from patchcleanser.classifiers.specs import innermost
 from patchcleanser.classifiers.torch import input_size
-from patchcleanser.classifiers.trained import innermost, read_card
+from patchcleanser.classifiers.trained import read_card
 from patchcleanser.classifiers.weights import load_weights
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job

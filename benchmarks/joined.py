@@ -72,6 +72,14 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=1, help="files of equal size")
     parser.add_argument("--shuffle", type=int, default=0, help="the seed by which images are mixed")
     given = parser.parse_args()
+    if given.parts < 1 or given.size < 2:
+        raise SystemExit(f"there is 1 part or more, of 2 px or more, got --parts {given.parts} --size {given.size}")
+    numbers = [""] if given.parts == 1 else map(str, range(given.parts))
+    files = [given.out.with_stem(f"{given.out.stem}{number}") for number in numbers]
+    if others := sorted(set(given.out.parent.glob(f"{given.out.stem}*{given.out.suffix}")) - set(files)):
+        raise SystemExit(
+            f"{others[0]} would be taken for a part of what is to be written; remove it or use another --out"
+        )
     sets = [read(named, given.size) for named in given.datasets]
     classes = [f"{found.name}: {name}" for found in sets for name in found.classes]
     first = np.cumsum([0, *(len(found.classes) for found in sets)])
@@ -84,7 +92,7 @@ def main() -> None:
         print(f"{alike.sum()} images look like test images of {given.apart.partition('=')[0]} and are left out")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor() as pool:
-        for part, mine in enumerate(np.array_split(order, given.parts)):
+        for out, mine in zip(files, np.array_split(order, given.parts), strict=True):
             contents = pool.map(encoded, images[mine])
             table = pa.table(
                 {
@@ -92,7 +100,6 @@ def main() -> None:
                     "label": pa.array(labels[mine], pa.int32()),
                 }
             ).replace_schema_metadata({"class_names": json.dumps(classes)})
-            out = given.out if given.parts == 1 else given.out.with_stem(f"{given.out.stem}{part}")
             pq.write_table(table, out, row_group_size=500)
             print(f"{out}: {len(mine)} images of {len(classes)} classes")
 

@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from patchcleanser import Threat, load_classifier
-from patchcleanser.classifiers.trained import innermost, read_card, zoo_folder
+from patchcleanser.classifiers.specs import innermost, members
+from patchcleanser.classifiers.trained import read_card, zoo_folder
 from patchcleanser.cli.certify import about_run, run_job
 from patchcleanser.core.metrics import COLUMNS, summary
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
 from patchcleanser.training.cards import versions
+
+HARDENED = {"name": "harden"}
+"""What stands for a recipe where there is none."""
 
 
 def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]:
@@ -45,33 +49,35 @@ def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]
     }
 
 
-def cards_of(spec: str) -> dict[str, dict[str, Any]]:
-    """The cards of all networks that a spec asks, by their names."""
-    found = {}
-    for member in innermost(spec).removeprefix("mean:").split(","):
-        kind, _, name = innermost(member).partition(":")
-        found[Path(name).name] = read_card(zoo_folder(name) if kind == "zoo" else Path(name))
+def asked(spec: str) -> list[tuple[str, dict[str, Any]]]:
+    """What each network that a spec asks is called, and its card."""
+    found = []
+    for member in members(spec):
+        inner = innermost(member)
+        kind, _, name = inner.partition(":")
+        called = member.removesuffix(inner).replace(":", "-") + Path(name).name
+        found.append((called, read_card(zoo_folder(name) if kind == "zoo" else Path(name))))
     return found
 
 
 def row_of(spec: str, patch: str, limit: int | None, runs: Path) -> dict[str, object]:
-    cards = cards_of(spec)
+    cards = asked(spec)
     around = spec.removesuffix(innermost(spec)).replace(":", "-")
-    called = around + ("mean-" if len(cards) > 1 else "") + "+".join(cards)
+    called = around + ("mean-" if len(cards) > 1 else "") + "+".join(name for name, _ in cards)
     dataset = chosen(load_dataset("cifar10", split="test"), limit, subset="first")
     job = Job(load_classifier(spec), dataset, Threat.parse(patch), masks=6, precision="fast")
     row: dict[str, object] = {"model": called, "patch": f"{patch}x{patch}", "masks": "6x6", "grid": "source"}
     row |= measured(job, runs / f"{called}-{patch}", spec, "cifar10")
     told = [
         {
-            "recipe": card["recipe"]["name"],
-            "epochs": card["recipe"]["epochs"],
+            "recipe": card.get("recipe", HARDENED)["name"],
+            "epochs": card.get("recipe", card.get("settings", {})).get("epochs"),
             "teacher": card.get("teacher"),
             "seed": card["seed"],
             "weights": card["weights_sha256"],
             "train_command": card["command"],
         }
-        for card in cards.values()
+        for _, card in cards
     ]
     row |= told[0] if len(told) == 1 else {key: [one[key] for one in told] for key in told[0]}
     print(json.dumps(row), flush=True)

@@ -10,7 +10,8 @@ import torch
 from patchcleanser import CallableClassifier, DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.classifiers.fast import Exported
 from patchcleanser.classifiers.mean import mean_of
-from patchcleanser.errors import InputError, PatchCleanserError
+from patchcleanser.classifiers.networks import build_network
+from patchcleanser.errors import InputError, PatchCleanserError, TrainModeError
 
 BOTH = "mean:zoo:tiny,net:resnet?wider=0.25"
 
@@ -77,6 +78,7 @@ def test_it_can_be_exported_for_batches_of_any_size(images: torch.Tensor) -> Non
         ("mean:zoo:tiny,timm:test_resnet?weights=none&num_classes=10", "with the same preprocessing"),
         ("mean:zoo:tiny,tokens:zoo:cifar10-vit", "plain torch networks only"),
         ("mean:zoo:tiny,", "cannot read classifier ''"),
+        ("mean:mean:zoo:tiny,zoo:tiny", "two classifiers or more, got 1"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused(spec: str, words: str) -> None:
@@ -84,10 +86,37 @@ def test_what_cannot_be_averaged_is_refused(spec: str, words: str) -> None:
         load_classifier(spec, device="cpu")
 
 
+def test_a_member_in_train_mode_is_refused_not_changed() -> None:
+    tiny = load_classifier("zoo:tiny", device="cpu")
+    assert isinstance(tiny, TorchClassifier)
+    tiny.module.train()
+    with pytest.raises(TrainModeError, match="in train mode"):
+        mean_of([tiny, load_classifier("zoo:tiny", device="cpu")])
+    assert tiny.module.training
+
+
+def test_one_that_prepares_images_itself_or_is_told_what_is_hidden_by_itself_is_refused() -> None:
+    class Own(TorchClassifier):
+        def prepare(self, images: torch.Tensor) -> torch.Tensor:
+            return super().prepare(1 - images)
+
+    class Told(TorchClassifier):
+        mask_aware = True
+
+    tiny = load_classifier("zoo:tiny", device="cpu")
+    assert isinstance(tiny, TorchClassifier)
+    for kind, words in ((Own, "plain torch networks only"), (Told, "say themselves whether they are told")):
+        with pytest.raises(InputError, match=words):
+            mean_of([tiny, kind(tiny.module, tiny.preprocessing, classes=10)])
+
+
 def test_classes_of_other_names_and_functions_are_refused() -> None:
     tiny, other = (load_classifier("zoo:tiny", device="cpu") for _ in range(2))
     other.names = tuple(reversed(other.names or ()))
     with pytest.raises(InputError, match="of the same classes, got airplane, … and truck, …"):
-        mean_of([tiny, other])
+        mean_of([load_classifier("net:tiny", device="cpu"), tiny, other])  # of the first nobody knows the names
+    half = TorchClassifier(build_network("tiny", {}).eval().half(), tiny.preprocessing, classes=10)
+    with pytest.raises(InputError, match=r"the same precision, got torch\.float32 and torch\.float16"):
+        mean_of([tiny, half])
     with pytest.raises(InputError, match="plain torch networks only"):
         mean_of([tiny, CallableClassifier(lambda images: images.mean((2, 3)), classes=3)])

@@ -17,7 +17,7 @@ import torch
 from patchcleanser import DoubleMasking, Threat, load_classifier
 from patchcleanser.classifiers.networks import build_network
 from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.classifiers.trained import read_card, zoo_folder
+from patchcleanser.classifiers.trained import bare_spec, read_card, zoo_folder
 from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture
 from patchcleanser.errors import PatchCleanserError
@@ -100,17 +100,38 @@ def test_several_networks_are_not_trained_as_one(tmp_path: Path) -> None:
     assert "is several networks, which learn one by one" in done.stderr
 
 
-def test_a_new_last_layer_is_refused_where_nobody_knows_the_old_one(tmp_path: Path) -> None:
-    module = build_network("bagnet", {})
-    write_model(module, tmp_path, {"model": "net:bagnet", "preprocessing": {}})
+def test_a_new_last_layer_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
+    write_model(build_network("tiny", {}), tmp_path, {"model": "transformers:net", "preprocessing": {}})
     for spec, words in (
-        (f"trained:{tmp_path}?classes=3", "net:bagnet cannot be given 3 classes"),
-        ("zoo:tiny?classes=none", "classes is a whole number from 1, got 'none'"),
-        ("zoo:tiny?classes=0", "classes is a whole number from 1, got 0"),
+        (f"trained:{tmp_path}?classes=3", "transformers:net cannot be given 3 classes"),
+        ("zoo:tiny?classes=10", "has no last layer of another number of classes than 10"),
+        ("zoo:tiny?classes=none", "classes is a whole number from 2 to 100,000, got 'none'"),
+        ("zoo:tiny?classes=true", "classes is a whole number from 2 to 100,000, got True"),
+        ("zoo:tiny?classes=1", "classes is a whole number from 2 to 100,000, got 1"),
+        ("zoo:tiny?classes=99999999999", "got 99999999999"),
         ("zoo:tiny?wider=2", "takes no options but classes"),
     ):
         with pytest.raises(PatchCleanserError, match=re.escape(words)):
             load_classifier(spec, device="cpu")
+
+
+@pytest.mark.parametrize("query", ["?classes=3", "?&classes=3"])
+def test_a_new_last_layer_keeps_all_else_that_the_card_says(tmp_path: Path, query: str) -> None:
+    """Timm's own way to a new last layer forgets how the old one was pooled for."""
+    network = "timm:test_resnet?weights=none&global_pool=catavgmax&num_classes=10"
+    first = load_classifier(network, device="cpu")
+    assert isinstance(first, TorchClassifier)
+    about = {"preprocessing": vars(first.preprocessing)}
+    write_model(first.module, tmp_path / "old", {"model": network, **about})
+    begun = load_classifier(f"trained:{tmp_path / 'old'}{query}", device="cpu")
+    assert isinstance(begun, TorchClassifier)
+    spec = bare_spec(f"trained:{tmp_path / 'old'}{query}")
+    write_model(begun.module, tmp_path / "new", {"model": spec, **about})
+    again = load_classifier(f"trained:{tmp_path / 'new'}", device="cpu")
+    inputs = again.prepare(torch.rand(2, 3, 160, 160))
+    with torch.inference_mode():
+        assert torch.allclose(again.logits(inputs), begun.logits(inputs), atol=1e-2)
+    assert again.logits(inputs).shape == (2, 3)
 
 
 def test_harden_writes_a_copy_that_loads(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torchvision
 from safetensors.torch import save_file
+from torch.nn import functional
 
 from patchcleanser import load_classifier
 from patchcleanser.errors import ClassifierError
@@ -45,3 +46,13 @@ def test_it_has_the_file_s_weights_normalisation_and_strides_and_a_head_for_othe
     assert (smaller.resize, smaller.crop) == (146, (128, 128))
     same = part.module.conv1.weight == state["conv1.weight"].float()  # type: ignore[attr-defined]
     assert same.all()
+    torch.manual_seed(1)  # of the last layer
+    inside = load_classifier(f"{SPEC}_at_32?classes=7&size=64", device="cpu")
+    torch.manual_seed(1)
+    outside = load_classifier(f"{SPEC}?classes=7&size=64", device="cpu")
+    images = torch.rand(2, 3, 32, 32)
+    larger = functional.interpolate(images, size=(64, 64), mode="bicubic")
+    with torch.inference_mode():  # it is given images as CIFAR-10's networks see them, and sees them as its own
+        found = inside.logits(inside.prepare(images))
+        assert torch.allclose(found, outside.logits(outside.preprocessing.normalise(larger)), atol=1e-2)
+    assert inside.preprocessing == load_classifier("zoo:tiny", device="cpu").preprocessing

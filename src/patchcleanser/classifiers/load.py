@@ -15,6 +15,7 @@ from torch import nn
 
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.callable import CallableClassifier
+from patchcleanser.classifiers.specs import ASKING, members, settings_in
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError
 
@@ -38,7 +39,7 @@ def load_classifier(spec: str, *, device: str = "auto", **options: Any) -> Class
     if kind not in KINDS or not rest:
         raise InputError(f"cannot read classifier {spec!r}; write one of {', '.join(f'{k}:…' for k in KINDS)}")
     name, _, query = (rest, "", "") if kind in ASKING else rest.partition("?")  # what is asked reads its own
-    settings = _settings(query) | options
+    settings = settings_in(query) | options
     try:
         return KINDS[kind](name, pick_device(device), settings)
     except TypeError as error:
@@ -170,25 +171,7 @@ def _mirror(name: str, device: torch.device, options: dict[str, Any]) -> Classif
 def _mean(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
     from patchcleanser.classifiers.mean import mean_of
 
-    return mean_of([load_classifier(member, device=str(device), **options) for member in name.split(",")])
-
-
-def _settings(query: str) -> dict[str, Any]:
-    """`a=1&b=x` as a dictionary. Not decoded like a web form, since + and % occur in file names."""
-    pairs = (pair.partition("=") for pair in query.split("&") if pair)
-    return {key: text if key == "weights" else _value(text) for key, _, text in pairs}
-
-
-def _value(text: str) -> Any:
-    """Numbers and booleans from a query string; anything else stays text."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return mean_of([load_classifier(member, device=str(device), **options) for member in members(f"mean:{name}")])
 
 
 KINDS: dict[str, Callable[[str, torch.device, dict[str, Any]], Classifier]] = {
@@ -205,6 +188,3 @@ KINDS: dict[str, Callable[[str, torch.device, dict[str, Any]], Classifier]] = {
     "mirror": _mirror,
     "mean": _mean,
 }
-
-ASKING = ("tokens", "inpaint", "mirror", "mean")
-"""These ask others, whose specs follow."""

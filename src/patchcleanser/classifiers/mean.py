@@ -40,14 +40,16 @@ def mean_of(members: Sequence[Classifier]) -> TorchClassifier:
             ("preprocessing", first.preprocessing, other.preprocessing),
             ("number of classes", first.classes, other.classes),
             ("knowledge of what is hidden", first.mask_aware, other.mask_aware),
+            ("precision", first.dtype, other.dtype),
         ):
             if mine != its:
                 raise InputError(f"{WHAT} classifiers with the same {what}, got {mine} and {its}")
-        if first.names and other.names and first.names != other.names:
-            raise InputError(f"{WHAT} classifiers of the same classes, got {first.names[0]}, … and {other.names[0]}, …")
-    module = Mean([member.module for member in plain]).eval()
+    names = sorted({member.names for member in plain if member.names})
+    if len(names) > 1:
+        raise InputError(f"{WHAT} classifiers of the same classes, got {names[0][0]}, … and {names[1][0]}, …")
+    module = Mean([member.ready_module for member in plain]).eval()
     classifier = TorchClassifier(module, first.preprocessing, classes=first.classes)
-    classifier.names = next((member.names for member in plain if member.names), None)
+    classifier.names = names[0] if names else None
     if any(member.code for member in plain):
         classifier.code = hashlib.sha256("\n".join(member.code for member in plain).encode()).hexdigest()
     return classifier

@@ -121,16 +121,19 @@ class Around(nn.Module):
 def around(plain: Classifier, wrapper: Callable[[nn.Module], Around], what: str) -> TorchClassifier:
     """A classifier whose network goes around another's; one that adds anything to its network's answers is refused."""
     found = require_plain(plain, what)
-    classifier = TorchClassifier(wrapper(found.module).eval(), found.preprocessing, classes=found.classes)
+    classifier = TorchClassifier(wrapper(found.ready_module).eval(), found.preprocessing, classes=found.classes)
     classifier.names, classifier.code = found.names, found.code
     return classifier
 
 
 def require_plain(classifier: Classifier, what: str) -> TorchClassifier:
     """The classifier, if its answers are its network's and nothing is added to them."""
-    own = (TorchClassifier.logits, TorchClassifier._output)
-    if not isinstance(classifier, TorchClassifier) or (type(classifier).logits, type(classifier)._output) != own:
+    own = [TorchClassifier.logits, TorchClassifier._output, TorchClassifier.prepare]
+    kind = type(classifier)
+    if not isinstance(classifier, TorchClassifier) or [kind.logits, kind._output, kind.prepare] != own:  # type: ignore[attr-defined]
         raise InputError(f"{what} plain torch networks only, got {classifier}")
+    if classifier.mask_aware != bool(getattr(classifier.module, "mask_aware", False)):
+        raise InputError(f"{what} networks that say themselves whether they are told what is hidden, got {classifier}")
     return classifier
 
 

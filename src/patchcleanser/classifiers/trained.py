@@ -9,23 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.networks import INPUT, build_network
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.classifiers.torch import Around, TorchClassifier
+from patchcleanser.classifiers.specs import innermost, numbered, settings_in
+from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.classifiers.weights import load_weights
 from patchcleanser.errors import ClassifierError, InputError
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2470, 0.2435, 0.2616)
 
-AROUND = ("inpaint:", "mirror:")
-"""These begin specs that go around another one and have no weights of their own."""
-
-NUMBER = {"net": "classes", "timm": "num_classes"}
-"""How specs of networks that can be given a new last layer say the number of classes."""
+MOST = 100_000
+"""More classes than this are taken for a slip."""
 
 PACKAGED = Path(__file__).parents[1] / "zoo"
 CHECKOUT = Path(__file__).parents[3] / "zoo"
@@ -54,31 +51,28 @@ def trained_classifier(
     With `classes`, its last layer is a new, untrained one for so many classes: where training on other data begins.
     """
     card = read_card(folder)
-    random = {} if innermost(card["model"]).startswith("python:") else {"weights": "none"}
-    bare = build(card["model"], random)
+    spec = str(card["model"]) if classes is None else _with_classes(str(card["model"]), classes)
+    random = {} if innermost(spec).startswith("python:") else {"weights": "none"}
+    bare = build(spec, random)
     if not isinstance(bare, TorchClassifier):
         raise ClassifierError(f"{folder}/card.json names {card['model']!r}, which is no torch network")
-    load_weights(bare.module, folder / "model.safetensors")
-    if classes is not None:
-        _renew(bare.module, str(card["model"]), classes)
+    load_weights(bare.module, folder / "model.safetensors", new_classes=classes)
     saved: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in card["preprocessing"].items()}
     classifier = TorchClassifier(bare.module.to(device), Preprocessing(**saved), classes=classes or bare.classes)
+    classifier.code = bare.code
     if classes is None:
         classifier.names = tuple(card["classes"]) if card.get("classes") else bare.names
     return classifier
 
 
-def _renew(module: nn.Module, spec: str, classes: int) -> None:
-    """Put a new last layer into a network; timm says where it is."""
-    while isinstance(module, Around):
-        module = module.network
-    reset: Any = getattr(module, "reset_classifier", None)
-    if reset is None or innermost(spec).partition(":")[0] not in NUMBER:
-        raise ClassifierError(f"{spec} cannot be given {classes} classes: only timm's networks and net:resnet, vit, …")
-    if not isinstance(classes, int) or classes < 1:
-        raise InputError(f"classes is a whole number from 1, got {classes!r}")
-    reset(classes)
-    module.eval()
+def _with_classes(spec: str, classes: Any) -> str:
+    """The spec of a network with another number of classes; refused where it cannot be."""
+    if not isinstance(classes, int) or isinstance(classes, bool) or not 2 <= classes <= MOST:
+        raise InputError(f"classes is a whole number from 2 to {MOST:,}, got {classes!r}")
+    changed = numbered(spec, classes)
+    if changed is None:
+        raise ClassifierError(f"{spec} cannot be given {classes} classes: what it is named by says no number of them")
+    return changed
 
 
 def read_card(folder: Path) -> dict[str, Any]:
@@ -100,30 +94,8 @@ def bare_spec(spec: str) -> str:
     card = _card_of(inner)
     if card is None:
         return spec
-    network, classes = str(card["model"]), inner.partition("?classes=")[2]
-    return spec.removesuffix(inner) + (_numbered(network, classes) if classes else network)
-
-
-def _numbered(spec: str, classes: str) -> str:
-    """The spec of a network, with another number of classes.
-
-    >>> _numbered("net:resnet?classes=300&wider=2", "10")
-    'net:resnet?wider=2&classes=10'
-    """
-    option = NUMBER[innermost(spec).partition(":")[0]]
-    name, _, query = spec.partition("?")
-    others = [pair for pair in query.split("&") if pair and not pair.startswith(f"{option}=")]
-    return f"{name}?{'&'.join([*others, f'{option}={classes}'])}"
-
-
-def innermost(spec: str) -> str:
-    """What a spec that goes around others goes around at last.
-
-    >>> innermost("mirror:inpaint:zoo:tiny")
-    'zoo:tiny'
-    """
-    around = next((begin for begin in AROUND if spec.startswith(begin)), None)
-    return spec if around is None else innermost(spec.removeprefix(around))
+    network, classes = str(card["model"]), settings_in(inner.partition("?")[2]).get("classes")
+    return spec.removesuffix(inner) + (network if classes is None else _with_classes(network, classes))
 
 
 def weights_of(spec: str, classifier: Classifier) -> str:

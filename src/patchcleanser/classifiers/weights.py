@@ -31,10 +31,18 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     return {str(k).removeprefix("module."): v for k, v in state.items()}
 
 
-def load_weights(module: nn.Module, path: str | Path) -> None:
-    """Put a file's weights into a module of exactly that architecture; half floats are widened."""
+def load_weights(module: nn.Module, path: str | Path, *, new_classes: int | None = None) -> None:
+    """Put a file's weights into a module of exactly that architecture; half floats are widened.
+
+    With `new_classes`, a last layer of another number of classes is left as the module has it.
+    """
     state = read_weights(path)
     own = module.state_dict()
+    if new_classes is not None:
+        last = [name for name in own if name in state and _is_last(own[name], state[name], new_classes)]
+        if not last:
+            raise ClassifierError(f"{path} has no last layer of another number of classes than {new_classes}")
+        state |= {name: own[name] for name in last}
     problems = [f"{name} is missing" for name in own if name not in state]
     problems += [f"{name} is unknown" for name in state if name not in own]
     problems += [
@@ -49,3 +57,9 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
             "check the architecture and the number of classes"
         )
     module.load_state_dict(state)
+
+
+def _is_last(new: Tensor, old: Tensor, classes: int) -> bool:
+    """Whether a tensor has one row for each class, and had another number of them."""
+    shapes = new.shape, old.shape
+    return all(shapes) and shapes[0][1:] == shapes[1][1:] and shapes[1][0] != shapes[0][0] == classes

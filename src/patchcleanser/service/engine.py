@@ -19,6 +19,7 @@ from patchcleanser.classifiers.batches import Subject
 from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.load import as_classifier, load_classifier
 from patchcleanser.classifiers.precision import FEWEST
+from patchcleanser.classifiers.specs import ASKING
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.core.windows import Size
@@ -148,10 +149,9 @@ class Engine:
 
 def _shown(spec: str) -> str:
     """What clients may know of a model's name: no folders, no options."""
-    before, mean, rest = spec.partition("mean:")
-    if mean:
-        return before + mean + ",".join(_shown(member) for member in rest.split(","))
     kind, _, rest = spec.partition(":")
+    if kind in ASKING:
+        return f"{kind}:{','.join(map(_shown, rest.split(',') if kind == 'mean' else [rest]))}"
     return f"{kind}:{PurePath(rest.partition('?')[0]).name}"
 
 

@@ -1,0 +1,66 @@
+"""What the string that names a classifier says, read without building anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ASKING = ("tokens", "inpaint", "mirror", "mean")
+"""Kinds that ask others, whose specs follow."""
+
+AROUND = ("inpaint:", "mirror:")
+"""These begin specs that go around another one and have no weights of their own."""
+
+NUMBER = {"net": "classes", "python": "classes", "timm": "num_classes", "torchvision": "num_classes"}
+"""How specs of networks say the number of classes."""
+
+
+def settings_in(query: str) -> dict[str, Any]:
+    """`a=1&b=x` as a dictionary. Not decoded like a web form, since + and % occur in file names."""
+    pairs = (pair.partition("=") for pair in query.split("&") if pair)
+    return {key: text if key == "weights" else _value(text) for key, _, text in pairs}
+
+
+def _value(text: str) -> Any:
+    """Numbers and booleans from a query string; anything else stays text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def innermost(spec: str) -> str:
+    """What a spec that goes around others goes around at last.
+
+    >>> innermost("mirror:inpaint:zoo:tiny")
+    'zoo:tiny'
+    """
+    around = next((begin for begin in AROUND if spec.startswith(begin)), None)
+    return spec if around is None else innermost(spec.removeprefix(around))
+
+
+def members(spec: str) -> list[str]:
+    """The specs of which a mean is taken, or the one there is.
+
+    >>> members("mirror:mean:zoo:tiny,mirror:zoo:cifar10-resnet")
+    ['zoo:tiny', 'mirror:zoo:cifar10-resnet']
+    """
+    inner = innermost(spec)
+    return [part.strip() for part in inner.removeprefix("mean:").split(",")] if inner.startswith("mean:") else [inner]
+
+
+def numbered(spec: str, classes: int) -> str | None:
+    """The spec of a network with another number of classes, or None for kinds that do not say it.
+
+    >>> numbered("net:resnet?classes=300&wider=2", 10)
+    'net:resnet?wider=2&classes=10'
+    """
+    option = NUMBER.get(innermost(spec).partition(":")[0])
+    if option is None:
+        return None
+    name, _, query = spec.partition("?")
+    others = [pair for pair in query.split("&") if pair and pair.partition("=")[0] != option]
+    return f"{name}?{'&'.join([*others, f'{option}={classes}'])}"
