@@ -44,9 +44,10 @@ def coloured(folder: Path) -> Path:
 
 
 def command_lines() -> list[tuple[str, str]]:
-    """Every indented `patchcleanser …` line of the pages."""
+    """Every indented `patchcleanser …` line of the pages, with the lines it goes on in."""
     pattern = re.compile(r"^(?:    |\$ )(patchcleanser .*)$", flags=re.MULTILINE)
-    return [(page.name, line) for page in PAGES for line in pattern.findall(page.read_text(encoding="utf-8"))]
+    pages = ((page.name, page.read_text(encoding="utf-8").replace("\\\n", " ")) for page in PAGES)
+    return [(name, line) for name, text in pages for line in pattern.findall(text)]
 
 
 @pytest.mark.parametrize(("page", "line"), command_lines())
