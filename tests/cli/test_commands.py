@@ -94,6 +94,25 @@ def test_a_finished_network_goes_on_with_other_classes_behind_a_new_last_layer(t
     assert after["fc.weight"].shape[0] == 3
 
 
+def test_torchvisions_networks_and_ones_own_can_be_trained_though_they_do_not_say_their_classes(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torchvision\nfrom patchcleanser import Preprocessing, TorchClassifier\n"
+        "def make(classes=10):\n"
+        "    network = torchvision.models.squeezenet1_1(num_classes=classes).eval()\n"
+        "    return TorchClassifier(network, Preprocessing((64, 64)))\n"
+    )
+    small = ("--limit", "20", "--set", "epochs=1")
+    for number, model in enumerate(
+        ("torchvision:squeezenet1_1?weights=none&num_classes=10&size=64", "python:mine:make")
+    ):
+        out = tmp_path / str(number)
+        done = run("train", "--model", model, *QUICK, *small, "--out", str(out), "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    wrong = run("train", "--model", "python:mine:make?classes=7", *QUICK, "--out", str(tmp_path / "no"), cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "the network has 7 classes, the data has 10" in wrong.stderr
+
+
 def test_several_networks_are_not_trained_as_one(tmp_path: Path) -> None:
     done = run("train", "--model", "mirror:mean:zoo:tiny,zoo:tiny", *QUICK, "--out", str(tmp_path / "out"))
     assert done.returncode == 2

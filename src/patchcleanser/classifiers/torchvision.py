@@ -50,10 +50,12 @@ class TorchvisionClassifier(TorchClassifier):
         if chosen is None and weights != "none":
             load_weights(module, weights)
         recipe = chosen or known.get("IMAGENET1K_V1") or sets.DEFAULT
-        super().__init__(module, preprocessing or _preprocessing(recipe.transforms(), size))
+        categories = tuple(recipe.meta["categories"])
+        classes = options.get("num_classes", len(categories))
+        super().__init__(module, preprocessing or _preprocessing(recipe.transforms(), size), classes=classes)
         self.name = name
         # A file is taken to be of the weight set's classes, as for the preprocessing, unless it has another number.
-        self.names = None if "num_classes" in options else tuple(recipe.meta["categories"])
+        self.names = None if "num_classes" in options else categories
 
 
 def _preprocessing(preset: Any, size: int | None) -> Preprocessing:

@@ -123,12 +123,26 @@ def _images(classifier: TorchClassifier, data: str, root: Path | None, limit: in
 
     found = load_dataset(data, split="train", root=root)
     dataset = found if isinstance(found, ArrayDataset) else in_memory(found, input_size(classifier))
-    require_classes(classifier.classes, len(dataset.classes))
+    require_classes(_classes(classifier), len(dataset.classes))
     if limit is None:
         return dataset
     if limit < 1:
         raise InputError(f"at least 1 image is needed, got --limit {limit}")
     return dataset.subset(np.arange(min(limit, len(dataset))))
+
+
+def _classes(classifier: TorchClassifier) -> int | None:
+    """How many classes it knows; one that does not say so is asked about an empty image."""
+    import torch
+
+    from patchcleanser.classifiers.torch import input_size
+    from patchcleanser.training.cutout import shown
+
+    if classifier.classes is None:
+        nothing = torch.zeros(1, 3, *input_size(classifier), device=classifier.device)
+        with torch.inference_mode():
+            classifier.checked_logits(shown(classifier.module, nothing))
+    return classifier.classes
 
 
 def _teacher(spec: str | None, recipe: Recipe, device: str) -> TorchClassifier | None:
