@@ -17,7 +17,7 @@ from patchcleanser.classifiers.copied import block_size
 from patchcleanser.classifiers.covering import boxes_of, copies, covered, require_kept, told
 from patchcleanser.classifiers.precision import plain_float32
 from patchcleanser.classifiers.ways import Way
-from patchcleanser.core.tables import Indices, LabelTable
+from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import OutOfMemoryError
 
@@ -86,6 +86,11 @@ class Batches:
             return pixels
         with torch.inference_mode(), plain_float32(self.classifier.device):
             return self.classifier.prepare(pixels[None])[0]
+
+    def ask(self, subject: Subject) -> None:
+        """Classify one image as it is, and keep nothing of it: then it is known how many classes there are."""
+        with torch.inference_mode():
+            self._logits(Piece([subject], np.zeros(1, dtype=np.intp), np.array([UNMASKED])))
 
     def _input(self, pixels: Tensor) -> torch.Size:
         """The shape [C, h, w] of the network's input for an image."""

@@ -253,6 +253,6 @@ class MaskDefense(Defense[V, C]):
 
     def _check_range(self, labels: Sequence[int], subject: Subject) -> None:
         if self.classifier.classes is None:
-            # All of them: they are needed anyway, and one alone would tell the probe nothing about batches.
-            self.masked.fill_in([Request(subject, subject.table.masks())])
+            # Beside the table: labels known beforehand would make other batches of the rest, and kernels round by batch.
+            self.masked.ask(subject)
         check_range(labels, self.classifier.classes or 0)
