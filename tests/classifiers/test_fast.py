@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.copied import SHAPES, Copied
+from patchcleanser.classifiers.copied import SHAPES, Copied, _Player
 from patchcleanser.classifiers.fast import Exported
 from patchcleanser.classifiers.precision import HOPELESS, Recheck
 from patchcleanser.classifiers.ways import Halved, UnusableError, Way
@@ -355,11 +355,11 @@ def test_the_copy_computes_in_float16_whatever_autocast_surrounds_it() -> None:
 
 def test_shapes_that_never_come_again_are_not_remembered_for_ever() -> None:
     classifier = TorchClassifier(Small().eval(), classes=4)
-    way = Copied(classifier)
+    player = _Player(classifier, steady=True)
     with torch.inference_mode():
         for height in range(4, 4 + SHAPES + 8):
-            way._played(classifier, torch.zeros(1, 3, height, 4))
-    assert len(way._graphs) <= SHAPES
+            player._played(torch.zeros(1, 3, height, 4))
+    assert len(player._graphs) <= SHAPES
 
 
 class OnlyInCompany(OnlyOneSize):

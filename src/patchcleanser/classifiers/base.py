@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -99,3 +99,9 @@ def is_out_of_memory(error: BaseException) -> bool:
         or "can't allocate memory" in text
         or "alloc_cpu" in text
     )
+
+
+def logits_in(output: Any) -> Tensor:
+    """The logits of what a network returned; transformers wrap them."""
+    logits: Tensor = getattr(output, "logits", output)
+    return logits

@@ -16,6 +16,7 @@ from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.copied import block_size
 from patchcleanser.classifiers.covering import boxes_of, copies, covered, require_kept, told
 from patchcleanser.classifiers.precision import plain_float32
+from patchcleanser.classifiers.shared import Pairs, Sharing
 from patchcleanser.classifiers.ways import Way
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Grid
@@ -32,7 +33,7 @@ COPY_BYTES = 256_000_000
 """The most memory spent on masked copies of large source images at a time."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Subject:
     """One image on the grid its threat speaks of, on the device, with the labels known so far."""
 
@@ -143,13 +144,41 @@ class Batches:
         shapes = [tuple(piece.subjects[s].pixels.shape) for s in piece.which]
         bounds = [0, *(i for i in range(1, len(shapes)) if shapes[i] != shapes[i - 1]), len(shapes)]
         for start, stop in pairwise(bounds):
-            batch = self._masked(piece.part(start, stop))
+            part = piece.part(start, stop)
+            if (sharing := self._sharing(part, way)) is not None:
+                runs += [self._classify(torch.cat(inputs), way)] if inputs else []
+                inputs = []
+                pairs = Pairs(part.which, part.unions)
+                runs.append(sharing.logits(part.subjects, lambda s: self._prepared(piece.subjects[s]), pairs))
+                continue
+            batch = self._masked(part)
             if inputs and inputs[-1].shape[1:] != batch.shape[1:]:
                 runs.append(self._classify(torch.cat(inputs), way))
                 inputs = []
             inputs.append(batch)
-        runs.append(self._classify(torch.cat(inputs) if len(inputs) > 1 else inputs[0], way))
+        if inputs:
+            runs.append(self._classify(torch.cat(inputs) if len(inputs) > 1 else inputs[0], way))
         return torch.cat(runs) if len(runs) > 1 else runs[0]
+
+    def _sharing(self, piece: Piece, way: Way | None) -> Sharing | None:
+        """How pairs whose images all have one size share work, if they do: their masks must be masks of the input."""
+        if way is None or self.classifier.mask_aware:
+            return None
+        subject = piece.subjects[piece.which[0]]
+        channels, height, width = subject.pixels.shape
+        kept = self.grid == "input" or self.classifier.preprocessing.keeps((height, width))
+        masks = subject.table.mask_set
+        same = all(piece.subjects[s].table.mask_set is masks for s in np.unique(piece.which))
+        if not kept or not same or not self._compared(subject.pixels.shape):
+            return None
+        return way.sharing(masks, (channels, height, width), len(piece))
+
+    def _prepared(self, subject: Subject) -> Tensor:
+        """The network's input for an image as it is, of which masks hide the same pixels."""
+        if self.grid == "input":
+            return subject.pixels
+        with plain_float32(self.classifier.device):
+            return self.classifier.prepare(subject.pixels[None])[0]
 
     def _classify(self, inputs: Tensor, way: Way | None) -> Tensor:
         if way is not None and self._compared(inputs.shape):

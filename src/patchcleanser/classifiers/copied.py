@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import time
 import warnings
@@ -14,13 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from patchcleanser.classifiers.cuts import cut, example_of
 from patchcleanser.classifiers.precision import long_sums, tuned
 from patchcleanser.classifiers.rewrites import ChannelwiseGroupNorm, rewritten
+from patchcleanser.classifiers.shared import Sharing
 from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
 from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
+    from patchcleanser.core.masks import MaskSet
 
 GRAPHED = 64
 GRAPH_AFTER = 2
@@ -64,17 +68,17 @@ class Copied(Derived):
         super().__init__(classifier)
         self.finer = finer
         self._fill = False
-        self._copy: TorchClassifier | None = None
-        self._graphs: dict[tuple[int, ...], _Graph | int] = {}
-        self._block: _Block | None = None
+        self._players: list[_Player] = []
+        """Of the copy, and of what comes behind first layers that are shared."""
 
     def __getstate__(self) -> dict[str, Any]:
         """What was made belongs to this process."""
-        return {**super().__getstate__(), "_copy": None, "_graphs": {}, "_block": None}
+        return {**super().__getstate__(), "_players": []}
 
     def forget(self) -> None:
         """Drop the copy and what was recorded and compiled of it."""
-        self._copy, self._graphs, self._block = None, {}, None
+        super().forget()
+        self._players = []
         if self.finer is not None:
             self.finer.forget()
 
@@ -90,40 +94,84 @@ class Copied(Derived):
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of the copy."""
         self._follow()
+        return self._computed(self._made(), inputs, block_size(inputs[0].numel()))
+
+    def sharing(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
+        """Few pairs share nothing: a CUDA graph is done with them before they are put together."""
+        return super().sharing(masks, size, pairs) if pairs > GRAPHED or self._fill else None
+
+    def _share(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
+        """The copy in two, each part of it as the whole would be."""
+        copied = self._made().copied
+        example = example_of(size).to(copied.device, copied.dtype)
+        parts = cut(copied.module, example.contiguous(memory_format=torch.channels_last), masks)
+        if not self.classifier.steady or parts is None:
+            return None
+        first, rest = (copy.copy(copied) for _ in parts[:2])
+        first.module, rest.module = parts.first, parts.rest
+        player, block = _Player(rest, steady=True), block_size(math.prod(size))
+        self._players.append(player)
+        return Sharing(
+            parts.layout,
+            masks,
+            fill=self.classifier.preprocessing.input_fill(size[0]),
+            first=lambda stacks: [self._guarded(first.logits, stack) for stack in stacks],
+            rest=lambda outputs: self._computed(player, outputs, block),
+        )
+
+    def _made(self) -> _Player:
+        if not self._players:
+            copied = own_copy(self.classifier, _half)
+            copied.dtype = torch.float16
+            self._players.append(_Player(copied, steady=self.classifier.steady))
+        return self._players[0]
+
+    def _computed(self, player: _Player, inputs: Tensor, block: int) -> Tensor:
+        if self._fill and player.blocks and len(inputs) % block:
+            again = torch.arange(-(-len(inputs) // block) * block, device=inputs.device) % len(inputs)
+            return self._computed(player, inputs[again], block)[: len(inputs)]
         self.expected -= len(inputs)
-        if self._copy is None:
-            self._copy = own_copy(self.classifier, _half)
-            self._copy.dtype = torch.float16
+        return self._guarded(lambda given: player(given, block, self.expected), inputs)
+
+    def _guarded(self, work: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """Whatever precision the program chose around it, the copy's is its own."""
         try:
-            # Whatever precision the program chose around it, the copy's is its own.
             with (
                 torch.autocast(inputs.device.type, enabled=False),
                 sdpa_kernel(ATTENTION, set_priority=True),
                 long_sums(),
             ):
-                return self._computed(self._copy, inputs)
+                return work(inputs)
         except OutputError as error:  # some networks do not bear another precision
             raise UnusableError(f"{type(self.classifier.module).__name__} does not work in float16") from error
 
-    def _computed(self, copied: TorchClassifier, inputs: Tensor) -> Tensor:
-        if not self.classifier.steady or inputs.device.type != "cuda":
+
+class _Player:
+    """A copy at work: small batches from CUDA graphs, large ones in blocks, which may be compiled."""
+
+    def __init__(self, copied: TorchClassifier, *, steady: bool) -> None:
+        self.copied = copied
+        self.blocks = steady and copied.device.type == "cuda"
+        self._graphs: dict[tuple[int, ...], _Graph | int] = {}
+        self._block: _Block | None = None
+
+    def __call__(self, inputs: Tensor, size: int, expected: int) -> Tensor:
+        """Logits, in blocks of a size; so many more are expected."""
+        copied = self.copied
+        if not self.blocks:
             return copied.checked_logits(inputs)
-        size = block_size(inputs[0].numel())
-        if self._fill and len(inputs) % size:
-            again = torch.arange(-(-len(inputs) // size) * size, device=inputs.device) % len(inputs)
-            return self._computed(copied, inputs[again])[: len(inputs)]
         if len(inputs) <= GRAPHED:
-            return self._played(copied, inputs)
+            return self._played(inputs)
         if len(inputs) < size:
             return copied.checked_logits(inputs)
         if self._block is None or self._block.shape != (size, *inputs.shape[1:]):
-            self._block = _Block(copied, inputs[:size], self.expected)
+            self._block = _Block(copied, inputs[:size], expected)
         whole = len(inputs) // size * size
         done = [self._block(inputs[at : at + size]) for at in range(0, whole, size)]
         rest = [copied.checked_logits(inputs[whole:])] if whole < len(inputs) else []
         return torch.cat([*done, *rest])
 
-    def _played(self, copied: TorchClassifier, inputs: Tensor) -> Tensor:
+    def _played(self, inputs: Tensor) -> Tensor:
         """Logits of a small batch; once its shape has come a few times, from a CUDA graph."""
         shape = tuple(inputs.shape)
         if len(self._graphs) >= SHAPES:
@@ -133,10 +181,10 @@ class Copied(Derived):
             return state(inputs)
         if state == GRAPH_AFTER and sum(isinstance(graph, _Graph) for graph in self._graphs.values()) < GRAPHS:
             with suppress(OutputError, RuntimeError):  # a network that waits for its own numbers cannot be recorded
-                self._graphs[shape] = graph = _Graph(copied, inputs)
+                self._graphs[shape] = graph = _Graph(self.copied, inputs)
                 return graph(inputs)
         self._graphs[shape] = state + 1
-        return copied.checked_logits(inputs)
+        return self.copied.checked_logits(inputs)
 
 
 class _Graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
@@ -18,12 +18,15 @@ from torch import Tensor, nn
 
 from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import Copied
+from patchcleanser.classifiers.cuts import cut, example_of
 from patchcleanser.classifiers.precision import half_type
+from patchcleanser.classifiers.shared import Sharing
 from patchcleanser.classifiers.split import Split
-from patchcleanser.classifiers.ways import Derived, Halved, UnusableError, Way
+from patchcleanser.classifiers.ways import Derived, Halved, UnusableError, Way, own_copy
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
+    from patchcleanser.core.masks import MaskSet
 
 RUN = 300_000
 """Input numbers per run of a thread: 2 images at 224×224, 97 at 32×32. With more, MobileNetV2 leaves the caches."""
@@ -52,6 +55,7 @@ class Exported(Derived):
 
     def forget(self) -> None:
         """Drop the sessions."""
+        super().forget()
         self._sessions = {}
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -61,13 +65,25 @@ class Exported(Derived):
         if size not in self._sessions:
             if len(self._sessions) == EXPORTS:
                 self._sessions.pop(next(iter(self._sessions)))
-            self._sessions[size] = _session(self.classifier.module, inputs)
-        try:
-            logits = torch.from_numpy(self._sessions[size](inputs.contiguous().numpy()))
-        except Exception as error:  # onnxruntime has kinds of its own, which no other code knows
-            if is_out_of_memory(error):
-                raise
-            raise UnusableError(f"ONNX Runtime failed on inputs {tuple(inputs.shape)}: {error}") from error
+            self._sessions[size] = _session(self.classifier.module, inputs[:1], len(inputs))
+        return self._answered(self._sessions[size], inputs)
+
+    def _share(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
+        """First layers of an export of their own, that takes crops of any size."""
+        with torch.inference_mode(False), torch.no_grad():  # what the exporter follows must not be an inference tensor
+            network = own_copy(self.classifier, lambda module: module.requires_grad_(False)).module
+            example = example_of(size)
+            parts = cut(network, example, masks)
+            if parts is None:
+                return None
+            outputs = parts.first(example)
+            first = _session(parts.first, example, pairs, any_size=True)
+            rest = _session(parts.rest, outputs, pairs)._replace(run=RUN * outputs.numel() // example.numel())
+        fill = self.classifier.preprocessing.input_fill(size[0])
+        return Sharing(parts.layout, masks, fill=fill, first=first.each, rest=lambda given: self._answered(rest, given))
+
+    def _answered(self, session: _Session, inputs: Tensor) -> Tensor:
+        (logits,) = session.each([inputs])
         if logits.shape != (len(inputs), self.classifier.classes or logits.shape[-1]):
             raise UnusableError(f"the exported network gave logits {tuple(logits.shape)}")
         return logits
@@ -101,47 +117,64 @@ class _Session(NamedTuple):
     session: Any
     threads: int
     together: bool
+    run: int
+    """Input numbers per run of a thread."""
 
-    def __call__(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits. Threads that work apart take the next few images as soon as they are done with their last."""
+    def each(self, stacks: Sequence[Tensor]) -> list[Tensor]:
+        """What comes out of each stack of inputs [N, …]."""
+        arrays = [stack.contiguous().numpy() for stack in stacks]
+        try:
+            return [torch.from_numpy(outputs) for outputs in self._each(arrays)]
+        except Exception as error:  # onnxruntime has kinds of its own, which no other code knows
+            if is_out_of_memory(error):
+                raise
+            shapes = ", ".join(str(array.shape) for array in arrays)
+            raise UnusableError(f"ONNX Runtime failed on inputs {shapes}: {error}") from error
+
+    def _each(self, arrays: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        """Threads that work apart take the next few images as soon as they are done with their last."""
         if self.together:
-            return self._run(array)
-        runs = -(-array.size // RUN)
-        parts = np.array_split(array, min(len(array), -(-runs // self.threads) * self.threads))
+            return [self._run(array) for array in arrays]
+        least = self.threads if len(arrays) == 1 else 1  # alone, it is cut so that every thread has as much to do
+        turns = [-(-array.size // (self.run * least)) for array in arrays]
+        parts = [np.array_split(array, min(len(array), n * least)) for array, n in zip(arrays, turns, strict=True)]
         with ThreadPoolExecutor(self.threads) as pool:
-            return np.concatenate(list(pool.map(self._run, parts)))
+            done = pool.map(self._run, [part for array in parts for part in array])
+            return [np.concatenate([next(done) for _ in array]) for array in parts]
 
     def _run(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.session.run(None, {"x": array})[0]
         return logits
 
 
-def _session(module: nn.Module, inputs: Tensor) -> _Session:
-    """An ONNX Runtime session of the module for inputs of this size, in any number.
+def _session(module: nn.Module, inputs: Tensor, number: int, *, any_size: bool = False) -> _Session:
+    """An ONNX Runtime session of the module for inputs of this size, or of any, and about so many at a time.
 
     Threads that work on images of their own do not wait for each other at every layer, nor, spinning, keep torch's
     from working. If several chunks like the one it is made for have an image for each of them, that is how they work.
     """
     import onnxruntime
 
-    number = torch.export.Dim("number", min=1, max=1 << 20)
+    free = {0: torch.export.Dim("number", min=1, max=1 << 20)}
+    if any_size:
+        free |= {axis: torch.export.Dim(f"side{axis}", min=8, max=1 << 14) for axis in (2, 3)}
     example = inputs[:1].expand(2, *inputs.shape[1:]).contiguous()  # a batch of one would be taken for fixed
     file = io.BytesIO()
     try:
         with _quiet():
             program: Any = torch.onnx.export(
-                module, (example,), input_names=["x"], dynamic_shapes=({0: number},), dynamo=True, verbose=False
+                module, (example,), input_names=["x"], dynamic_shapes=(free,), dynamo=True, verbose=False
             )
             program.save(file)
         options = onnxruntime.SessionOptions()
         threads = torch.get_num_threads()
-        together = len(inputs) * Exported.chunks < threads
+        together = number * Exported.chunks < threads
         options.intra_op_num_threads = threads if together else 1
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # torch.export, onnxscript and onnxruntime have dozens of kinds
         raise UnusableError(f"{type(module).__name__} cannot be exported: {error}") from error
-    return _Session(session, threads, together)
+    return _Session(session, threads, together, RUN)
 
 
 @contextmanager

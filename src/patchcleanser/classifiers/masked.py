@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -259,19 +259,39 @@ class MaskedClassifier(Batches):
         Convolutions in pieces are at times slower than float32's own.
         """
         if finer.pays is None and self.classifier.device.type == "cuda":
-            seconds: dict[Way | None, float] = {}
-            for way in (finer, None, finer, None):
+            try:
+                finer.pays = self._faster(piece, lambda: self._logits(piece, finer), lambda: self._logits(piece))
+            except UnusableError:  # just now
+                return False
+        return finer.pays is not False
+
+    def _try_sharing(self, way: Way, subject: Subject) -> None:
+        """See once, on a GPU, whether a way is faster if pairs share work; a CPU's work is counted beforehand."""
+        unions = np.arange(min(self.chunk or 1, len(subject.table.mask_set.unions)))
+        piece = Piece([subject], np.zeros_like(unions), unions)
+        sharing = self._sharing(piece, way)
+        if sharing is None or sharing.pays is not None or self.classifier.device.type != "cuda":
+            return
+
+        def alone() -> None:
+            with way.unshared():
+                self._logits(piece, way)
+
+        sharing.pays = self._faster(piece, lambda: self._logits(piece, way), alone)
+
+    def _faster(self, piece: Piece, one: Callable[[], object], other: Callable[[], object]) -> bool:
+        """Whether one way to a piece's labels is faster on a GPU than another, both warm."""
+        seconds = {one: math.inf, other: math.inf}
+        for turn in range(3):
+            for work in seconds:
                 torch.cuda.synchronize(self.classifier.device)
                 started = time.monotonic()
-                try:
-                    self._logits(piece, way)
-                except UnusableError:  # just now
-                    return False
+                work()
                 torch.cuda.synchronize(self.classifier.device)
-                seconds[way] = min(seconds.get(way, math.inf), time.monotonic() - started)
+                if turn:
+                    seconds[work] = min(seconds[work], time.monotonic() - started)
                 self.checks += len(piece)
-            finer.pays = seconds[finer] < seconds[None]
-        return finer.pays is not False
+        return seconds[one] < seconds[other]
 
     def _parts(self, piece: Piece, *, exact: bool = False) -> Iterator[Piece]:
         """A piece cut into chunks, or, if it may go by a faster way, into as many at once as that way likes."""
@@ -287,7 +307,11 @@ class MaskedClassifier(Batches):
         recheck.begin()
         way.renew()
         try:
+            self._try_sharing(way, parts[0].subjects[parts[0].which[0]])
             fast = [self._logits(part, way) for part in parts] + self._by_blocks(way, parts)
+            if way.blocks and any(self._sharing(part, way) for part in parts):  # few pairs share nothing
+                with way.unshared():
+                    fast += [self._logits(part, way) for part in parts]
         except UnusableError:
             return
         found, exact = torch.cat(fast), total(torch.cat(list(logits) * (len(fast) // len(parts))))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.torch import TorchClassifier, logits_in, require_plain
+from patchcleanser.classifiers.base import Classifier, logits_in
+from patchcleanser.classifiers.torch import TorchClassifier, require_plain
 from patchcleanser.errors import InputError
 
 WHAT = "a mean can be taken over the answers of"

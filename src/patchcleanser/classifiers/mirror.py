@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.torch import Around, TorchClassifier, around, logits_in
+from patchcleanser.classifiers.base import logits_in
+from patchcleanser.classifiers.torch import Around, TorchClassifier, around
 
 
 class Mirrored(Around):

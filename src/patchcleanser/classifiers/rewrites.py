@@ -20,7 +20,7 @@ Rule = Callable[[Any], nn.Module | None]
 
 def rewritten(module: nn.Module) -> nn.Module:
     """The module, in eval mode, with the layers that are known here replaced, in place, by cheaper equals."""
-    if type(module) is VisionTransformer and _plain(module):
+    if type(module) is VisionTransformer and is_plain(module):
         _first_token_only(module)
     return replaced(module, RULES).eval()
 
@@ -28,7 +28,7 @@ def rewritten(module: nn.Module) -> nn.Module:
 def replaced(module: nn.Module, rules: Mapping[type[nn.Module], Rule]) -> nn.Module:
     """The module with every layer that a rule knows replaced, in place; those with hooks are left alone."""
     rule = rules.get(type(module))
-    if rule is not None and _plain(module) and (new := rule(module)) is not None:
+    if rule is not None and is_plain(module) and (new := rule(module)) is not None:
         return new
     for name, child in module.named_children():
         if (other := replaced(child, rules)) is not child:
@@ -36,7 +36,7 @@ def replaced(module: nn.Module, rules: Mapping[type[nn.Module], Rule]) -> nn.Mod
     return module
 
 
-def _plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """Nobody hooked into the module, or into a part of it, or gave it another forward() or other method."""
     return not any(
         part._forward_hooks

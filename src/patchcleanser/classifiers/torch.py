@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.base import Classifier, is_out_of_memory
+from patchcleanser.classifiers.base import Classifier, is_out_of_memory, logits_in
 from patchcleanser.classifiers.fast import ways_of
 from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.preprocessing import Preprocessing
@@ -135,12 +135,6 @@ def require_plain(classifier: Classifier, what: str) -> TorchClassifier:
     if classifier.mask_aware != bool(getattr(classifier.module, "mask_aware", False)):
         raise InputError(f"{what} networks that say themselves whether they are told what is hidden, got {classifier}")
     return classifier
-
-
-def logits_in(output: Any) -> Tensor:
-    """The logits of what a network returned; transformers wrap them."""
-    logits: Tensor = getattr(output, "logits", output)
-    return logits
 
 
 def input_size(classifier: Classifier) -> tuple[int, int]:

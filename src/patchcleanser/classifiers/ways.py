@@ -15,7 +15,12 @@ from patchcleanser.classifiers.fingerprints import module_sketch
 from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
+    from patchcleanser.classifiers.shared import Sharing
     from patchcleanser.classifiers.torch import TorchClassifier
+    from patchcleanser.core.masks import MaskSet
+
+SHARINGS = 2
+"""A network is cut in two anew for each size of input and set of masks; so many are kept."""
 
 
 class Way(ABC):
@@ -42,6 +47,15 @@ class Way(ABC):
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
         """Prepared inputs [N, C, h, w] → float32 logits [N, classes]; UnusableError if this way is none here."""
+
+    def sharing(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
+        """How so many pairs of an input of a size [C, h, w] and a union of masks share work; None: they do not."""
+        return None
+
+    @contextmanager
+    def unshared(self) -> Iterator[None]:
+        """Nothing is shared: what is done for few pairs is done for all."""
+        yield
 
     @contextmanager
     def whole_blocks(self) -> Iterator[None]:
@@ -70,10 +84,44 @@ class Derived(Way):
         self.classifier = classifier
         self._seen: list[tuple[int, int]] | None = None
         self._sketch = ""
+        self._sharings: dict[tuple[MaskSet, tuple[int, ...]], Sharing | None] = {}
+        self._alone = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Places in memory are those of this process, and so is what pays."""
-        return {**vars(self), "_seen": None, "pays": None}
+        """Places in memory are those of this process, and so is what pays, and what was made."""
+        return {**vars(self), "_seen": None, "pays": None, "_sharings": {}}
+
+    def forget(self) -> None:
+        """Drop the network in two."""
+        self._sharings = {}
+
+    @contextmanager
+    def unshared(self) -> Iterator[None]:
+        """Nothing is shared meanwhile."""
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+
+    def sharing(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
+        """First layers are shared if that saves enough of the work, which is found out once."""
+        self._follow()
+        if self._alone:
+            return None
+        if (masks, size) not in self._sharings:
+            if len(self._sharings) == SHARINGS:
+                self._sharings.pop(next(iter(self._sharings)))
+            try:
+                self._sharings[masks, size] = self._share(masks, size, pairs)
+            except Exception:  # whatever a network does when it is looked at; it works as a whole, or is refused there
+                self._sharings[masks, size] = None
+        found = self._sharings[masks, size]
+        return found if found is not None and found.pays is not False else None
+
+    def _share(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
+        """The network in two, if that pays; by default nothing is shared."""
+        return None
 
     def renew(self) -> None:
         """Make it again if anything about the network is another."""

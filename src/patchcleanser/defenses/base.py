@@ -253,6 +253,6 @@ class MaskDefense(Defense[V, C]):
 
     def _check_range(self, labels: Sequence[int], subject: Subject) -> None:
         if self.classifier.classes is None:
-            # Beside the table: labels known beforehand would make other batches of the rest, and kernels round by batch.
+            # Beside the table: labels known beforehand would change the batches of the rest, by which kernels round.
             self.masked.ask(subject)
         check_range(labels, self.classifier.classes or 0)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.torch import logits_in
+from patchcleanser.classifiers.base import logits_in
 from patchcleanser.errors import InputError
 
 

@@ -15,9 +15,10 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional
 
+from patchcleanser.classifiers.base import logits_in
 from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.precision import tuned
-from patchcleanser.classifiers.torch import Around, TorchClassifier, input_size, logits_in
+from patchcleanser.classifiers.torch import Around, TorchClassifier, input_size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
