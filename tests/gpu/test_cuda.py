@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
+from patchcleanser.classifiers.batches import Batches, Piece, Subject
 from patchcleanser.classifiers.copied import Copied, _Graph
 from patchcleanser.classifiers.inpaint import Inpainting
 from patchcleanser.classifiers.mirror import Mirrored
@@ -17,6 +19,8 @@ from patchcleanser.classifiers.networks import build_network
 from patchcleanser.classifiers.precision import in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.split import Split
+from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.tables import LabelTable
 from patchcleanser.data import in_memory
 from patchcleanser.training import RECIPES, fit
 from patchcleanser.training.speed import WORTH
@@ -87,6 +91,28 @@ def test_fast_labels_are_the_exact_ones_compiled_or_not(name: str, expected: int
     assert finer.pays is not None or not fast.masked.finer.ready  # seen, not guessed
     assert blocks
     assert all((block._compiled is not None) == (expected > 0) for block in blocks)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnetv2_50x1_bit", "mobilenetv2_100"])
+def test_layers_that_pairs_share_on_a_gpu_give_what_they_give_for_each_alone(name: str) -> None:
+    torch.manual_seed(0)
+    module = timm.create_model(name, pretrained=False, num_classes=10).eval().cuda()
+    torch.nn.init.normal_(module.get_classifier().weight, std=0.02)
+    classifier = TorchClassifier(module, classes=10)
+    way, masks = Copied(classifier), MaskSet.build(Threat.square(32), image=(224, 224), masks=6)
+    images = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(1)).cuda()
+    table = LabelTable(masks)
+    subjects = [Subject(image, table) for image in images]
+    piece = Piece(subjects, np.repeat([0, 1], 666), np.tile(np.arange(666), 2))
+    batches = Batches(classifier, grid="input")
+    with torch.inference_mode():
+        assert batches._sharing(piece, way) is not None
+        together = batches._logits(piece, way)
+        with way.unshared():
+            alone = batches._logits(piece, way)
+        with plain_float32(images.device):
+            exact = batches._logits(piece)
+    assert (together - exact).abs().max() < 2 * (alone - exact).abs().max()
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resmlp_12_224", "resnet18", "resnetv2_50x1_bit"])

@@ -12,13 +12,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from patchcleanser.classifiers.base import logits_in
 from patchcleanser.classifiers.fields import PIXELS, NotLocalError, fields_of
+from patchcleanser.classifiers.layouts import Layout
 from patchcleanser.classifiers.rewrites import is_plain
-from patchcleanser.classifiers.shared import PLACES, Layout
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.windows import Size
 
 WRITTEN = {"cpu": 16, "cuda": 150}
 """Writing a number takes as long as so many products: layers of few channels are slower than their products say."""
+
+PLACES = 25_000_000
+"""For each union it is noted where every output is to be found; with more numbers than this nothing is shared."""
 
 WORTH = {"cpu": 0.1, "cuda": 0.02}
 """The least share of all work that must be saved; on a CPU a network in two is exported twice."""
