@@ -193,7 +193,10 @@ def power(device: torch.device) -> Iterator[list[float]]:
 
 
 def unchecked(defense: DoubleMasking, images: list[Tensor]) -> None:
-    """The fast labels of whole tables, in the pieces in which `certify` asks for them, and nothing else."""
+    """The fast labels of whole tables, in the pieces in which `certify` asks for them, and nothing else.
+
+    What was computed of images before is computed again.
+    """
     masked = defense.masked
     masked.way = masked.way if masked.recheck.ready else masked.ways[0]
     (subjects,) = defense._groups(images)
@@ -202,6 +205,20 @@ def unchecked(defense: DoubleMasking, images: list[Tensor]) -> None:
     with torch.inference_mode():
         for part in masked._parts(Piece(subjects, which, np.tile(np.arange(unions), len(subjects)))):
             masked._logits(part, masked.way)
+
+
+def unshared(defense: DoubleMasking, images: list[Tensor]) -> None:
+    """The same if no pair shares anything with another."""
+    way = defense.masked.way or defense.masked.ways[0]
+    with way.unshared():
+        unchecked(defense, images)
+
+
+def shares(defense: DoubleMasking, image: Tensor) -> bool:
+    """Whether pairs share anything."""
+    (subjects,) = defense._groups([image])
+    masked, every = defense.masked, np.arange(len(subjects[0].table.mask_set.unions))
+    return masked._sharing(Piece(subjects, np.zeros_like(every), every), masked.way) is not None
 
 
 def tables_equal(defense: DoubleMasking, images: list[Tensor], authors: list[Tensor]) -> tuple[float, dict[str, Any]]:
@@ -265,6 +282,7 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
     agreed = images[:1]
     tasks: dict[str, tuple[Callable[[], Any], int, Callable[[], Any], int]] = {
         "labels": (lambda: unchecked(defense, more), len(more), their_table, BATCH),
+        "labels, nothing shared": (lambda: unshared(defense, more), len(more), their_table, BATCH),
         "table": (lambda: defense.certify(more, labels, maps=True), len(more), their_table, BATCH),
         "certify": (lambda: defense.certify(more, labels), len(more), their_table, BATCH),
         "predict clean": (lambda: defense.predict(agreed), 1, clean, 1),
@@ -276,6 +294,8 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
     for task, (ours, number, loop, theirs_number) in tasks.items():
         if given.tasks and task not in given.tasks:
             continue
+        if task == "labels, nothing shared" and not shares(defense, images[0]):
+            continue
         if task == "predict clean":  # one whose masks agree, as they do for most images
             agreed[:] = [next((i for i in images if defense.predict([i])[0].case is Case.AGREED), images[0])]
         if device.type == "cuda":
@@ -285,7 +305,7 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
             if task == "predict clean":
                 our_seconds, known[loop], turns = in_turns(ours, loop, device)
             else:
-                own = {"repeats": 1} if task == "labels" else once if number > 1 else {"repeats": 8}
+                own = {"repeats": 1} if task.startswith("labels") else once if number > 1 else {"repeats": 8}
                 our_seconds = timed(ours, device, **own)
         memory = memory_mb(device)
         if loop not in known:
@@ -312,7 +332,7 @@ def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
             if watts:
                 facts["joules_an_image"] = round(float(np.mean(watts)) * our_seconds / number, 2)
             row |= {"labels_equal": equal, **facts, "gflops_an_image": round(cost * 666 / 1e9, 1)}
-        if task in ("labels", "table") and top is not None:
+        if (task == "table" or task.startswith("labels")) and top is not None:
             row["share_of_peak"] = round(cost * 666 * number / our_seconds / top, 3)
         print(json.dumps(row), flush=True)
         rows.append(row)
@@ -343,7 +363,7 @@ def main() -> None:
     parser.add_argument("--suite", choices=[*SUITES], default="cpu")
     parser.add_argument("--models", nargs="*", help="only these")
     parser.add_argument(
-        "--tasks", nargs="*", help="only these: labels, table, certify, 'predict clean', 'predict worst'"
+        "--tasks", nargs="*", help="only these: labels, 'labels, nothing shared', table, certify, 'predict clean', …"
     )
     parser.add_argument("--data", help="real images for 224×224 networks, as for --data of certify")
     parser.add_argument("--trained", help="folder of trained networks, one folder each, instead of random weights")

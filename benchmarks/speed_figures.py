@@ -13,6 +13,7 @@ from patchcleanser.reports.drawing import ACCENT, INK, SOFT, Drawing, blank, sav
 
 TASKS = {
     "labels": "labels of a table, unchecked",
+    "labels, nothing shared": "the same, nothing shared",
     "table": "whole table",
     "certify": "certify",
     "predict clean": "predict, masks agree",
@@ -27,10 +28,11 @@ def _named(row: Row) -> str:
 
 
 def ratios(rows: list[Row], device: str, name: str) -> Drawing | None:
-    """Times faster than the authors' loop, by network and task."""
+    """Times faster than the authors' loop, by network and task, on the machine that was measured last."""
     shown = [row for row in rows if row.get("device") == device and row["task"] in TASKS]
     if not shown:
         return None
+    shown = [row for row in shown if row["hardware"] == shown[-1]["hardware"]]
     shown.sort(key=lambda row: (row["model"], list(TASKS).index(row["task"])))
     figure, axes = blank(height=0.9 + 0.27 * len(shown), width=6.4)
     places = np.arange(len(shown))[::-1].astype(float)

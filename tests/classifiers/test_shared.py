@@ -19,7 +19,7 @@ from patchcleanser import DoubleMasking, Threat, TorchClassifier
 from patchcleanser.classifiers import cuts, shared
 from patchcleanser.classifiers.copied import Copied
 from patchcleanser.classifiers.covering import covered
-from patchcleanser.classifiers.cuts import cut, first_layers
+from patchcleanser.classifiers.cuts import cut, first_layers, sees_no_more
 from patchcleanser.classifiers.fast import Exported
 from patchcleanser.classifiers.fields import Field, NotLocalError, fields_of
 from patchcleanser.classifiers.layouts import Layout
@@ -170,6 +170,17 @@ class Squeezed(Net):
         self.block = timm.layers.SEModule(16)  # type: ignore[assignment]
 
 
+class Spread(nn.Module):
+    """One number for a whole image is added everywhere, though it comes from a layer that slides a window."""
+
+    def __init__(self, side: int = 64) -> None:
+        super().__init__()
+        self.whole = nn.Conv2d(3, 3, side)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.whole(x)  # type: ignore[no-any-return]
+
+
 def masks_of(side: int = 64) -> MaskSet:
     return MaskSet.build(Threat.square(8), image=(side, side), masks=6)
 
@@ -212,6 +223,16 @@ def test_nothing_is_cut_where_little_would_be_saved_or_somebody_hooked_into_the_
         assert cut(wide, photos(2), masks_of()) is None
         module.stem.register_forward_hook(lambda *_: None)
         assert cut(module, photos(2), masks_of()) is None
+
+
+def test_layers_that_see_more_than_their_code_says_are_found_out() -> None:
+    torch.manual_seed(0)
+    masks, around = masks_of(), nn.Sequential(Spread(), nn.Conv2d(3, 4, 3, 2, 1)).eval()
+    for layers, as_said in ((around, False), (around[1:], True)):
+        layout = Layout(fields_of(layers), (32, 32), (64, 64))
+        with torch.inference_mode():
+            assert sees_no_more(layers, layout, masks, photos(1)) == as_said
+            assert shared_by(layers, masks).holds(photos(1)[0]) == as_said
 
 
 @pytest.mark.parametrize(

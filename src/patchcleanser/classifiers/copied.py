@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from patchcleanser.classifiers.cuts import cut, example_of
+from patchcleanser.classifiers.cuts import cut
 from patchcleanser.classifiers.precision import long_sums, tuned
 from patchcleanser.classifiers.rewrites import ChannelwiseGroupNorm, rewritten
 from patchcleanser.classifiers.shared import Sharing
-from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
+from patchcleanser.classifiers.ways import Derived, UnusableError, Way, example_of, own_copy
 from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import Copied
-from patchcleanser.classifiers.cuts import cut, example_of
+from patchcleanser.classifiers.cuts import cut
 from patchcleanser.classifiers.precision import half_type
 from patchcleanser.classifiers.shared import Sharing
 from patchcleanser.classifiers.split import Split
-from patchcleanser.classifiers.ways import Derived, Halved, UnusableError, Way, own_copy
+from patchcleanser.classifiers.ways import Derived, Halved, UnusableError, Way, example_of, own_copy
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier

@@ -77,7 +77,6 @@ PIXELS: Fields = (Field(), Field())
 
 POINTWISE: tuple[type[nn.Module], ...] = (
     nn.BatchNorm2d,
-    BatchNormAct2d,
     LayerNorm2d,
     nn.Identity,
     nn.Dropout,
@@ -139,13 +138,19 @@ def _pad(layer: nn.ConstantPad2d, fields: Fields) -> Fields:
     return _slid(fields, 1, 1, (top, left), 1)
 
 
-SLIDING: dict[type[nn.Module], Callable[[Any, Fields], Fields]] = {
+def _norm_act(layer: BatchNormAct2d, fields: Fields) -> Fields:
+    return fields_of(layer.act, fields_of(layer.drop, fields))
+
+
+LOOKING: dict[type[nn.Module], Callable[[Any, Fields], Fields]] = {
     nn.Conv2d: _conv,
     nn.MaxPool2d: _max_pool,
     nn.AvgPool2d: _mean_pool,
     nn.ConstantPad2d: _pad,
     nn.ZeroPad2d: _pad,
+    BatchNormAct2d: _norm_act,
 }
+"""What is seen through a layer, if fields are seen before it."""
 
 
 def _slid(fields: Fields, *numbers: Any) -> Fields:
@@ -158,7 +163,7 @@ class _Tracer(fx.Tracer):
     """Follows the code of blocks, and takes whatever has no parts of its own for one step."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m) in POINTWISE or next(m.children(), None) is None
+        return type(m) in (*POINTWISE, *LOOKING) or next(m.children(), None) is None
 
 
 def fields_of(module: nn.Module, fields: Fields = PIXELS) -> Fields:
@@ -171,8 +176,8 @@ def fields_of(module: nn.Module, fields: Fields = PIXELS) -> Fields:
     """
     if type(module) in POINTWISE:
         return fields
-    if type(module) in SLIDING:
-        return SLIDING[type(module)](module, fields)
+    if type(module) in LOOKING:
+        return LOOKING[type(module)](module, fields)
     if next(module.children(), None) is None:
         raise NotLocalError(type(module).__name__)
     try:

@@ -22,6 +22,10 @@ from patchcleanser.classifiers.layouts import Layout, Mask, Patch
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.windows import Size, Window
 
+TRIED = 24
+TOLERATED = {torch.float32: 1e-4, torch.float16: 2e-2}
+"""Of so many unions outputs are compared before any are used; kernels round differently for other sizes."""
+
 KEPT = {"cpu": 500_000_000, "cuda": 8_000_000_000}
 """Bytes of results kept for images that are asked about again."""
 
@@ -149,6 +153,16 @@ class Sharing:
         self.masks = masks
         self._plan: Plan | None = None
         self._known: WeakKeyDictionary[object, _Known] = WeakKeyDictionary()
+
+    def holds(self, image: Tensor) -> bool:
+        """Whether outputs put together are those of the image [C, H, W] masked as a whole, for some of the unions."""
+        every = len(self.masks.unions) + 1
+        unions = np.random.default_rng(0).permutation(every)[:TRIED]
+        together = self.outputs([self], lambda _: image, Pairs(np.zeros_like(unions), unions)).float()
+        del self._known[self]
+        copies = image.expand(len(unions), *image.shape).clone()
+        (alone,) = self.first([covered(copies, self.masks.unions.boxes[unions], self.fill)])
+        return bool((together - alone).abs().max() <= TOLERATED[alone.dtype] * alone.abs().max())
 
     def logits(self, owners: Sequence[object], pixels: Callable[[int], Tensor], pairs: Pairs) -> Tensor:
         """Logits of pairs."""

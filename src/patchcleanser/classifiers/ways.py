@@ -113,9 +113,11 @@ class Derived(Way):
             if len(self._sharings) == SHARINGS:
                 self._sharings.pop(next(iter(self._sharings)))
             try:
-                self._sharings[masks, size] = self._share(masks, size, pairs)
+                made = self._share(masks, size, pairs)
+                holds = made is not None and made.holds(example_of(size)[0].to(self.classifier.device))
             except Exception:  # whatever a network does when it is looked at; it works as a whole, or is refused there
-                self._sharings[masks, size] = None
+                holds = False
+            self._sharings[masks, size] = made if holds else None
         found = self._sharings[masks, size]
         return found if found is not None and found.pays is not False else None
 
@@ -182,3 +184,8 @@ def _places(module: nn.Module) -> list[tuple[int, int]]:
     hooks = [h for part in parts for h in (*part._forward_pre_hooks.values(), *part._forward_hooks.values())]
     places = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
     return [*places, *((id(hook), 0) for hook in hooks)]
+
+
+def example_of(size: tuple[int, ...]) -> Tensor:
+    """Two inputs of a size [C, h, w] with something in them."""
+    return torch.randn(2, *size, generator=torch.Generator().manual_seed(0))
