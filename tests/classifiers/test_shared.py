@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser import DoubleMasking, Threat, TorchClassifier
+from patchcleanser import DoubleMasking, Preprocessing, Threat, TorchClassifier
 from patchcleanser.classifiers import cuts, shared
+from patchcleanser.classifiers.batches import Piece, Subject
 from patchcleanser.classifiers.copied import Copied
 from patchcleanser.classifiers.covering import covered
 from patchcleanser.classifiers.cuts import cut, first_layers, sees_no_more
@@ -112,7 +113,7 @@ def test_outputs_put_together_are_those_of_images_masked_as_a_whole(
 ) -> None:
     layers = made(name)
     threat = Threat.square(patch, count=count)
-    masks = MaskSet.build(threat, image=(height, width), masks=4 if count == 1 else 2)
+    masks = MaskSet.build(threat, image=(height, width), masks=4 if count == 1 else 3)
     images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(0))
     draw = np.random.default_rng(0)
     unions = np.concatenate([[-1], draw.permutation(len(masks.unions))[:40]])
@@ -162,6 +163,30 @@ class Twice(Net):
         return self.head(self.block(self.stem[3](self.stem[2](first))).mean((2, 3)))  # type: ignore[no-any-return]
 
 
+class Bounded(Net):
+    """Numbers are bounded in place, which an image without bright places does not show."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.stem[1](self.stem[0](x))
+        first.clamp_(max=100.0)
+        return self.head(self.block(self.stem[3](self.stem[2](first))).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class BoundedImage(Net):
+    """The same of the image itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clone().clamp_(-100, 100))
+
+
+class Deciding(Net):
+    """What is in an image decides what is done with it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = x.amax((1, 2, 3)) > 100
+        return torch.where(bright[:, None], -1.0, 1.0) * super().forward(x)
+
+
 class Squeezed(Net):
     """A whole image decides what the first layers give."""
 
@@ -181,6 +206,19 @@ class Spread(nn.Module):
         return x + self.whole(x)  # type: ignore[no-any-return]
 
 
+class Overwritten(nn.Module):
+    """What is given back was written into, later, from what sees more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.short, self.wide = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 9, 1, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.short(x)
+        y.add_(self.wide(x))
+        return y  # type: ignore[no-any-return]
+
+
 def masks_of(side: int = 64) -> MaskSet:
     return MaskSet.build(Threat.square(8), image=(side, side), masks=6)
 
@@ -194,6 +232,9 @@ def photos(number: int, side: int = 64) -> Tensor:
     [
         (Net, ["stem.0", "stem.1", "stem.2", "stem.3", "block"]),
         (AroundIt, []),
+        (Bounded, ["stem.0", "stem.1"]),
+        (BoundedImage, []),
+        (Deciding, []),
         (AroundPart, ["stem.0", "stem.1"]),
         (Twice, ["stem.0", "stem.1"]),
         (Squeezed, ["stem.0", "stem.1", "stem.2", "stem.3"]),
@@ -211,7 +252,9 @@ def test_a_network_in_two_does_what_it_does_in_one(
         if found is None:
             return
         assert torch.allclose(found.rest(found.first(photos(3))), module(photos(3)), atol=1e-5)
-    assert len(found.first) <= len(names)
+        layers = [module.get_submodule(name) for name in names]
+        assert [layer.name for layer in first_layers(module, photos(2))] == names
+    assert all(one is other for one, other in zip(found.first, layers, strict=False))
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())
 
 
@@ -247,7 +290,7 @@ def test_layers_that_see_more_than_their_code_says_are_found_out() -> None:
 def test_the_first_layers_of_known_networks_are_found(name: str, last: str) -> None:
     module = rewritten(timm.create_model(name, pretrained=False).eval()) if "bit" in name else timm.create_model(name)
     with torch.inference_mode():
-        assert first_layers(module.eval(), torch.zeros(1, 3, 224, 224))[-1] == last
+        assert first_layers(module.eval(), torch.zeros(1, 3, 224, 224))[-1].name == last
 
 
 def test_a_network_is_cut_before_its_first_squeeze_and_excitation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +313,9 @@ def test_a_network_is_cut_before_its_first_squeeze_and_excitation(monkeypatch: p
         nn.MaxPool2d(2, return_indices=True),
         nn.Upsample(scale_factor=2),
         nn.Flatten(),
+        nn.ConstantPad2d((0, -4, 0, -4), 0.0),
         Squeezed().block,
+        Overwritten(),
     ],
     ids=lambda layer: type(layer).__name__,
 )
@@ -376,3 +421,67 @@ def test_sets_of_very_many_unions_share_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cuts, "PLACES", 100)
     with torch.inference_mode():
         assert cut(Net().eval(), photos(2), masks_of()) is None
+
+
+def subject_of(defense: DoubleMasking, side: int = 64) -> Subject:
+    return defense.subject(photos(1, side)[0])
+
+
+def piece_of(*subjects: Subject) -> Piece:
+    unions = np.arange(100)
+    return Piece(list(subjects), unions % len(subjects), unions)
+
+
+class TwiceAsSure(TorchClassifier):
+    def logits(self, inputs: Tensor) -> Tensor:
+        return 2 * super().logits(inputs)
+
+
+class MaskAware(Net):
+    mask_aware, steady = True, True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, :3])
+
+
+def test_only_pairs_whose_masks_hide_pixels_of_a_plain_networks_input_share_anything() -> None:
+    def shares(classifier: TorchClassifier, grid: str = "source", *sides: int) -> bool:
+        defense = DoubleMasking(classifier, Threat.square(8, grid=grid), masks=4)  # type: ignore[arg-type]
+        other = DoubleMasking(classifier, Threat.square(8, grid=grid), masks=5)  # type: ignore[arg-type]
+        subjects = [subject_of(defense, 64), *(subject_of(other, side) for side in sides)]
+        with torch.inference_mode():
+            return defense.masked._sharing(piece_of(*subjects), Copied(classifier)) is not None
+
+    plain = TorchClassifier(Net().eval(), classes=5)
+    resized = TorchClassifier(Net().eval(), Preprocessing(resize=(48, 48)), classes=5)
+    assert shares(plain)
+    assert shares(resized, "input")
+    assert not shares(resized)  # a mask's edge is then no edge of the input's pixels
+    assert not shares(plain, "source", 64)  # the second image has other masks
+    assert not shares(TwiceAsSure(Net().eval(), classes=5))
+    assert not shares(TorchClassifier(MaskAware().eval(), classes=5))
+
+
+def test_where_there_is_no_room_for_what_is_shared_labels_are_still_the_exact_ones(
+    no_half: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxscript")
+    fast, exact = (
+        DoubleMasking(TorchClassifier(Net().eval(), classes=5), Threat.square(8), masks=4, precision=precision)  # type: ignore[arg-type]
+        for precision in ("fast", "exact")
+    )
+    fast.calibrate(photos(9))
+    way = fast.masked.way
+    assert isinstance(way, Exported)
+    (sharing,) = way._sharings.values()
+    assert sharing is not None
+
+    def no_room(stacks: list[Tensor]) -> list[Tensor]:
+        raise MemoryError
+
+    monkeypatch.setattr(sharing, "first", no_room)
+    assert fast.predict(photos(9)) == exact.predict(photos(9))
+    fast.calibrate(photos(9))  # and then go on without
+    assert fast.masked.recheck.ready
+    assert fast.predict(photos(9)) == exact.predict(photos(9))
+    assert way._sessions

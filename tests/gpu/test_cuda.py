@@ -86,7 +86,9 @@ def test_fast_labels_are_the_exact_ones_compiled_or_not(name: str, expected: int
     fast.masked.expect(expected)
     assert (labels_of(fast, images) == labels_of(exact, images)).all()
     assert isinstance(fast.masked.way, Copied)
-    finer, blocks = fast.masked.way.finer, [player._block for player in fast.masked.way._players if player._block]
+    way = fast.masked.way
+    shared = [sharing.rest.args[0] for sharing in way._sharings.values() if sharing is not None]  # type: ignore[attr-defined]
+    finer, blocks = way.finer, [player._block for player in (way._copy, *shared) if player and player._block]
     assert finer is not None
     assert finer.pays is not None or not fast.masked.finer.ready  # seen, not guessed
     assert blocks
@@ -155,7 +157,7 @@ def test_single_predictions_are_played_back_from_a_graph_and_stay_those_of_the_i
     fast.calibrate(images)
     assert [fast.predict(image[None])[0].label for image in images] == [v.label for v in exact.predict(images)]
     assert isinstance(fast.masked.way, Copied)
-    assert any(isinstance(graph, _Graph) for graph in fast.masked.way._players[0]._graphs.values())
+    assert any(isinstance(graph, _Graph) for graph in fast.masked.way._copy._graphs.values())
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -164,7 +166,7 @@ def test_a_graph_is_recorded_on_the_networks_device_not_the_current_one() -> Non
     images = torch.rand(16, 3, 224, 224, generator=torch.Generator().manual_seed(1)).to("cuda:1")
     with torch.inference_mode():
         played = torch.cat([way.logits(image[None]) for image in images])
-        assert any(isinstance(graph, _Graph) for graph in way._players[0]._graphs.values())
+        assert any(isinstance(graph, _Graph) for graph in way._copy._graphs.values())
         assert (played - way.logits(images)).abs().max() < 0.05 * played.abs().max()
 
 

@@ -17,7 +17,7 @@ from patchcleanser.classifiers.copied import block_size
 from patchcleanser.classifiers.covering import boxes_of, copies, covered, require_kept, told
 from patchcleanser.classifiers.precision import plain_float32
 from patchcleanser.classifiers.shared import Pairs, Sharing
-from patchcleanser.classifiers.ways import Way
+from patchcleanser.classifiers.ways import UnusableError, Way
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import OutOfMemoryError
@@ -125,11 +125,14 @@ class Batches:
             if not is_out_of_memory(error):
                 raise
             shape = tuple(piece.subjects[piece.which[0]].pixels.shape)
-            if len(piece) == 1:
+            shared = way is not None and way.share_no_more()
+            if len(piece) == 1 and not shared:
                 raise OutOfMemoryError(
                     f"not even one image of {shape} fits into the memory of {self.classifier.device}; "
                     "use a smaller model or another device"
                 ) from error
+        if shared:  # it is not known which labels are doubtful without
+            raise UnusableError("there is no room for what pairs share")
         if self.classifier.device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(piece) // 2

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -68,17 +69,16 @@ class Copied(Derived):
         super().__init__(classifier)
         self.finer = finer
         self._fill = False
-        self._players: list[_Player] = []
-        """Of the copy, and of what comes behind first layers that are shared."""
+        self._copy: _Player | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What was made belongs to this process."""
-        return {**super().__getstate__(), "_players": []}
+        return {**super().__getstate__(), "_copy": None}
 
     def forget(self) -> None:
         """Drop the copy and what was recorded and compiled of it."""
         super().forget()
-        self._players = []
+        self._copy = None
         if self.finer is not None:
             self.finer.forget()
 
@@ -94,7 +94,7 @@ class Copied(Derived):
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of the copy."""
         self._follow()
-        return self._computed(self._made(), inputs, block_size(inputs[0].numel()))
+        return self._computed(self._made(), block_size(inputs[0].numel()), inputs)
 
     def sharing(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
         """Few pairs share nothing: a CUDA graph is done with them before they are put together."""
@@ -110,26 +110,25 @@ class Copied(Derived):
         first, rest = (copy.copy(copied) for _ in parts[:2])
         first.module, rest.module = parts.first, parts.rest
         player, block = _Player(rest, steady=True), block_size(math.prod(size))
-        self._players.append(player)
         return Sharing(
             parts.layout,
             masks,
             fill=self.classifier.preprocessing.input_fill(size[0]),
             first=lambda stacks: [self._guarded(first.logits, stack) for stack in stacks],
-            rest=lambda outputs: self._computed(player, outputs, block),
+            rest=partial(self._computed, player, block),
         )
 
     def _made(self) -> _Player:
-        if not self._players:
+        if self._copy is None:
             copied = own_copy(self.classifier, _half)
             copied.dtype = torch.float16
-            self._players.append(_Player(copied, steady=self.classifier.steady))
-        return self._players[0]
+            self._copy = _Player(copied, steady=self.classifier.steady)
+        return self._copy
 
-    def _computed(self, player: _Player, inputs: Tensor, block: int) -> Tensor:
+    def _computed(self, player: _Player, block: int, inputs: Tensor) -> Tensor:
         if self._fill and player.blocks and len(inputs) % block:
             again = torch.arange(-(-len(inputs) // block) * block, device=inputs.device) % len(inputs)
-            return self._computed(player, inputs[again], block)[: len(inputs)]
+            return self._computed(player, block, inputs[again])[: len(inputs)]
         self.expected -= len(inputs)
         return self._guarded(lambda given: player(given, block, self.expected), inputs)
 

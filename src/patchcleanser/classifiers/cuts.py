@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from patchcleanser.classifiers.base import logits_in
-from patchcleanser.classifiers.fields import PIXELS, NotLocalError, fields_of
+from patchcleanser.classifiers.fields import PIXELS, Fields, NotLocalError, fields_of
 from patchcleanser.classifiers.layouts import Layout
 from patchcleanser.classifiers.rewrites import is_plain
 from patchcleanser.core.masks import MaskSet
@@ -40,14 +45,12 @@ def cut(network: nn.Module, example: Tensor, masks: MaskSet) -> Cut | None:
 
     The network is looked at, hooked meanwhile, and copied; it is to be the caller's own. `example` is [N, C, H, W].
     """
-    names = first_layers(network, example) if is_plain(network) else []
+    layers = first_layers(network, example) if is_plain(network) else []
     whole = _work(network, example)
-    fields = PIXELS
     found: list[tuple[float, int, Layout]] = []
     outputs, work = example.clone(), 0.0  # layers may work in place
-    for number, name in enumerate(names, 1):
+    for number, (name, fields) in enumerate(layers, 1):
         layer = network.get_submodule(name)
-        fields = fields_of(layer, fields)
         work += _work(layer, outputs)
         outputs = layer(outputs)
         if outputs.ndim != 4:
@@ -60,7 +63,7 @@ def cut(network: nn.Module, example: Tensor, masks: MaskSet) -> Cut | None:
     for saved, number, layout in sorted(found, key=lambda one: -one[0]):
         if saved < WORTH[example.device.type]:
             return None
-        first, rest = _cut_after(network, names[:number])
+        first, rest = _cut_after(network, [layer.name for layer in layers[:number]])
         if _same(network, first, rest, example) and sees_no_more(first, layout, masks, example):
             return Cut(first, rest, layout)
     return None
@@ -126,68 +129,84 @@ def _work(network: nn.Module, example: Tensor) -> float:
     return int(counter.get_total_flops()) / 2 + WRITTEN[example.device.type] * written
 
 
-class _Call(NamedTuple):
-    """One layer at work: the calls that began before it ended are its own, up to `end`."""
+class Layer(NamedTuple):
+    """One of the first layers, and what its outputs see of the image."""
 
     name: str
-    given: Tensor
-    result: list[Tensor]
-    end: list[int]
+    fields: Fields
 
 
-def first_layers(network: nn.Module, example: Tensor) -> list[str]:
-    """Names of the layers, from the first on, of which each is given just what the one before it gives, all local.
+def first_layers(network: nn.Module, example: Tensor) -> list[Layer]:
+    """The layers, from the first on, of which each is given just what the one before it gives, all local.
 
-    Found by watching them at work; the network is hooked meanwhile. What is done between layers, or with their results
-    elsewhere, is not seen: whoever leaves them out must look whether the rest does the same without them.
+    Found by watching the network at work, hooked meanwhile. Nothing else may be done with the image, nor with what
+    these layers give but for the last of them: neither between layers, in place or not, nor later, around them.
     """
-    calls = _watched(network, example)
-    names: list[str] = []
-    fields = PIXELS
-    here, at = example, 0
-    while at < len(calls):
-        call = calls[at]
-        layer = network.get_submodule(call.name)
-        at += 1  # to its own parts, if it has any
-        if call.given is not here or not call.result or type(layer).forward is nn.Sequential.forward:
-            continue
+    watch = _Watch(network, example)
+    watch.run(example)
+    return watch.layers[: watch.limit]
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operation of a network, and which layer it is in."""
+
+    def __init__(self, network: nn.Module, example: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.network = network
+        self.layers: list[Layer] = []
+        self.limit = len(list(network.modules()))
+        """So many of them can be left out: what comes behind them uses nothing from before."""
+        self._results = [example]
+        self._owners = {_storage(example): 0}
+        """After how many of the layers memory was written last."""
+        self._inside = 0
+        self._called: Counter[str] = Counter()
+
+    def run(self, example: Tensor) -> None:
+        """One pass of the network."""
+        hooks = []
         try:
-            fields = fields_of(layer, fields)
-        except NotLocalError:
-            continue
-        if sum(other.name == call.name for other in calls) > 1:
-            break
-        names.append(call.name)
-        here, at = call.result[0], call.end[0]
-    return names
+            for name, layer in self.network.named_modules():
+                if name:
+                    hooks.append(layer.register_forward_pre_hook(partial(self._begin, name), with_kwargs=True))
+                    hooks.append(layer.register_forward_hook(partial(self._end, name)))
+            with self:
+                self.network(example)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        repeated = [n for n, layer in enumerate(self.layers) if self._called[layer.name] > 1]
+        self.limit = min([self.limit, *repeated])
+
+    def _begin(self, name: str, layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if given and isinstance(given[0], fx.Proxy):  # its code is followed just now
+            return
+        self._called[name] += 1
+        if self._inside or type(layer).forward is nn.Sequential.forward:
+            return
+        before = self.layers[-1].fields if self.layers else PIXELS
+        if len(given) == 1 and not options and given[0] is self._results[-1]:
+            with suppress(NotLocalError):
+                self.layers.append(Layer(name, fields_of(layer, before)))
+                self._inside = len(self.layers)
+
+    def _end(self, name: str, layer: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+        if self._inside and self.layers[-1].name == name:
+            self._inside = 0
+            if isinstance(result, Tensor):
+                self._results.append(result)  # and kept, so that its memory is nobody else's
+                self._owners[_storage(result)] = len(self.layers)
+            else:
+                self.limit = min(self.limit, len(self.layers) - 1)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """An operation: if it is not the next layer's own, what it is given must not be left out."""
+        for given in tree_leaves((args, kwargs)):
+            owner = self._owners.get(_storage(given)) if isinstance(given, Tensor) else None
+            if owner is not None and (not self._inside or owner < self._inside - 1):
+                self.limit = min(self.limit, owner)
+        return func(*args, **(kwargs or {}))
 
 
-def _watched(network: nn.Module, example: Tensor) -> list[_Call]:
-    """Which layers were called with one tensor, in the order in which they began."""
-    calls: list[_Call] = []
-    open_calls: list[_Call] = []
-
-    def begin(name: str, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        fit = len(given) == 1 and not options and isinstance(given[0], Tensor)
-        call = _Call(name, given[0] if fit else torch.empty(0), [], [])
-        calls.append(call)
-        open_calls.append(call)
-
-    def end(result: Any) -> None:
-        call = open_calls.pop()
-        if isinstance(result, Tensor):
-            call.result.append(result)
-        call.end.append(len(calls))
-
-    hooks = []
-    try:
-        for name, layer in network.named_modules():
-            if name:
-                before = lambda _, given, options, name=name: begin(name, given, options)  # noqa: E731
-                hooks.append(layer.register_forward_pre_hook(before, with_kwargs=True))
-                hooks.append(layer.register_forward_hook(lambda _, given, result: end(result)))
-        network(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return calls
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

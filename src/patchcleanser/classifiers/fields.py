@@ -113,6 +113,7 @@ FUNCTIONS: tuple[Any, ...] = (
     functional.silu,
     functional.hardswish,
 )
+IN_PLACE = (operator.iadd, "add_", "mul_")
 METHODS = ("add", "add_", "mul", "mul_", "relu", "relu_", "sigmoid", "contiguous")
 """Of one place at a time, likewise, between layers."""
 
@@ -135,6 +136,8 @@ def _mean_pool(layer: nn.AvgPool2d, fields: Fields) -> Fields:
 
 def _pad(layer: nn.ConstantPad2d, fields: Fields) -> Fields:
     left, _, top, _ = layer.padding
+    if min(layer.padding) < 0:
+        raise NotLocalError("pixels are cut off")
     return _slid(fields, 1, 1, (top, left), 1)
 
 
@@ -198,7 +201,7 @@ def _followed(module: nn.Module, graph: fx.Graph, fields: Fields) -> Fields:
         if node.op == "output":
             break
         inside = [seen[given] for given in node.all_input_nodes]
-        if not inside or not _known(node):
+        if not inside or not _known(module, node):
             raise NotLocalError(f"{node.op} {node.target}")
         before = inside[0]
         for other in inside[1:]:
@@ -210,7 +213,7 @@ def _followed(module: nn.Module, graph: fx.Graph, fields: Fields) -> Fields:
     return seen[result]
 
 
-def _known(node: fx.Node) -> bool:
+def _known(module: nn.Module, node: fx.Node) -> bool:
     """Whether a step is a layer, to be looked at, or works on one place at a time; others may hide anything."""
     if node.op == "call_module":
         return len(node.args) == 1 and not node.kwargs
@@ -218,4 +221,16 @@ def _known(node: fx.Node) -> bool:
     known = (node.op == "call_function" and node.target in FUNCTIONS) or (
         node.op == "call_method" and node.target in METHODS
     )
-    return plain and known
+    return plain and known and "out" not in node.kwargs and _written_alone(module, node)
+
+
+def _written_alone(module: nn.Module, node: fx.Node) -> bool:
+    """Whether nobody else reads what a step writes into: such a one would see more than its own step says."""
+    if node.target not in IN_PLACE or len(node.all_input_nodes) < 2:
+        return True
+    written = node.args[0]
+    while isinstance(written, fx.Node) and written.op == "call_module" and len(written.users) == 1:
+        if type(module.get_submodule(str(written.target))) in (*LOOKING, nn.BatchNorm2d):
+            return True  # numbers of its own; other layers may give back the very ones that they are given
+        written = written.args[0]
+    return False

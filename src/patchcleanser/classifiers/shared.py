@@ -74,6 +74,8 @@ class Plan:
         self.spans = np.cumsum([0, *self.lengths])
         """Where the outputs of each patch begin in the next two."""
         self.among, self.within = np.concatenate(among), np.concatenate([numbers.ravel() for numbers in within])
+        if (self.within < 0).any() or (self.within >= np.repeat(self.room[self.kinds], self.lengths)).any():
+            raise ValueError("crops have fewer outputs than they should")
         places = self._placed(dict(zip(around, range(1, self.once), strict=True)), unions, within)
         self.places = torch.from_numpy(places.reshape(len(unions), -1))
 
@@ -105,7 +107,7 @@ class Plan:
             begin += room * len(group)
         return starts
 
-    def between(self, unions: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
+    def several(self, unions: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
         """Patches between the windows of unions, and for which of these each is."""
         unions = unions % (len(self.begins) - 1)
         counts = self.begins[unions + 1] - self.begins[unions]
@@ -117,8 +119,8 @@ def _boxes(patches: Sequence[Patch], hidden: Sequence[Mask]) -> NDArray[np.int32
     boxes = np.zeros((len(patches), max(1, *map(len, hidden)), 4), dtype=np.int32)
     for box, (*_, crop), mask in zip(boxes, patches, hidden, strict=True):
         for corners, w in zip(box, mask, strict=False):
-            corners[:2] = max(0, w.top - crop.top), min(crop.height, w.bottom - crop.top)
-            corners[2:] = max(0, w.left - crop.left), min(crop.width, w.right - crop.left)
+            corners[:2] = np.clip((w.top - crop.top, w.bottom - crop.top), 0, crop.height)
+            corners[2:] = np.clip((w.left - crop.left, w.right - crop.left), 0, crop.width)
     return boxes
 
 
@@ -159,7 +161,7 @@ class Sharing:
         every = len(self.masks.unions) + 1
         unions = np.random.default_rng(0).permutation(every)[:TRIED]
         together = self.outputs([self], lambda _: image, Pairs(np.zeros_like(unions), unions)).float()
-        del self._known[self]
+        self.forget()
         copies = image.expand(len(unions), *image.shape).clone()
         (alone,) = self.first([covered(copies, self.masks.unions.boxes[unions], self.fill)])
         return bool((together - alone).abs().max() <= TOLERATED[alone.dtype] * alone.abs().max())
@@ -175,8 +177,8 @@ class Sharing:
         [C, H, W], prepared.
         """
         used, which = np.unique(pairs.which, return_inverse=True)
-        plan = self._learn(owners, pixels, used.tolist())
-        known = [self._known[owners[i]] for i in used]
+        plan = self._plan or self._planned(pixels(used[0]))
+        known = self._learnt(plan, owners, pixels, used.tolist())
         some = known[0].outputs
         unions = _sent(pairs.unions, some.device)
         put = some.new_empty(len(which), plan.places.shape[1], some.shape[1])
@@ -189,18 +191,25 @@ class Sharing:
         self._put_between(plan, put, [one.pixels for one in known], Pairs(which, pairs.unions))
         return put.view(len(which), *self.layout.outputs, -1).permute(0, 3, 1, 2)
 
-    def _learn(self, owners: Sequence[object], pixels: Callable[[int], Tensor], which: list[int]) -> Plan:
-        """Compute of new images what is computed once."""
-        some = pixels(which[0])
-        plan = self._plan or self._planned(some)
-        if sum(known.outputs.nbytes for known in self._known.values()) > KEPT[some.device.type]:
-            self._known.clear()
-        once = np.arange(plan.once)
+    def _learnt(
+        self, plan: Plan, owners: Sequence[object], pixels: Callable[[int], Tensor], which: list[int]
+    ) -> list[_Known]:
+        """What is computed once of images; of new ones it is computed now."""
+        if sum(known.outputs.nbytes for known in self._known.values()) > KEPT[plan.places.device.type]:
+            self.forget()
+        once, learnt = np.arange(plan.once), []
         for i in which:
-            if owners[i] not in self._known:
+            known = self._known.get(owners[i])
+            if known is None:
                 image = pixels(i)
-                self._known[owners[i]] = _Known(image, self._computed(plan, [image], np.zeros_like(once), once))
-        return plan
+                known = _Known(image, self._computed(plan, [image], np.zeros_like(once), once))
+                self._known[owners[i]] = known
+            learnt.append(known)
+        return learnt
+
+    def forget(self) -> None:
+        """Drop what was computed of images."""
+        self._known.clear()
 
     def _planned(self, like: Tensor) -> Plan:
         def outputs_of(sizes: list[Size]) -> list[Size]:
@@ -213,7 +222,7 @@ class Sharing:
 
     def _put_between(self, plan: Plan, put: Tensor, images: Sequence[Tensor], asked: Pairs) -> None:
         """Compute the outputs that see several windows of their union, and put them in their places [N, outputs, c]."""
-        numbers, pairs = plan.between(asked.unions)
+        numbers, pairs = plan.several(asked.unions)
         if not len(numbers):
             return
         outputs = self._computed(plan, images, asked.which[pairs], numbers)

@@ -45,6 +45,12 @@ class TorchClassifier(Classifier):
         return not self.mask_aware or getattr(self.module, "steady", False)
 
     @property
+    def plain(self) -> bool:
+        """Whether its answers are its network's, and nothing is added to them by a class of somebody's own."""
+        own = [TorchClassifier.logits, TorchClassifier._output, TorchClassifier.prepare]
+        return [type(self).logits, type(self)._output, type(self).prepare] == own
+
+    @property
     def ready_module(self) -> nn.Module:
         """The module; in train mode it is refused."""
         refuse_train_mode(self.module)
@@ -128,9 +134,7 @@ def around(plain: Classifier, wrapper: Callable[[nn.Module], Around], what: str)
 
 def require_plain(classifier: Classifier, what: str) -> TorchClassifier:
     """The classifier, if its answers are its network's and nothing is added to them."""
-    own = [TorchClassifier.logits, TorchClassifier._output, TorchClassifier.prepare]
-    kind = type(classifier)
-    if not isinstance(classifier, TorchClassifier) or [kind.logits, kind._output, kind.prepare] != own:  # type: ignore[attr-defined]
+    if not isinstance(classifier, TorchClassifier) or not classifier.plain:
         raise InputError(f"{what} plain torch networks only, got {classifier}")
     if classifier.mask_aware != bool(getattr(classifier.module, "mask_aware", False)):
         raise InputError(f"{what} networks that say themselves whether they are told what is hidden, got {classifier}")

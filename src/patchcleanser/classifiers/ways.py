@@ -57,6 +57,10 @@ class Way(ABC):
         """Nothing is shared: what is done for few pairs is done for all."""
         yield
 
+    def share_no_more(self) -> bool:
+        """Share nothing from now on; False if nothing was shared."""
+        return False
+
     @contextmanager
     def whole_blocks(self) -> Iterator[None]:
         """Small batches are filled up, so that they go by the kernels of large ones."""
@@ -104,10 +108,18 @@ class Derived(Way):
         finally:
             self._alone = False
 
+    def share_no_more(self) -> bool:
+        """Share nothing until the network is another."""
+        shared = [sharing for sharing in self._sharings.values() if sharing is not None and sharing.pays is not False]
+        for sharing in shared:
+            sharing.pays = False
+            sharing.forget()
+        return bool(shared)
+
     def sharing(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
         """First layers are shared if that saves enough of the work, which is found out once."""
         self._follow()
-        if self._alone:
+        if self._alone or not self.classifier.plain:
             return None
         if (masks, size) not in self._sharings:
             if len(self._sharings) == SHARINGS:
