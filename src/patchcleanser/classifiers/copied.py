@@ -105,7 +105,7 @@ class Copied(Derived):
         copied = self._made().copied
         example = example_of(size).to(copied.device, copied.dtype)
         parts = cut(copied.module, example.contiguous(memory_format=torch.channels_last), masks)
-        if not self.classifier.steady or parts is None:
+        if parts is None:
             return None
         first, rest = (copy.copy(copied) for _ in parts[:2])
         first.module, rest.module = parts.first, parts.rest
