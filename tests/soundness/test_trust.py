@@ -148,6 +148,22 @@ def test_surrounding_autocast_changes_nothing() -> None:
     assert [c.margin for c in plain] == [c.margin for c in inside]
 
 
+def test_batches_are_the_same_whether_the_number_of_classes_is_known_or_not() -> None:
+    batches: list[int] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        batches.append(len(x))
+        return scores(x.sum((1, 2, 3)), torch.ones(len(x)))
+
+    found, images = [], torch.rand(3, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    for classes in (None, 2):
+        batches.clear()
+        classifier = CallableClassifier(function, array="torch", classes=classes)
+        DoubleMasking(classifier, Threat.square(1), masks=2).certify(images, [0] * 3)
+        found.append(list(batches))
+    assert found[0] == [1, *found[1]]  # kernels round by batch, and rows must not depend on what ran before
+
+
 def test_float32_settings_are_put_back() -> None:
     kept = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"
