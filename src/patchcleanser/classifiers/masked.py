@@ -266,8 +266,12 @@ class MaskedClassifier(Batches):
         return finer.pays is not False
 
     def _try_sharing(self, way: Way, subject: Subject) -> None:
-        """See once, on a GPU, whether a way is faster if pairs share work; a CPU's work is counted beforehand."""
-        unions = np.arange(min(self.chunk or 1, len(subject.table.mask_set.unions)))
+        """See once, on a GPU, whether a way is faster if pairs share work; a CPU's work is counted beforehand.
+
+        In less than a block: whole blocks may be compiled, and this is not worth compiling a network twice.
+        """
+        most = min(self.chunk or 1, block_size(self._numbers(subject.pixels)) - 1)
+        unions = np.arange(min(most, len(subject.table.mask_set.unions)))
         piece = Piece([subject], np.zeros_like(unions), unions)
         sharing = self._sharing(piece, way)
         if sharing is None or sharing.pays is not None or self.classifier.device.type != "cuda":
