@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.masked import MaskedClassifier, Request
+from patchcleanser.classifiers.masked import MaskedClassifier, Request, Step, Waiting
 from patchcleanser.classifiers.precision import _settings, in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.split import Split, SplitConv, SplitLinear, pieces
@@ -77,7 +77,7 @@ def defense_with(finer: type[Way], monkeypatch: pytest.MonkeyPatch) -> tuple[Dou
 def learnt(defense: DoubleMasking, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The finer way, after what is doubtful was learnt once and for all."""
     defense.calibrate(images)
-    assert defense.masked.finer.ready
+    assert defense.masked.finer
     monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
     return defense.masked.ways[0].finer
 
@@ -96,20 +96,20 @@ def test_what_is_doubtful_is_settled_by_the_finer_way_and_almost_nothing_exactly
     images = photos(60)
     defense, classifier = defense_with(Split, monkeypatch)
     before, after = [], []
-    finer = MaskedClassifier._finer
+    refined = MaskedClassifier._refined
 
-    def seen(self: MaskedClassifier, piece: Any, logits: Tensor, doubtful: Tensor) -> Tensor:
-        unsure = finer(self, piece, logits, doubtful)
-        before.append(int(doubtful.sum()))
-        after.append(int(unsure.sum()))
-        return unsure
+    def seen(self: MaskedClassifier, rest: Waiting, step: Step) -> Waiting:
+        done = refined(self, rest, step)
+        before.append(int(rest.unsure.sum()))
+        after.append(int(done.unsure.sum()))
+        return done
 
-    monkeypatch.setattr(MaskedClassifier, "_finer", seen)
+    monkeypatch.setattr(MaskedClassifier, "_refined", seen)
     labels = labels_of(defense, images)
     assert (labels == labels_of(exactly(classifier), images)).all()
     assert sum(before) > 20
     assert sum(after) < sum(before) / 10
-    assert defense.masked.finer.labels == sum(before) - sum(after)
+    assert defense.masked.settled.total() == sum(before) - sum(after)
     assert defense.masked.recheck.rechecked < sum(before)  # in float32
 
 
@@ -171,10 +171,10 @@ def test_while_another_thread_computes_in_float32_doubtful_labels_are_exact_ones
     learnt(defense, images, monkeypatch)
     with plain_float32(classifier.device):  # as if another thread were there
         labels = labels_of(defense, images)
-    assert defense.masked.finer.labels == 0
+    assert defense.masked.settled.total() == 0
     assert (labels == labels_of(exactly(classifier), images)).all()
     labels_of(defense, images)
-    assert defense.masked.finer.labels > 0
+    assert defense.masked.settled.total() > 0
 
 
 def test_where_there_is_no_room_for_it_labels_are_exact_ones_and_chunks_stay_large(
@@ -189,7 +189,7 @@ def test_where_there_is_no_room_for_it_labels_are_exact_ones_and_chunks_stay_lar
     monkeypatch.setattr(SplitConv, "forward", full)
     labels = labels_of(defense, images)
     assert defense.masked.recheck.ready
-    assert not defense.masked.finer.ready
+    assert not defense.masked.finer
     assert defense.masked.chunk == 512
     assert (labels == labels_of(exactly(classifier), images)).all()
 
@@ -201,8 +201,8 @@ def test_a_finer_way_that_is_no_faster_than_float32_is_left_alone(monkeypatch: p
     assert finer is not None
     finer.pays = False
     labels = labels_of(defense, images)
-    assert not defense.masked.finer.ready
-    assert defense.masked.finer.labels == 0
+    assert not defense.masked.finer
+    assert defense.masked.settled.total() == 0
     assert defense.masked.recheck.rechecked > 0
     assert (labels == labels_of(exactly(classifier), images)).all()
 
@@ -236,7 +236,7 @@ def test_an_interruption_while_a_finer_way_is_learnt_leaves_nothing_trusted_that
     with pytest.raises(KeyboardInterrupt):
         defense.calibrate(photos(24))
     assert defense.masked.sizes == {(32, 32)}
-    assert not defense.masked.finer.ready
+    assert not defense.masked.finer
 
 
 def test_nobody_else_computes_in_float32_while_products_are_short() -> None:
@@ -306,9 +306,9 @@ def test_few_at_a_time_are_computed_again_together(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
     defense.masked.chunk, defense.masked.roomy = 50, False
     sizes: list[int] = []
-    rechecked = MaskedClassifier._rechecked
+    exactly_ = MaskedClassifier._exactly
     monkeypatch.setattr(
-        MaskedClassifier, "_rechecked", lambda self, rest: (sizes.append(len(rest.piece)), rechecked(self, rest))[1]
+        MaskedClassifier, "_exactly", lambda self, rest: (sizes.append(len(rest.piece)), exactly_(self, rest))[1]
     )
     defense.examine(images, [0] * len(images), maps=True)
     assert len(sizes) > 1

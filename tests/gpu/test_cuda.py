@@ -13,6 +13,7 @@ import torch
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers.batches import Batches, Piece, Subject
 from patchcleanser.classifiers.copied import Copied, _Graph
+from patchcleanser.classifiers.eighth import Eighth
 from patchcleanser.classifiers.inpaint import Inpainting
 from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.networks import build_network
@@ -90,9 +91,39 @@ def test_fast_labels_are_the_exact_ones_compiled_or_not(name: str, expected: int
     shared = [sharing.rest.args[0] for sharing in way._sharings.values() if sharing is not None]  # type: ignore[attr-defined]
     finer, blocks = way.finer, [player._block for player in (way._copy, *shared) if player and player._block]
     assert finer is not None
-    assert finer.pays is not None or not fast.masked.finer.ready  # seen, not guessed
+    assert finer.pays is not None or not fast.masked.finer  # seen, not guessed
     assert blocks
     assert all((block._compiled is not None) == (expected > 0) for block in blocks)
+
+
+class Generous(Eighth):
+    """Bears any share of doubtful labels: of a network of chance there are many."""
+
+    resolution = 0.0
+    bearable = property(lambda self: 1.0, lambda self, share: None)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch16_224", "resmlp_12_224"])
+def test_labels_that_begin_with_eight_bits_are_the_exact_ones(name: str) -> None:
+    torch.manual_seed(0)
+    module = timm.create_model(name, pretrained=False, num_classes=10).eval().cuda()
+    torch.nn.init.normal_(module.get_classifier().weight, std=0.02)
+    photos = load_dataset("sample")
+    images = torch.nn.functional.interpolate(torch.stack([photos.image(i) for i in range(16)]), size=(224, 224))
+    fast, exact = (
+        DoubleMasking(TorchClassifier(module), Threat.square(32), masks=6, precision=precision)
+        for precision in ("fast", "exact")
+    )
+    copied = Copied(fast.classifier, Split(fast.classifier))  # type: ignore[arg-type]
+    fast.masked.ways = [Generous(fast.classifier, copied), copied]  # type: ignore[arg-type]
+    fast.masked.expect(10**9)
+    assert (labels_of(fast, images) == labels_of(exact, images)).all()
+    assert isinstance(fast.masked.way, Generous)
+    assert fast.masked.settled["Copied"] > 0
+    with torch.inference_mode():  # a label does not depend on what else is in its block
+        inputs = images.cuda()
+        answers = [fast.masked.way.logits(inputs[at])[0] for at in (slice(None), slice(0, 1), slice(0, 5))]
+    assert all((answer - answers[0]).abs().max() < 1e-2 * answers[0].abs().max() for answer in answers)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnetv2_50x1_bit", "mobilenetv2_100"])

@@ -114,13 +114,13 @@ class Copied(Derived):
             parts.layout,
             masks,
             fill=self.classifier.preprocessing.input_fill(size[0]),
-            first=lambda stacks: [self._guarded(first.logits, stack) for stack in stacks],
+            first=lambda stacks: [guarded(first.logits, stack) for stack in stacks],
             rest=partial(self._computed, player, block),
         )
 
     def _made(self) -> _Player:
         if self._copy is None:
-            copied = own_copy(self.classifier, _half)
+            copied = own_copy(self.classifier, halved)
             copied.dtype = torch.float16
             self._copy = _Player(copied, steady=self.classifier.steady)
         return self._copy
@@ -130,19 +130,7 @@ class Copied(Derived):
             again = torch.arange(-(-len(inputs) // block) * block, device=inputs.device) % len(inputs)
             return self._computed(player, block, inputs[again])[: len(inputs)]
         self.expected -= len(inputs)
-        return self._guarded(lambda given: player(given, block, self.expected), inputs)
-
-    def _guarded(self, work: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Whatever precision the program chose around it, the copy's is its own."""
-        try:
-            with (
-                torch.autocast(inputs.device.type, enabled=False),
-                sdpa_kernel(ATTENTION, set_priority=True),
-                long_sums(),
-            ):
-                return work(inputs)
-        except OutputError as error:  # some networks do not bear another precision
-            raise UnusableError(f"{type(self.classifier.module).__name__} does not work in float16") from error
+        return guarded(lambda given: player(given, block, self.expected), inputs)
 
 
 class _Player:
@@ -252,5 +240,19 @@ def block_size(numbers: int) -> int:
     return max(GRAPHED + 1, min(8192, BLOCK_NUMBERS // numbers // 8 * 8))
 
 
-def _half(module: nn.Module) -> nn.Module:
+def guarded(work: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """What a copy makes of inputs: whatever precision the program chose around it, the copy's is its own."""
+    try:
+        with (
+            torch.autocast(inputs.device.type, enabled=False),
+            sdpa_kernel(ATTENTION, set_priority=True),
+            long_sums(),
+        ):
+            return work(inputs)
+    except OutputError as error:  # some networks do not bear another precision
+        raise UnusableError(f"the network does not work in less than float32: {error}") from error
+
+
+def halved(module: nn.Module) -> nn.Module:
+    """The module in half precision, in place, with known layers written anew."""
     return rewritten(module).requires_grad_(False).half().to(memory_format=torch.channels_last)

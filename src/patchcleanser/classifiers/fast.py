@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import Copied
 from patchcleanser.classifiers.cuts import cut
+from patchcleanser.classifiers.eighth import Eighth
 from patchcleanser.classifiers.precision import half_type
 from patchcleanser.classifiers.shared import Sharing
 from patchcleanser.classifiers.split import Split
@@ -96,7 +97,9 @@ def ways_of(classifier: TorchClassifier) -> list[Way]:
     ways: list[Way] = []
     half = half_type(classifier.device)
     if half is not None and classifier.device.type == "cuda":
-        ways.append(Copied(classifier, finer=_finer(classifier)))
+        copied = Copied(classifier, finer=_finer(classifier))
+        has_eight_bits = torch.cuda.get_device_capability(classifier.device) >= (8, 9)
+        ways += [Eighth(classifier, finer=copied), copied] if has_eight_bits and classifier.steady else [copied]
     if half is not None:
         ways.append(Halved(classifier, half))
     exportable = classifier.steady and classifier.device.type == "cpu"

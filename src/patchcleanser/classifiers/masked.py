@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -47,13 +48,26 @@ class Request(NamedTuple):
     unions: Indices
 
 
+class Step(NamedTuple):
+    """A way to labels, and which are doubtful: those take the next one, which is finer, or at last the exact one."""
+
+    way: Way
+    recheck: Recheck
+
+
 class Waiting(NamedTuple):
-    """Fast labels that are to be computed again: the doubtful ones, and those that are audited."""
+    """Labels that are to be computed again: the doubtful ones, and those that are audited."""
 
     piece: Piece
-    fast: Tensor
+    logits: Tensor
+    first: Tensor
+    """The labels that the first step gave."""
     unsure: Tensor
     sampled: Tensor
+
+    def pick(self, rows: Tensor) -> Waiting:
+        """Those with these numbers."""
+        return Waiting(self.piece.pick(rows.cpu().numpy()), *(tensor[rows] for tensor in self[1:]))
 
 
 class Launched(NamedTuple):
@@ -61,7 +75,8 @@ class Launched(NamedTuple):
 
     piece: Piece
     logits: Tensor
-    fast: bool
+    step: int | None
+    """By which step; None: exactly."""
 
 
 class MaskedClassifier(Batches):
@@ -82,8 +97,12 @@ class MaskedClassifier(Batches):
         self.ways = classifier.ways() if precision == "fast" else []
         self.way: Way | None = None
         """The one whose labels were found to be worth checking, last."""
-        self.recheck, self.finer = Recheck(), Recheck()
-        """Which labels of that way are doubtful, and which of the finer one that those are given to first."""
+        self.recheck = Recheck()
+        """Which labels of that way are doubtful."""
+        self.finer: list[Step] = []
+        """The steps that doubtful labels take before they are computed exactly."""
+        self.settled: Counter[str] = Counter()
+        """How many of them each kind of finer way settled."""
         self._only: list[Subject] | None = None
         """The few images that it was learnt from which fast labels are doubtful, and that this holds for; None: any."""
         # A GPU is given the next piece before the answers to the last one are looked at, so it never waits.
@@ -124,33 +143,48 @@ class MaskedClassifier(Batches):
         )
         with torch.inference_mode():
             launched: deque[Launched] = deque()
-            waiting: list[Waiting] = []
+            waiting: list[list[Waiting]] = [[] for _ in range(len(self.finer) + 1)]
             for part in self._parts(piece):
-                launched.append(self._launch(part))
+                launched.append(self._launch(part, strict))
                 while len(launched) > self.ahead:
                     self._store(launched.popleft(), strict, waiting)
-                if sum(len(rest.piece) for rest in waiting) >= (self.chunk or 1):
-                    self._recheck(waiting, strict)
+                self._go_on(waiting, strict)
             while launched:
                 self._store(launched.popleft(), strict, waiting)
-            self._recheck(waiting, strict, all_of_it=True)
+            self._go_on(waiting, strict, all_of_it=True)
         if not all(subject.table.answered for subject in piece.subjects):
             raise OutputError(NOT_FINITE)
 
-    def _launch(self, piece: Piece) -> Launched:
+    def _launch(self, piece: Piece, strict: bool) -> Launched:
         try:
-            return self._launched(piece, fast=self.fast and self.recheck.ready)
+            return self._launched(piece, self._step_for(piece, strict))
         except UnusableError:  # for inputs of this size, though it worked for others, or the network changed
             self.recheck.hopeless = True
-            return self._launched(piece, fast=False)
+            return self._launched(piece, None)
 
-    def _launched(self, piece: Piece, *, fast: bool) -> Launched:
-        logits = self._logits(piece, self.way if fast else None)
+    def _launched(self, piece: Piece, step: int | None) -> Launched:
+        way = None if step is None else self._steps[step].way
+        logits = self._logits(piece, way)
         if self._to_probe:
             at = 0 if self._stored == 0 else len(piece) // 2
-            self._probe(piece.part(at, at + 1), logits[at], fast=fast)
+            self._probe(piece.part(at, at + 1), logits[at], way)
         self._stored += 1
-        return Launched(piece, logits, fast)
+        return Launched(piece, logits, step)
+
+    @property
+    def _steps(self) -> list[Step]:
+        return [] if self.way is None else [Step(self.way, self.recheck), *self.finer]
+
+    def _step_for(self, piece: Piece, strict: bool) -> int | None:
+        """The first step that takes a piece: one may be for clean images only, or for many pairs; None: none does."""
+        if not self.fast or not self.recheck.ready:
+            return None
+        numbers = self._numbers(piece.subjects[piece.which[0]].pixels)
+        takes = (
+            step.recheck.ready and len(piece) >= step.way.fewest(numbers) and (strict or not step.way.clean_only)
+            for step in self._steps
+        )
+        return next((number for number, taken in enumerate(takes) if taken), None)
 
     def _either(self, piece: Piece, way: Way | None) -> Tensor:
         """Logits by a faster way, if that can be; exact ones pass for fast ones in every check."""
@@ -163,21 +197,24 @@ class MaskedClassifier(Batches):
     def _to_probe(self) -> bool:
         return self._stored < PROBES or self._stored % PROBE_EVERY == 0
 
-    def _store(self, done: Launched, strict: bool, waiting: list[Waiting]) -> None:
+    def _store(self, done: Launched, strict: bool, waiting: list[list[Waiting]]) -> None:
         """Keep the labels of a piece; fast ones that are to be computed again wait for others, to keep a GPU busy."""
-        piece, logits, fast = done
-        alone = not fast and len(piece) == 1
-        if fast:
-            unsure = self.recheck.doubt(total(logits)) | _broken(logits)
-            sampled = self.recheck.sampled(len(piece)).to(logits.device)
-            again = (unsure | sampled).cpu().numpy()
-            if again.any():
-                mine, others = np.flatnonzero(again), np.flatnonzero(~again)
-                rows, rest = (torch.from_numpy(numbers).to(logits.device) for numbers in (mine, others))
-                waiting.append(Waiting(piece.pick(mine), logits[rows], unsure[rows], sampled[rows]))
-                piece, logits = piece.pick(others), logits[rest]
-        if len(piece):
-            self._keep(piece, logits, strict, alone=alone)
+        piece, logits, step = done
+        if step is None:
+            self._keep(piece, logits, strict, alone=len(piece) == 1)
+            return
+        unsure = self._steps[step].recheck.doubt(total(logits)) | _broken(logits)
+        sampled = self.recheck.sampled(len(piece)).to(logits.device)
+        self._pass_on(Waiting(piece, logits, total(logits).argmax(1), unsure, sampled), strict, waiting[step])
+
+    def _pass_on(self, done: Waiting, strict: bool, further: list[Waiting]) -> None:
+        """Keep what is settled; what is not waits further on."""
+        again = done.unsure | done.sampled
+        mine, others = torch.nonzero(~again)[:, 0], torch.nonzero(again)[:, 0]
+        if len(others):
+            further.append(done.pick(others))
+        if len(mine):
+            self._keep(done.piece.pick(mine.cpu().numpy()), done.logits[mine], strict, alone=False)
 
     def _keep(self, piece: Piece, logits: Tensor, strict: bool, *, alone: bool) -> None:
         """Write labels, margins and confidences down; `alone` is a pair that was computed exactly, in no company."""
@@ -223,7 +260,7 @@ class MaskedClassifier(Batches):
         picks = [draw.permutation(len(s.table.mask_set.unions))[: max(2, each)] for s in ordered]
         piece = Piece(ordered, np.repeat(np.arange(len(ordered)), [len(p) for p in picks]), np.concatenate(picks))
         self.recheck.begin()
-        self.finer.begin()
+        self.finer = []
         different = {s.pixels.shape: s.pixels for s in ordered}.values()
         self.sizes = {tuple(self._input(pixels)[-2:]) for pixels in different}
         with torch.inference_mode():
@@ -237,16 +274,25 @@ class MaskedClassifier(Batches):
                 if self.recheck.ready:
                     break
             finer = self.way.finer if self.recheck.ready and self.way is not None else None
-            if finer is not None and finer.pays is not False:
+            while finer is not None:
                 self._learn_finer(finer, parts, exact)
+                finer = finer.finer
 
     def _learn_finer(self, finer: Way, parts: Sequence[Piece], exact: Sequence[Tensor]) -> None:
         """Compare a finer way too; one that is of no use is not asked again."""
-        # Kernels are chosen by the size of a batch, and of doubtful labels there are few or many.
-        few = [part.part(at, at + FINER) for part in parts for at in range(0, len(part), FINER)]
-        self._learn(self.finer, finer, [*parts, *few], [*exact, *exact])
-        if not self.finer.ready or not self._pays(finer, parts[0]):
-            self.finer.begin()
+        if finer.pays is False:
+            return
+        # Kernels are chosen by the size of a batch, and of doubtful labels there are few or many: half of each part
+        # is asked at once, and half a few at a time.
+        shares, recheck = [], Recheck()
+        for part, logits in zip(parts, exact, strict=True):
+            half = len(part) // 2
+            starts = [0, *range(half, len(part), FINER), len(part)]
+            shares += [(part.part(a, b), logits[a:b]) for a, b in pairwise(starts) if b > a]
+        self._learn(recheck, finer, [part for part, _ in shares], [logits for _, logits in shares])
+        if recheck.ready and self._pays(finer, parts[0]):
+            self.finer.append(Step(finer, recheck))
+        else:
             finer.forget()
 
     def _holds_for(self, subject: Subject) -> bool:
@@ -322,7 +368,7 @@ class MaskedClassifier(Batches):
         self.checks += len(found)
         whole = ~_broken(found)
         if whole.any():
-            recheck.calibrate(total(found[whole]), exact[whole], way.resolution)
+            recheck.calibrate(total(found[whole]), exact[whole], way.resolution, most=way.bearable)
 
     def _by_blocks(self, way: Way, parts: Sequence[Piece]) -> list[Tensor]:
         """The logits of parts once more, by the kernels that compute whole blocks, if there will be such."""
@@ -340,79 +386,69 @@ class MaskedClassifier(Batches):
             self.roomy, self.chunk = False, size - 1  # then there will be none
             return []
 
-    def _recheck(self, waiting: list[Waiting], strict: bool, *, all_of_it: bool = False) -> None:
-        """Compute again what waits, and keep it; what fills no chunk goes on waiting, unless no more is to come."""
-        if not waiting:
-            return
-        whole = Piece.joined([rest.piece for rest in waiting])
-        tensors = [torch.cat(parts) for parts in zip(*(rest[1:] for rest in waiting), strict=True)]
-        waiting.clear()
-        start = 0
-        for part in self._parts(whole, exact=True):
-            end = start + len(part)
-            rest = Waiting(part, *(tensor[start:end] for tensor in tensors))
-            if len(part) < (self.chunk or 1) and end == len(whole) and not all_of_it:
-                waiting.append(rest)
-            else:
-                self._keep(part, self._rechecked(rest), strict, alone=False)
-            start = end
+    def _go_on(self, waiting: list[list[Waiting]], strict: bool, *, all_of_it: bool = False) -> None:
+        """Take the next step with what waits; what fills no chunk goes on waiting, unless no more is to come."""
+        for number, here in enumerate(waiting):
+            if not here or (sum(len(rest.piece) for rest in here) < (self.chunk or 1) and not all_of_it):
+                continue
+            piece = Piece.joined([rest.piece for rest in here])
+            tensors = [torch.cat(parts) for parts in zip(*(rest[1:] for rest in here), strict=True)]
+            here.clear()
+            start = 0
+            for part in self._parts(piece, exact=True):
+                end = start + len(part)
+                rest = Waiting(part, *(tensor[start:end] for tensor in tensors))
+                start = end
+                if len(part) < (self.chunk or 1) and end == len(piece) and not all_of_it:
+                    here.append(rest)
+                elif number < len(self.finer):
+                    self._pass_on(self._refined(rest, self.finer[number]), strict, waiting[number + 1])
+                else:
+                    self._keep(part, self._exactly(rest), strict, alone=False)
 
-    def _rechecked(self, rest: Waiting) -> Tensor:
-        """Fast logits with the doubtful, the overflown and the audited ones computed again.
-
-        Doubtful ones go by the finer way first, if there is one; what is still doubtful then is computed exactly.
-        A sample of all labels is computed exactly as well, whichever way they went by.
-        """
-        piece, fast, unsure, sampled = rest
-        recheck, logits = self.recheck, fast.clone()
-        broken = _broken(fast)
-        # What overflowed is like nothing that the finer way was compared on.
-        unsure = self._finer(piece, logits, unsure & ~broken) | broken
-        rows = torch.nonzero(unsure | sampled)[:, 0]
-        if not len(rows):
-            return logits
-        again = piece.pick(rows.cpu().numpy())
-        exact, audited = self._logits(again), ~unsure[rows]
+    def _exactly(self, rest: Waiting) -> Tensor:
+        """Exact logits of the doubtful, the overflown and the audited; one that is audited must not be another."""
+        recheck, audited = self.recheck, ~rest.unsure
+        exact = self._logits(rest.piece)
         labels = total(exact).argmax(1)
-        if ((labels != total(logits[rows]).argmax(1)) & audited).any():
+        if ((labels != total(rest.logits).argmax(1)) & audited).any():
             raise WrongFastLabelError
-        logits[rows] = exact
-        flips = labels != total(fast[rows]).argmax(1)
-        recheck.rechecked += len(rows)
+        flips = labels != rest.first
+        recheck.rechecked += len(labels)
         recheck.flipped += int(flips.sum())
         recheck.audited += int(audited.sum())
-        self.checks += len(rows)
-        for s, flip, sample in zip(again.which, flips.tolist(), audited.tolist(), strict=True):
-            table = piece.subjects[s].table
+        self.checks += len(labels)
+        for s, flip, sample in zip(rest.piece.which, flips.tolist(), audited.tolist(), strict=True):
+            table = rest.piece.subjects[s].table
             table.rechecked += 1
             table.flipped += flip
             table.audited += sample
-        return logits
+        return exact
 
-    def _finer(self, piece: Piece, logits: Tensor, doubtful: Tensor) -> Tensor:
-        """Put what the finer way says of doubtful labels in their place; which are in doubt still, bool [N]."""
-        way = self.way.finer if self.way is not None and self.finer.ready else None
-        rows = torch.nonzero(doubtful)[:, 0]
-        if way is None or len(rows) < FINER:
-            return doubtful
+    def _refined(self, rest: Waiting, step: Step) -> Waiting:
+        """What a finer way says of doubtful labels, and which are in doubt still."""
+        # What overflowed is like nothing that the finer way was compared on.
+        rows = torch.nonzero(rest.unsure & ~_broken(rest.logits))[:, 0]
+        if len(rows) < FINER:
+            return rest
         try:
-            finer = self._logits(piece.pick(rows.cpu().numpy()), way)
+            found = self._logits(rest.piece.pick(rows.cpu().numpy()), step.way)
         except UnusableError:  # just now; the exact way is always there
-            return doubtful
-        unsure = doubtful.clone()
-        unsure[rows] = self.finer.doubt(total(finer)) | _broken(finer)
-        logits[rows] = finer
+            return rest
+        doubtful = step.recheck.doubt(total(found)) | _broken(found)
         self.checks += len(rows)
-        self.finer.labels += len(rows) - int(unsure.sum())
-        return unsure
+        self.settled[type(step.way).__name__] += int((~doubtful).sum())
+        logits, unsure = rest.logits.clone(), rest.unsure.clone()
+        logits[rows], unsure[rows] = found, doubtful
+        return rest._replace(logits=logits, unsure=unsure)
 
-    def _probe(self, one: Piece, answer: Tensor, *, fast: bool) -> None:
+    def _probe(self, one: Piece, answer: Tensor, way: Way | None) -> None:
         """Refuse a classifier, or a fast way, that answers a pair differently in its batch, alone and in company."""
         other = UNMASKED if one.unions[0] != UNMASKED else 0
         company = Piece(one.subjects, one.which[[0, 0]], np.array([one.unions[0], other]))
         # Who asks for chunks of one never has company, and the question does not arise.
+        fast = way is not None
         asked = [one] if self.chunk == 1 and not (fast and self.roomy) else [one, company]
-        way = self.way if fast else None
         self.checks += sum(map(len, asked))
         answers = total(torch.stack([answer, *(self._logits(piece, way)[0] for piece in asked)]))
         finite = torch.isfinite(answers).all(0)

@@ -87,7 +87,7 @@ class Recheck:
         """Whether fast labels may be used: it was learnt which ones are doubtful, and most are not."""
         return self._moved is not None and not self.hopeless
 
-    def calibrate(self, fast: Tensor, exact: Tensor, resolution: float) -> None:
+    def calibrate(self, fast: Tensor, exact: Tensor, resolution: float, *, most: float = HOPELESS) -> None:
         """Learn how far classes move against each other, from the same labels computed both ways.
 
         A label flips if some class gains more on the first than it lay behind. A label is doubtful if some
@@ -98,7 +98,7 @@ class Recheck:
         moved = torch.where(torch.isneginf(fast) & torch.isneginf(exact), 0.0, exact - fast)
         self._moved = _Movements(moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf))
         self._precision = SAFETY * resolution
-        self.hopeless = bool(self.doubt(fast).float().mean() > HOPELESS)
+        self.hopeless = bool(self.doubt(fast).float().mean() > most)
 
     def doubt(self, fast: Tensor) -> Tensor:
         """Which labels might be others in float32, bool [N]."""

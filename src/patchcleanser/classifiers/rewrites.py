@@ -92,14 +92,14 @@ class FlatPatchEmbed(nn.Module):
 class FusedMlp(nn.Module):
     """Linear, GELU, linear, with the hidden numbers written once instead of twice."""
 
-    def __init__(self, mlp: Mlp) -> None:
+    def __init__(self, fc1: nn.Linear, fc2: nn.Linear) -> None:
         super().__init__()
-        self.fc1, self.fc2 = mlp.fc1, mlp.fc2
+        self.fc1, self.fc2 = fc1, fc2
 
     @staticmethod
     def of(mlp: Mlp) -> FusedMlp | None:
         """None for other activations, norms or convolutions."""
-        return FusedMlp(mlp) if _is_plain_mlp(mlp) else None
+        return FusedMlp(mlp.fc1, mlp.fc2) if _is_plain_mlp(mlp) else None
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[…, width] → […, width]."""
@@ -141,9 +141,10 @@ class FoldedResBlock(nn.Module):
         self.register_buffer("shift", block.ls1 * (torch.outer(mixing.weight.sum(1), beta) + mixing.bias[:, None]))
         self.register_buffer("ls2", block.ls2.detach().clone())
         mlp, norm = block.mlp_channels, block.norm2
-        self.fc1, self.fc2 = nn.Linear(mlp.fc1.in_features, mlp.fc1.out_features, device="meta"), mlp.fc2
-        self.fc1.weight = nn.Parameter(mlp.fc1.weight * norm.alpha.flatten())
-        self.fc1.bias = nn.Parameter(mlp.fc1.bias + mlp.fc1.weight @ norm.beta.flatten())
+        first = nn.Linear(mlp.fc1.in_features, mlp.fc1.out_features, device="meta")
+        first.weight = nn.Parameter(mlp.fc1.weight * norm.alpha.flatten())
+        first.bias = nn.Parameter(mlp.fc1.bias + mlp.fc1.weight @ norm.beta.flatten())
+        self.mlp: nn.Module = FusedMlp(first, mlp.fc2)
 
     @staticmethod
     def of(block: ResBlock) -> FoldedResBlock | None:
@@ -159,7 +160,7 @@ class FoldedResBlock(nn.Module):
         """[N, tokens, width] → the same."""
         mixed = torch.bmm(self.mix[:, : self.tokens].expand(len(x), -1, -1), x)
         x = torch.addcmul(x + self.shift, mixed, self.scale)
-        return torch.addcmul(x, self.fc2(linear_gelu(x, self.fc1.weight, self.fc1.bias)), self.ls2)
+        return torch.addcmul(x, self.mlp(x), self.ls2)
 
 
 class ChannelwiseGroupNorm(nn.Module):

@@ -51,27 +51,29 @@ class SpreadMaskedClassifier(MaskedClassifier):
         # With the pieces themselves: one that nobody came for must not answer a later one at the same address.
         self._asked: dict[int, tuple[Launched, Callable[[], Tensor]]] = {}
 
-    def _launch(self, piece: Piece) -> Launched:
+    def _launch(self, piece: Piece, strict: bool) -> Launched:
         helper = None if self._to_probe else next(self._turns)
         if helper is None:
-            return super()._launch(piece)
+            return super()._launch(piece, strict)
         used, local = np.unique(piece.which, return_inverse=True)
-        fast = self.fast and self.recheck.ready
-        fast = fast and all(self._compared(self._input(piece.subjects[s].pixels)) for s in used)
+        step = self._step_for(piece, strict)
+        if not all(self._compared(self._input(piece.subjects[s].pixels)) for s in used):
+            step = None
         self._stored += 1
         images = [piece.subjects[s].pixels.cpu().numpy() for s in used]
-        launched = Launched(piece, torch.empty(0), fast)
-        way = next((at for at, way in enumerate(self.ways) if fast and way is self.way), None)
+        launched = Launched(piece, torch.empty(0), step)
+        mine = None if step is None else self._steps[step].way
+        way = next((at for at, way in enumerate(self.ways) if way is mine), None)
         self._asked[id(launched)] = launched, helper(Errand(images, local, piece.unions, way))
         return launched
 
-    def _store(self, done: Launched, strict: bool, waiting: list[Waiting]) -> None:
+    def _store(self, done: Launched, strict: bool, waiting: list[list[Waiting]]) -> None:
         asked = self._asked.pop(id(done), None)
         if asked is not None:
             try:
                 logits = asked[1]().to(self.classifier.device)
             except LostError:
-                logits = self._either(done.piece, self.way if done.fast else None)
+                logits = self._either(done.piece, None if done.step is None else self._steps[done.step].way)
             done = done._replace(logits=logits)
         super()._store(done, strict, waiting)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.fingerprints import module_sketch
+from patchcleanser.classifiers.precision import HOPELESS
 from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
@@ -41,8 +42,18 @@ class Way(ABC):
     finer: Way | None = None
     """One between this and float32, for labels that are doubtful here."""
 
+    bearable = HOPELESS
+    """The share of doubtful labels up to which it pays."""
+
+    clean_only = False
+    """Whether it is for images that are certified, and not for those that somebody may have attacked."""
+
     pays: bool | None = None
     """Of such a finer one: whether it was seen to be faster than float32 on this GPU; None: nobody looked."""
+
+    def fewest(self, numbers: int) -> int:
+        """The fewest inputs of so many numbers at a time that it is for."""
+        return 1
 
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:

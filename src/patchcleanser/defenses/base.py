@@ -27,9 +27,9 @@ R = TypeVar("R")
 Game = Generator[Indices, None, R]
 """Work on one image's LabelTable: yields the unions it wants known, ends with its result."""
 
-GROUP_IMAGES = 256
-GROUP_BYTES = 256_000_000
-"""How many images, and bytes of images, are worked on together; memory stays bounded."""
+GROUP = {"cuda": (512, 512_000_000), "cpu": (256, 256_000_000)}
+"""How many images, and bytes of images, are worked on together; memory stays bounded. Of each group it is learnt which
+fast labels are doubtful, which takes a GPU as long as 20 images."""
 
 SIZES = 256
 """Mask sets kept, one for each size of image: whoever sends images of every size must not fill the memory."""
@@ -237,17 +237,18 @@ class MaskDefense(Defense[V, C]):
 
     def _groups(self, images: Any) -> Iterator[list[Subject]]:
         group: list[Subject] = []
-        room = GROUP_BYTES
+        most, room = GROUP["cuda" if self.classifier.device.type == "cuda" else "cpu"]
+        left = room
         for number, image in enumerate(checked_images(images, self.classifier.preprocessing.channels)):
             try:
                 group.append(self.subject(image))
             except PatchCleanserError as error:
                 error.args = (f"image {number}: {error}",)
                 raise
-            room -= 4 * group[-1].pixels.numel()
-            if len(group) == GROUP_IMAGES or room <= 0:
+            left -= 4 * group[-1].pixels.numel()
+            if len(group) == most or left <= 0:
                 yield group
-                group, room = [], GROUP_BYTES
+                group, left = [], room
         if group:
             yield group
 

@@ -121,7 +121,7 @@ class Certification(InBatches[list[Row]]):
 
     job: Job
     skip: bool = False
-    sizes = (256, 32)
+    sizes = (512, 32)
     columns = COLUMNS
 
     @property

@@ -1,0 +1,204 @@
+"""Linear layers in eight bits: near what they replace, never silent about what is too large, for clean images only."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
+from patchcleanser.classifiers import eighth as room
+from patchcleanser.classifiers.copied import Copied, halved
+from patchcleanser.classifiers.eighth import Eighth, EightLinear, Gelu, eighth
+from patchcleanser.classifiers.ways import UnusableError, Way
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "vit_small_patch16_224": {"img_size": 32, "embed_dim": 256, "num_heads": 4, "depth": 2},
+    "vit_base_patch16_clip_224": {"img_size": 32, "depth": 2},
+    "mixer_s16_224": {"img_size": 32},
+}
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    module = timm.create_model(name, pretrained=False, num_classes=10, **NETWORKS[name]).eval()
+    nn.init.normal_(module.get_classifier().weight, std=0.05)  # type: ignore[operator]
+    return module
+
+
+def photos(number: int) -> Tensor:
+    dataset = load_dataset("sample")
+    return torch.stack([dataset.image(i) for i in range(number)])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_in_eight_bits_says_nearly_what_it_says_in_float32(name: str) -> None:
+    module, inputs = network(name), photos(16)
+    with torch.inference_mode():
+        exact = module(inputs)
+        half = halved(copy.deepcopy(module))(inputs.half()).float()
+        short = eighth(halved(copy.deepcopy(module)), inputs.half())
+        found = short(inputs.half()).float()
+    layers = [part for part in short.modules() if isinstance(part, EightLinear)]
+    assert len(layers) >= 4
+    spread = float((exact - exact.mean(0)).std())
+    assert 0 < (found - exact).abs().max() < spread  # images are told apart
+    assert (half - exact).abs().max() < (found - exact).abs().max()
+
+
+def test_what_is_too_large_for_eight_bits_is_no_number() -> None:
+    layer = EightLinear(nn.Linear(256, 256).half(), usual=1.0)
+    inputs = torch.randn(4, 256).half()
+    inputs[1, 3], inputs[2, 5] = 60.0, torch.inf  # 448 / 8 is 56
+    outputs = layer(inputs)
+    assert outputs.isnan().all(1).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("usual", [0.0, 1e-7, 1.0, 1e4])
+def test_numbers_of_any_usual_size_are_told_apart(usual: float) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(256, 256).half()
+    inputs = (torch.randn(8, 256) * usual).half()
+    outputs, exact = EightLinear(plain, usual)(inputs), plain.float()(inputs.float())
+    assert (outputs - exact).abs().max() <= 0.1 * exact.abs().max()
+
+
+def test_gelu_is_the_tanh_form() -> None:
+    numbers = torch.linspace(-20, 20, 1001)
+    torch.testing.assert_close(Gelu()(numbers), nn.functional.gelu(numbers, approximate="tanh"), atol=1e-6, rtol=1e-5)
+
+
+def test_networks_without_large_linear_layers_are_refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = TorchClassifier(
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(7200, 10)).eval(), classes=10
+    )
+    way, tries = Eighth(classifier, Copied(classifier)), []
+    inner = room.eighth
+    monkeypatch.setattr(room, "eighth", lambda *given: (tries.append(1), inner(*given))[1])
+    for _ in range(2):
+        with pytest.raises(UnusableError, match="no linear layers worth shortening"):
+            way.logits(photos(4))
+    assert tries == [1]
+
+
+def taught(module: Any, images: Tensor) -> nn.Module:
+    """With a last layer that tells images apart by brightness: half of the labels have no other near them."""
+    with torch.no_grad():
+        features = module.forward_head(module.forward_features(images), pre_logits=True)
+        wanted = 10 * nn.functional.one_hot(images.mean((1, 2, 3)).argsort().argsort() * 10 // len(images), 10).float()
+        centred = features - features.mean(0)
+        inner = centred.T @ centred + 30 * torch.eye(features.shape[1])
+        module.head.weight.copy_(torch.linalg.solve(inner, centred.T @ wanted).T)
+        module.head.bias.copy_(wanted.mean(0) - module.head.weight @ features.mean(0))
+    return module
+
+
+@pytest.fixture
+def defense(monkeypatch: pytest.MonkeyPatch) -> DoubleMasking:
+    """Certifies by eight bits, then half precision, then exactly."""
+    monkeypatch.setattr("patchcleanser.classifiers.masked.FINER", 1)
+    monkeypatch.setattr("patchcleanser.classifiers.eighth.block_size", lambda numbers: 64)
+    classifier = TorchClassifier(taught(network("vit_small_patch16_224"), photos(60)), classes=10)
+    found = DoubleMasking(classifier, Threat.square(5), masks=3, precision="fast")
+    copied = Copied(classifier)
+    found.masked.ways = [Eighth(classifier, copied), copied]
+    monkeypatch.setattr(Eighth, "resolution", 0.0)  # of a network of chance every label would be doubtful
+    monkeypatch.setattr(Eighth, "bearable", 0.9)
+    monkeypatch.setattr(Copied, "blocks", False)
+    return found
+
+
+def labels_of(defense: DoubleMasking, images: Tensor) -> np.ndarray:
+    return np.stack([e.table.labels for e in defense.examine(images, [0] * len(images), maps=True)])
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, *kinds: type[Way]) -> dict[str, list[int]]:
+    """How many inputs each way was given, call by call."""
+    sizes: dict[str, list[int]] = {kind.__name__: [] for kind in kinds}
+    for kind in kinds:
+
+        def logits(self: Way, inputs: Tensor, inner: Any = kind.logits) -> Tensor:
+            sizes[type(self).__name__].append(len(inputs))
+            return inner(self, inputs)
+
+        monkeypatch.setattr(kind, "logits", logits)
+    return sizes
+
+
+def test_labels_are_the_exact_ones_and_doubtful_ones_go_step_by_step(
+    defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = photos(24)
+    labels = labels_of(defense, images)
+    assert isinstance(defense.masked.way, Eighth)
+    assert [type(step.way) for step in defense.masked.finer] == [Copied]
+    exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3)
+    assert (labels == labels_of(exact, images)).all()
+    recheck = defense.masked.recheck
+    assert defense.masked.settled["Copied"] > 20
+    assert 0 < recheck.rechecked < defense.masked.settled["Copied"]
+
+
+def test_few_pairs_at_a_time_go_by_half_precision(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = photos(24)
+    defense.calibrate(images)
+    sizes = counted(monkeypatch, Eighth, Copied)
+    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
+    monkeypatch.setattr(type(defense.masked), "_to_probe", False)
+    labels_of(defense, images[:1])  # 46 pairs
+    assert sizes["Eighth"] == []
+    assert sizes["Copied"]
+    labels_of(defense, images[:8])
+    assert sizes["Eighth"]
+    assert min(sizes["Eighth"]) >= 64
+
+
+def test_attacked_images_never_go_by_eight_bits(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = photos(24)
+    defense.calibrate(images)
+    sizes = counted(monkeypatch, Eighth, Copied)
+    verdicts = defense.predict(images)
+    assert sizes["Eighth"] == []
+    assert sizes["Copied"]
+    exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3).predict(images)
+    assert [verdict.label for verdict in verdicts] == [verdict.label for verdict in exact]
+
+
+def test_where_too_many_labels_are_doubtful_half_precision_is_first(
+    defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Eighth, "bearable", 0.0)
+    images = photos(24)
+    labels = labels_of(defense, images)
+    assert isinstance(defense.masked.way, Copied)
+    exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3)
+    assert (labels == labels_of(exact, images)).all()
+
+
+def test_a_wrong_label_in_eight_bits_is_caught_by_the_audit(
+    defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("patchcleanser.classifiers.precision.AUDIT", 1.0)
+    images = photos(24)
+    defense.calibrate(images)
+    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
+    logits = Eighth.logits
+    monkeypatch.setattr(Eighth, "logits", lambda self, inputs: -100 * logits(self, inputs))
+    labels = labels_of(defense, images)
+    assert defense.masked.recheck.hopeless
+    exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3)
+    assert (labels == labels_of(exact, images)).all()
+
+
+def test_changed_weights_are_noticed(defense: DoubleMasking) -> None:
+    way = defense.masked.ways[0]
+    way.logits(photos(2))
+    with torch.no_grad():
+        next(defense.classifier.module.parameters()).mul_(2)  # type: ignore[attr-defined]
+    with pytest.raises(UnusableError, match="changed since it was compared"):
+        way.logits(photos(2))
