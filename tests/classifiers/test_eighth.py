@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers import eighth as room
 from patchcleanser.classifiers.copied import Copied, halved
-from patchcleanser.classifiers.eighth import Eighth, EightLinear, Gelu, eighth
+from patchcleanser.classifiers.eighth import Eighth, EightLinear, Gelu, apart, shortened, usual_sizes
+from patchcleanser.classifiers.masked import Request
 from patchcleanser.classifiers.ways import UnusableError, Way
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -42,7 +43,8 @@ def test_a_network_in_eight_bits_says_nearly_what_it_says_in_float32(name: str) 
     with torch.inference_mode():
         exact = module(inputs)
         half = halved(copy.deepcopy(module))(inputs.half()).float()
-        short = eighth(halved(copy.deepcopy(module)), inputs.half())
+        short = apart(halved(copy.deepcopy(module)))
+        short = shortened(short, usual_sizes(short, inputs.half()))
         found = short(inputs.half()).float()
     layers = [part for part in short.modules() if isinstance(part, EightLinear)]
     assert len(layers) >= 4
@@ -73,15 +75,26 @@ def test_gelu_is_the_tanh_form() -> None:
     torch.testing.assert_close(Gelu()(numbers), nn.functional.gelu(numbers, approximate="tanh"), atol=1e-6, rtol=1e-5)
 
 
-def test_networks_without_large_linear_layers_are_refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    classifier = TorchClassifier(
-        nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(7200, 10)).eval(), classes=10
-    )
+class Mostly(nn.Module):
+    """Does most of its work in convolutions, and has a large linear layer all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.wide, self.head = nn.Conv2d(3, 64, 7), nn.Linear(64, 256), nn.Linear(256, 256)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.wide(self.conv(inputs).mean((2, 3))))
+        return outputs
+
+
+@pytest.mark.parametrize("module", [nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), Mostly()])
+def test_networks_whose_work_is_elsewhere_are_refused_once(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = TorchClassifier(module.eval())
     way, tries = Eighth(classifier, Copied(classifier)), []
-    inner = room.eighth
-    monkeypatch.setattr(room, "eighth", lambda *given: (tries.append(1), inner(*given))[1])
+    inner = room.usual_sizes
+    monkeypatch.setattr(room, "usual_sizes", lambda *given: (tries.append(1), inner(*given))[1])
     for _ in range(2):
-        with pytest.raises(UnusableError, match="no linear layers worth shortening"):
+        with pytest.raises(UnusableError, match="do too little of the work"):
             way.logits(photos(4))
     assert tries == [1]
 
@@ -202,3 +215,91 @@ def test_changed_weights_are_noticed(defense: DoubleMasking) -> None:
         next(defense.classifier.module.parameters()).mul_(2)  # type: ignore[attr-defined]
     with pytest.raises(UnusableError, match="changed since it was compared"):
         way.logits(photos(2))
+
+
+def test_where_there_is_no_room_half_precision_goes_on(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = photos(24)
+    exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3)
+    defense.calibrate(images)
+    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
+    sizes = counted(monkeypatch, Copied)
+
+    def full(self: EightLinear, inputs: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(EightLinear, "forward", full)
+    assert (labels_of(defense, images) == labels_of(exact, images)).all()
+    assert sizes["Copied"]
+    assert not defense.masked.recheck.hopeless
+    assert defense.masked.chunk == 512
+
+
+def test_a_finer_step_that_no_longer_is_as_it_was_compared_is_left_out(
+    defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, calls = photos(24), []
+    defense.calibrate(images)
+    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
+
+    def changed(self: Copied, inputs: Tensor) -> Tensor:
+        calls.append(len(inputs))
+        if len(calls) == 1:
+            raise UnusableError("there is no room for what pairs share")
+        return torch.zeros(len(inputs), 10)  # as if by other kernels
+
+    monkeypatch.setattr(Copied, "logits", changed)
+    labels = labels_of(defense, images)
+    assert len(calls) == 1
+    assert (labels == labels_of(DoubleMasking(defense.classifier, Threat.square(5), masks=3), images)).all()
+
+
+def test_what_overflows_in_eight_bits_counts_as_doubtful_and_goes_by_half_precision(
+    defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = photos(24)
+    logits = Eighth.logits
+
+    def overflown(self: Eighth, inputs: Tensor) -> Tensor:
+        found = logits(self, inputs)
+        found[1::8] = torch.nan
+        return found
+
+    monkeypatch.setattr(Eighth, "logits", overflown)
+    labels = labels_of(defense, images)
+    assert isinstance(defense.masked.way, Eighth)
+    assert (labels == labels_of(DoubleMasking(defense.classifier, Threat.square(5), masks=3), images)).all()
+    assert defense.masked.recheck.rechecked < 0.05 * defense.masked.recheck.labels
+    monkeypatch.setattr(Eighth, "bearable", defense.masked.recheck.share - 0.05)  # less than with what overflows
+    defense.masked.recheck.begin()
+    labels_of(defense, images)
+    assert isinstance(defense.masked.way, Copied)
+
+
+def test_a_copy_of_the_way_is_made_with_the_sizes_it_was_compared_with(defense: DoubleMasking) -> None:
+    images = photos(64)
+    way = defense.masked.ways[0]
+    before = way.logits(images)
+    other = copy.deepcopy(way)
+    other.logits(0.01 * images)  # makes it again
+    assert (other.logits(images) == before).all()
+
+
+def test_no_way_is_prepared_that_no_piece_is_large_enough_for(
+    defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = counted(monkeypatch, Eighth)
+    defense.masked.chunk, defense.masked.roomy = 63, False
+    defense.calibrate(photos(24))
+    assert sizes["Eighth"] == []
+    assert isinstance(defense.masked.way, Copied)
+
+
+def test_uploads_that_are_certified_never_go_by_eight_bits(
+    defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = photos(24)
+    defense.calibrate(images)
+    sizes = counted(monkeypatch, Eighth)
+    (group,) = defense._groups(images)
+    defense.masked.fill_in([Request(subject, subject.table.rows(range(9))) for subject in group])  # as the service does
+    assert sizes["Eighth"] == []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.masked import MaskedClassifier, Request, Step, Waiting
+from patchcleanser.classifiers.masked import MaskedClassifier, Request, Waiting
 from patchcleanser.classifiers.precision import _settings, in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.split import Split, SplitConv, SplitLinear, pieces
@@ -98,8 +98,8 @@ def test_what_is_doubtful_is_settled_by_the_finer_way_and_almost_nothing_exactly
     before, after = [], []
     refined = MaskedClassifier._refined
 
-    def seen(self: MaskedClassifier, rest: Waiting, step: Step) -> Waiting:
-        done = refined(self, rest, step)
+    def seen(self: MaskedClassifier, rest: Waiting, number: int) -> Waiting:
+        done = refined(self, rest, number)
         before.append(int(rest.unsure.sum()))
         after.append(int(done.unsure.sum()))
         return done

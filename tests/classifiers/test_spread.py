@@ -75,7 +75,7 @@ def test_an_answer_that_nobody_came_for_is_never_another_pieces() -> None:
     gc.collect()
     assert masked._asked
     piece = Piece([], np.arange(0), np.arange(0))
-    later = [Launched(piece, torch.empty(0), False) for _ in range(10_000)]
+    later = [Launched(piece, torch.empty(0), None) for _ in range(10_000)]
     assert not {id(launched) for launched in later} & set(masked._asked)
 
 
@@ -88,6 +88,9 @@ def test_a_helper_without_a_fast_way_answers_exactly() -> None:
 
     mine = defense()
     mine.masked.ways = [Nowhere()]
-    errand = Errand([IMAGES[0].numpy()], np.zeros(3, dtype=np.intp), np.arange(3), 0)
-    fast, exact = (run_errand(mine.masked, mine.mask_set, errand._replace(way=way)) for way in (0, None))
+    errand = Errand([IMAGES[0].numpy()], np.zeros(3, dtype=np.intp), np.arange(3), None)
+    fast, unknown, exact = (
+        run_errand(mine.masked, mine.mask_set, errand._replace(way=way)) for way in ("Nowhere", "Elsewhere", None)
+    )
     assert (fast == exact).all()
+    assert (unknown == exact).all()

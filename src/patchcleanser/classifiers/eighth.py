@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import block_size, guarded, halved
 from patchcleanser.classifiers.rewrites import FirstTokenBlock, FusedMlp, replaced
 from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
@@ -29,11 +32,12 @@ MOST = 2.0**14
 """What numbers are multiplied by at most: half precision ends soon after."""
 
 FEWEST_FEATURES = 256
-"""Smaller layers take no time worth saving."""
+MOSTLY = 0.6
+"""Smaller layers take no time worth saving, and such layers must do this share of the work."""
 
 PREPARING = 20.0
 SAVED = 0.2
-"""Seconds that preparing takes, and the share of the time it saves, before that is seen (on an H200: 10 s, 27%)."""
+"""Seconds that preparing takes, and the share of the time it saves, before that is seen (on an H200: 8 s, 25%)."""
 
 
 class Eighth(Derived):
@@ -50,16 +54,20 @@ class Eighth(Derived):
         super().__init__(classifier)
         self.finer: Way = finer
         self._copy: TorchClassifier | None = None
+        self._sizes: dict[str, float] | None = None
+        """How large the inputs of each layer usually are: with others, it would be another way than was compared."""
         self._refused = ""
+        self._declined = 0
+        """So many labels were not worth preparing it."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was made belongs to this process, and so does what pays."""
-        return {**super().__getstate__(), "_copy": None, "_refused": ""}
+        """What was made belongs to this process."""
+        return {**super().__getstate__(), "_copy": None}
 
     def forget(self) -> None:
-        """Drop the copy."""
+        """Drop the copy, and what was seen for it."""
         super().forget()
-        self._copy, self._refused = None, ""
+        self._copy, self._sizes, self._refused, self._declined = None, None, "", 0
 
     def fewest(self, numbers: int) -> int:
         """Whole blocks: the copy is compiled for batches of one size."""
@@ -75,45 +83,71 @@ class Eighth(Derived):
         blocks = torch.split(inputs[at] if len(at) > len(inputs) else inputs, size)
         try:
             copied = self._made(blocks[0])
-            done = [self._asked(copied, block) for block in blocks]
+            done = [_asked(copied, block) for block in blocks]
+        except _DeclinedError:
+            raise
         except UnusableError as error:
             self._copy, self._refused = None, str(error)
             raise
-        self.expected -= len(inputs)
-        return torch.cat(done)[: len(inputs)]
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._copy, self._refused = None, "there is no room for eight bits"
+        else:
+            self.expected -= len(inputs)
+            return torch.cat(done)[: len(inputs)]
+        if inputs.is_cuda:
+            torch.cuda.empty_cache()
+        raise UnusableError(self._refused)
 
     def _made(self, block: Tensor) -> TorchClassifier:
         """The copy; UnusableError if it is not worth preparing for what is still to come, or saves nothing."""
         if self._copy is None:
-            copied = own_copy(self.classifier, lambda module: eighth(halved(module), block.half()))
+            known = self._sizes is not None  # and compared: the same is made again
+            if not known and block.is_cuda and self.expected <= self._declined:
+                raise _DeclinedError("preparing eight bits takes longer than they save")
+            copied = own_copy(self.classifier, lambda module: self._shortened(halved(module), block))
             copied.dtype = torch.float16
             if block.is_cuda:
-                half = self._seconds_of_half(block)
-                if self.expected / len(block) * half * SAVED < PREPARING:
-                    raise UnusableError("preparing eight bits takes longer than they save")
-                copied.module.compile(dynamic=False)
-                seconds = _seconds(lambda: self._asked(copied, block))
-                # Where more labels are doubtful than it saves, half precision alone is faster.
-                self.bearable = 0.9 * (1 - seconds / half)
+                half = math.inf if known else self._seconds_of_half(block)
+                if not known and self.expected / len(block) * half * SAVED < PREPARING:
+                    self._sizes, self._declined = None, self.expected
+                    raise _DeclinedError("preparing eight bits takes longer than they save")
+                for part in _repeated(copied.module):
+                    part.compile(dynamic=False)
+                if not known:
+                    # Where more labels are doubtful than it saves, half precision alone, compiled, is faster.
+                    self.bearable = 0.9 - _seconds(lambda: _asked(copied, block), block.device) / half
                 if self.bearable <= 0:
                     raise UnusableError("eight bits are no faster than half precision here")
-                self.finer.expected = int(self.bearable * self.expected)  # at most
             self._copy = copied
         return self._copy
 
-    def _asked(self, copied: TorchClassifier, block: Tensor) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the compiler
-            return guarded(copied.checked_logits, block)
+    def _shortened(self, module: nn.Module, block: Tensor) -> nn.Module:
+        module = apart(module)
+        if self._sizes is None:
+            self._sizes = usual_sizes(module, block.half())
+        return shortened(module, self._sizes)
 
     def _seconds_of_half(self, block: Tensor) -> float:
         """Of a block in half precision, not compiled: whether that pays is seen when it is known what goes by it."""
+        self.finer.renew()
         expected, self.finer.expected = self.finer.expected, 0
         try:
-            return _seconds(lambda: self.finer.logits(block))
+            return _seconds(lambda: self.finer.logits(block), block.device)
         finally:
             self.finer.expected = expected
             self.finer.forget()
+
+
+class _DeclinedError(UnusableError):
+    """Not for so few labels."""
+
+
+def _asked(copied: TorchClassifier, block: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler
+        return guarded(copied.checked_logits, block)
 
 
 class EightLinear(nn.Module):
@@ -160,42 +194,61 @@ class Gelu(nn.Module):
         return x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
-def eighth(module: nn.Module, examples: Tensor) -> nn.Module:
-    """The module with its large linear layers in eight bits, in place; how large numbers are is seen with examples."""
-    module = replaced(module, {FusedMlp: lambda mlp: nn.Sequential(mlp.fc1, Gelu(), mlp.fc2)})
-    usual = _usual_sizes(module, examples)
+def apart(module: nn.Module) -> nn.Module:
+    """The module with linear layers that were fused, in place, as layers of their own again."""
+    return replaced(module, {FusedMlp: lambda mlp: nn.Sequential(mlp.fc1, Gelu(), mlp.fc2)})
 
-    def shortened(layer: nn.Linear) -> nn.Module | None:
-        return EightLinear(layer, usual[layer]) if layer in usual else None
+
+def shortened(module: nn.Module, usual: Mapping[str, float]) -> nn.Module:
+    """The module with these layers in eight bits, in place; how large their inputs usually are is given by name."""
+    sizes = {module.get_submodule(name): size for name, size in usual.items()}
+
+    def short(layer: nn.Linear) -> nn.Module | None:
+        return EightLinear(layer, sizes[layer]) if layer in sizes else None
 
     # The last block of a ViT works on one token, and looks into its layers.
-    module = replaced(module, {nn.Linear: shortened, FirstTokenBlock: lambda block: block})
-    if not any(isinstance(part, EightLinear) for part in module.modules()):
-        raise ValueError("it has no linear layers worth shortening")
-    return module.eval()
+    return replaced(module, {nn.Linear: short, FirstTokenBlock: lambda block: block}).eval()
 
 
-def _usual_sizes(module: nn.Module, examples: Tensor) -> dict[nn.Module, float]:
-    """How large the inputs of the linear layers that are worth it usually are (root of their mean square)."""
-    usual: dict[nn.Module, float] = {}
+def usual_sizes(module: nn.Module, examples: Tensor) -> dict[str, float]:
+    """How large the inputs of large linear layers usually are (root of their mean square), by the layers' names.
 
-    def look(layer: nn.Module, given: tuple[Any, ...]) -> None:
-        usual[layer] = float(given[0].float().square().mean().sqrt())
+    ValueError if most of the module's work is done elsewhere.
+    """
+    usual: dict[str, float] = {}
+    work = 0
 
-    layers = [part for part in module.modules() if type(part) is nn.Linear and _worth_it(part)]
-    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+    def look(name: str, layer: nn.Linear, given: tuple[Tensor, ...]) -> None:
+        nonlocal work
+        usual[name] = float(given[0].float().square().mean().sqrt())
+        work += 2 * given[0].numel() * layer.out_features
+
+    layers = {name: part for name, part in module.named_modules() if type(part) is nn.Linear and _worth_it(part)}
+    hooks = [layer.register_forward_pre_hook(partial(look, name)) for name, layer in layers.items()]
     try:
-        if layers:
+        with FlopCounterMode(display=False) as counter:
             module(examples)
     finally:
         for hook in hooks:
             hook.remove()
-    return {layer: size for layer, size in usual.items() if math.isfinite(size)}
+    if work < MOSTLY * counter.get_total_flops() or not work:
+        raise ValueError("its linear layers do too little of the work")
+    return {name: size for name, size in usual.items() if math.isfinite(size)}
 
 
 def _worth_it(layer: nn.Linear) -> bool:
     sizes = (layer.in_features, layer.out_features)
     return all(size >= FEWEST_FEATURES and size % 16 == 0 for size in sizes)
+
+
+def _repeated(module: nn.Module) -> list[nn.Module]:
+    """Parts to be compiled by themselves: those that come again and again are compiled once; otherwise the whole."""
+    for part in module.modules():
+        children = list(part.children()) if isinstance(part, (nn.Sequential, nn.ModuleList)) else []
+        same = [child for child in children if type(child) is type(children[0])]
+        if len(same) > 2 and any(isinstance(inner, EightLinear) for inner in same[0].modules()):
+            return same
+    return [module]
 
 
 def _power_of_two(number: float) -> float:
@@ -207,13 +260,13 @@ def _power_of_two(number: float) -> float:
     return 2.0 ** math.floor(math.log2(number))
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
     """Of the fastest of three calls on a GPU, after two that make kernels."""
     best = math.inf
     for turn in range(5):
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
         started = time.monotonic()
         work()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
         best = min(best, time.monotonic() - started) if turn > 1 else best
     return best

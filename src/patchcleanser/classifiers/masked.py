@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from patchcleanser.classifiers.precision import (
     ties,
     total,
 )
-from patchcleanser.classifiers.ways import UnusableError, Way
+from patchcleanser.classifiers.ways import BusyError, UnusableError, Way
 from patchcleanser.core.tables import UNMASKED, Indices
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
@@ -101,6 +100,8 @@ class MaskedClassifier(Batches):
         """Which labels of that way are doubtful."""
         self.finer: list[Step] = []
         """The steps that doubtful labels take before they are computed exactly."""
+        self._failed: set[int] = set()
+        """Numbers of steps that no longer work, or not as they were compared."""
         self.settled: Counter[str] = Counter()
         """How many of them each kind of finer way settled."""
         self._only: list[Subject] | None = None
@@ -123,11 +124,12 @@ class MaskedClassifier(Batches):
         for way in self.ways:
             way.expected = labels
 
-    def fill_in(self, requests: Sequence[Request], *, strict: bool = True) -> None:
+    def fill_in(self, requests: Sequence[Request], *, strict: bool = True, clean: bool = False) -> None:
         """Compute the labels that the tables do not know yet, all requests batched together.
 
         Logits that are NaN or infinite are an error. Not `strict`, they are one only if an image
-        gets no other answer: whoever predicts must not let a patch silence the classifier.
+        gets no other answer: whoever predicts must not let a patch silence the classifier. `clean` are
+        images that no attacker had a hand in: some ways are for these only.
         """
         if self.recheck.ready and not all(self._holds_for(r.subject) for r in requests):
             self.recheck.begin()
@@ -145,7 +147,7 @@ class MaskedClassifier(Batches):
             launched: deque[Launched] = deque()
             waiting: list[list[Waiting]] = [[] for _ in range(len(self.finer) + 1)]
             for part in self._parts(piece):
-                launched.append(self._launch(part, strict))
+                launched.append(self._launch(part, clean))
                 while len(launched) > self.ahead:
                     self._store(launched.popleft(), strict, waiting)
                 self._go_on(waiting, strict)
@@ -155,12 +157,14 @@ class MaskedClassifier(Batches):
         if not all(subject.table.answered for subject in piece.subjects):
             raise OutputError(NOT_FINITE)
 
-    def _launch(self, piece: Piece, strict: bool) -> Launched:
-        try:
-            return self._launched(piece, self._step_for(piece, strict))
-        except UnusableError:  # for inputs of this size, though it worked for others, or the network changed
-            self.recheck.hopeless = True
-            return self._launched(piece, None)
+    def _launch(self, piece: Piece, clean: bool) -> Launched:
+        while (step := self._step_for(piece, clean)) is not None:
+            try:
+                return self._launched(piece, step)
+            except UnusableError:  # for inputs of this size, though it worked for others, or the network changed
+                self._failed.add(step)
+        self.recheck.hopeless |= bool(self._failed)
+        return self._launched(piece, None)
 
     def _launched(self, piece: Piece, step: int | None) -> Launched:
         way = None if step is None else self._steps[step].way
@@ -175,16 +179,15 @@ class MaskedClassifier(Batches):
     def _steps(self) -> list[Step]:
         return [] if self.way is None else [Step(self.way, self.recheck), *self.finer]
 
-    def _step_for(self, piece: Piece, strict: bool) -> int | None:
+    def _step_for(self, piece: Piece, clean: bool) -> int | None:
         """The first step that takes a piece: one may be for clean images only, or for many pairs; None: none does."""
         if not self.fast or not self.recheck.ready:
             return None
         numbers = self._numbers(piece.subjects[piece.which[0]].pixels)
-        takes = (
-            step.recheck.ready and len(piece) >= step.way.fewest(numbers) and (strict or not step.way.clean_only)
-            for step in self._steps
-        )
-        return next((number for number, taken in enumerate(takes) if taken), None)
+        for number, (way, _) in enumerate(self._steps):
+            if number not in self._failed and len(piece) >= way.fewest(numbers) and (clean or not way.clean_only):
+                return number
+        return None
 
     def _either(self, piece: Piece, way: Way | None) -> Tensor:
         """Logits by a faster way, if that can be; exact ones pass for fast ones in every check."""
@@ -257,10 +260,10 @@ class MaskedClassifier(Batches):
         draw = np.random.default_rng(0)
         each = -(-CALIBRATION // len(subjects))
         ordered = sorted(subjects, key=lambda s: tuple(s.pixels.shape))
-        picks = [draw.permutation(len(s.table.mask_set.unions))[: max(2, each)] for s in ordered]
+        picks = [draw.permutation(len(s.table.mask_set.unions))[:each] for s in ordered]
         piece = Piece(ordered, np.repeat(np.arange(len(ordered)), [len(p) for p in picks]), np.concatenate(picks))
         self.recheck.begin()
-        self.finer = []
+        self.finer, self._failed = [], set()
         different = {s.pixels.shape: s.pixels for s in ordered}.values()
         self.sizes = {tuple(self._input(pixels)[-2:]) for pixels in different}
         with torch.inference_mode():
@@ -268,27 +271,32 @@ class MaskedClassifier(Batches):
             exact = [self._logits(part) for part in parts]
             for part, logits in zip(parts, exact, strict=True):
                 self._keep(part, logits, True, alone=len(part) == 1)
+            numbers, most = self._numbers(ordered[0].pixels), self._size(piece, 0, 1)
             for way in self.ways:
+                if way.fewest(numbers) > most:  # no piece will ever be as large
+                    continue
                 self.way = way
                 self._learn(self.recheck, way, parts, exact)
                 if self.recheck.ready:
                     break
-            finer = self.way.finer if self.recheck.ready and self.way is not None else None
-            while finer is not None:
-                self._learn_finer(finer, parts, exact)
-                finer = finer.finer
+            last = self.way if self.recheck.ready else None
+            while last is not None and last.finer is not None:
+                last.finer.expected = math.ceil(self.recheck.share * last.expected)
+                self._learn_finer(last.finer, parts, exact)
+                last = last.finer
 
     def _learn_finer(self, finer: Way, parts: Sequence[Piece], exact: Sequence[Tensor]) -> None:
         """Compare a finer way too; one that is of no use is not asked again."""
         if finer.pays is False:
             return
-        # Kernels are chosen by the size of a batch, and of doubtful labels there are few or many: half of each part
-        # is asked at once, and half a few at a time.
-        shares, recheck = [], Recheck()
+        # Kernels are chosen by the size of a batch, and of doubtful labels there are few or many: every other label
+        # is asked about in a large batch, and those between a few at a time.
+        shares: list[tuple[Piece, Tensor]] = []
         for part, logits in zip(parts, exact, strict=True):
-            half = len(part) // 2
-            starts = [0, *range(half, len(part), FINER), len(part)]
-            shares += [(part.part(a, b), logits[a:b]) for a, b in pairwise(starts) if b > a]
+            many, few = np.arange(0, len(part), 2), np.arange(1, len(part), 2)
+            for rows in [many, *(few[at : at + FINER] for at in range(0, len(few), FINER))]:
+                shares.append((part.pick(rows), logits[torch.from_numpy(rows).to(logits.device)]))
+        recheck = Recheck()
         self._learn(recheck, finer, [part for part, _ in shares], [logits for _, logits in shares])
         if recheck.ready and self._pays(finer, parts[0]):
             self.finer.append(Step(finer, recheck))
@@ -368,7 +376,8 @@ class MaskedClassifier(Batches):
         self.checks += len(found)
         whole = ~_broken(found)
         if whole.any():
-            recheck.calibrate(total(found[whole]), exact[whole], way.resolution, most=way.bearable)
+            broken = int((~whole).sum())
+            recheck.calibrate(total(found[whole]), exact[whole], way.resolution, broken=broken, most=way.bearable)
 
     def _by_blocks(self, way: Way, parts: Sequence[Piece]) -> list[Tensor]:
         """The logits of parts once more, by the kernels that compute whole blocks, if there will be such."""
@@ -402,7 +411,7 @@ class MaskedClassifier(Batches):
                 if len(part) < (self.chunk or 1) and end == len(piece) and not all_of_it:
                     here.append(rest)
                 elif number < len(self.finer):
-                    self._pass_on(self._refined(rest, self.finer[number]), strict, waiting[number + 1])
+                    self._pass_on(self._refined(rest, number + 1), strict, waiting[number + 1])
                 else:
                     self._keep(part, self._exactly(rest), strict, alone=False)
 
@@ -425,15 +434,20 @@ class MaskedClassifier(Batches):
             table.audited += sample
         return exact
 
-    def _refined(self, rest: Waiting, step: Step) -> Waiting:
+    def _refined(self, rest: Waiting, number: int) -> Waiting:
         """What a finer way says of doubtful labels, and which are in doubt still."""
-        # What overflowed is like nothing that the finer way was compared on.
-        rows = torch.nonzero(rest.unsure & ~_broken(rest.logits))[:, 0]
-        if len(rows) < FINER:
+        before, step = self._steps[number - 1], self._steps[number]
+        # What overflowed is like nothing that the finer way was compared on, unless little was enough for that.
+        unsure = rest.unsure if before.way.clean_only else rest.unsure & ~_broken(rest.logits)
+        rows = torch.nonzero(unsure)[:, 0]
+        if len(rows) < FINER or number in self._failed:
             return rest
         try:
             found = self._logits(rest.piece.pick(rows.cpu().numpy()), step.way)
-        except UnusableError:  # just now; the exact way is always there
+        except BusyError:
+            return rest
+        except UnusableError:  # or not as it was compared; the exact way is always there
+            self._failed.add(number)
             return rest
         doubtful = step.recheck.doubt(total(found)) | _broken(found)
         self.checks += len(rows)

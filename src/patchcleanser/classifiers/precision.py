@@ -73,6 +73,9 @@ class Recheck:
     hopeless: bool = False
     """The fast way does not pay for this model on these images, or an audit caught a wrong label."""
 
+    share: float = 0.0
+    """Of the sample it was learnt from, the share that was doubtful."""
+
     def __post_init__(self) -> None:
         self.begin()
 
@@ -87,18 +90,21 @@ class Recheck:
         """Whether fast labels may be used: it was learnt which ones are doubtful, and most are not."""
         return self._moved is not None and not self.hopeless
 
-    def calibrate(self, fast: Tensor, exact: Tensor, resolution: float, *, most: float = HOPELESS) -> None:
+    def calibrate(
+        self, fast: Tensor, exact: Tensor, resolution: float, *, broken: int = 0, most: float = HOPELESS
+    ) -> None:
         """Learn how far classes move against each other, from the same labels computed both ways.
 
         A label flips if some class gains more on the first than it lay behind. A label is doubtful if some
         class lies no further behind than (twice) the most that just these two were seen to move against each
-        other, or than the fast way can tell apart at all.
+        other, or than the fast way can tell apart at all. So many more were `broken`, and are doubtful anyway.
         """
         self.begin()
         moved = torch.where(torch.isneginf(fast) & torch.isneginf(exact), 0.0, exact - fast)
         self._moved = _Movements(moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf))
         self._precision = SAFETY * resolution
-        self.hopeless = bool(self.doubt(fast).float().mean() > most)
+        self.share = (int(self.doubt(fast).sum()) + broken) / (len(fast) + broken)
+        self.hopeless = self.share > most
 
     def doubt(self, fast: Tensor) -> Tensor:
         """Which labels might be others in float32, bool [N]."""

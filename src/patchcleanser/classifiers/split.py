@@ -16,7 +16,7 @@ from torch.nn import functional
 from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.precision import in_tf32, plain_float32_alone
 from patchcleanser.classifiers.rewrites import FlatPatchEmbed, Rule, replaced, standardised
-from patchcleanser.classifiers.ways import Derived, UnusableError, own_copy
+from patchcleanser.classifiers.ways import BusyError, Derived, UnusableError, own_copy
 from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Split(Derived):
             raise UnusableError("there is no room for a network in pieces")
         with plain_float32_alone(inputs.device) as granted:
             if not granted:
-                raise UnusableError("another thread computes in float32")
+                raise BusyError("another thread computes in float32")
             if self._copy is None:
                 self._copy = own_copy(self.classifier, _split)
             try:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.base import Classifier, is_out_of_memory, logits_in
+from patchcleanser.classifiers.base import Classifier, is_out_of_memory, logits_in, rounded
 from patchcleanser.classifiers.fast import ways_of
 from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.preprocessing import Preprocessing
@@ -90,18 +90,6 @@ class TorchClassifier(Classifier):
     def weights(self) -> str:
         """Parameters, buffers, structure and settings; read anew each time, since they can change."""
         return module_digest(self.module)
-
-
-def rounded(number: int) -> int:
-    """The batch size used for so many images: kernels are made anew for each size, so there are only a few.
-
-    Eight sizes for each doubling, so at most an eighth is wasted.
-
-    >>> [rounded(n) for n in (1, 7, 17, 36, 37, 100, 512)]
-    [1, 7, 18, 36, 40, 104, 512]
-    """
-    step = 1 << max(0, (number - 1).bit_length() - 4)
-    return -(-number // step) * step
 
 
 def refuse_train_mode(module: nn.Module) -> None:

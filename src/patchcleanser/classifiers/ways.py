@@ -88,6 +88,10 @@ class UnusableError(Exception):
     """This way does not work for this network."""
 
 
+class BusyError(UnusableError):
+    """It does not work just now."""
+
+
 class Derived(Way):
     """A way made from the network, or compared with it, and so only good for the network as it was then.
 

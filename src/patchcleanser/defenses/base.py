@@ -144,7 +144,7 @@ class MaskDefense(Defense[V, C]):
         """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
         verdicts: list[V] = []
         for group in self._groups(images):
-            verdicts += self._played(group, [self._verdict] * len(group), strict=False)
+            verdicts += self._played(group, [self._verdict] * len(group), clean=False)
         return verdicts
 
     def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
@@ -207,19 +207,19 @@ class MaskDefense(Defense[V, C]):
                 raise LabelError(f"{len(truths)} labels for at least {len(results) + len(group)} images")
             self._check_range(mine, group[0])
             self.masked.calibrate(group)
-            results += self._played(group, [partial(game, label=label) for label in mine])
+            results += self._played(group, [partial(game, label=label) for label in mine], clean=True)
         if len(results) != len(truths):
             raise LabelError(f"{len(truths)} labels for {len(results)} images")
         return results
 
     def _played(
-        self, group: list[Subject], starts: Sequence[Callable[[LabelTable], Game[R]]], *, strict: bool = True
+        self, group: list[Subject], starts: Sequence[Callable[[LabelTable], Game[R]]], *, clean: bool
     ) -> list[R]:
         """Play a game for each image; if an audit catches a wrong fast label, once more with exact ones."""
 
         def play_all() -> list[R]:
             games = [start(subject.table) for start, subject in zip(starts, group, strict=True)]
-            return self._play(group, games, strict=strict)
+            return self._play(group, games, clean=clean)
 
         try:
             return play_all()
@@ -229,9 +229,10 @@ class MaskDefense(Defense[V, C]):
                 subject.table = LabelTable(subject.table.mask_set)
             return play_all()
 
-    def _play(self, group: list[Subject], games: Sequence[Game[R]], *, strict: bool = True) -> list[R]:
+    def _play(self, group: list[Subject], games: Sequence[Game[R]], *, clean: bool) -> list[R]:
         def fill_in(asked: list[tuple[int, Indices]]) -> None:
-            self.masked.fill_in([Request(group[number], unions) for number, unions in asked], strict=strict)
+            requests = [Request(group[number], unions) for number, unions in asked]
+            self.masked.fill_in(requests, strict=clean, clean=clean)
 
         return play(games, fill_in)
 
