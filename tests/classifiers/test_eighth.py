@@ -91,6 +91,7 @@ class Mostly(nn.Module):
 def test_networks_whose_work_is_elsewhere_are_refused_once(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     classifier = TorchClassifier(module.eval())
     way, tries = Eighth(classifier, Copied(classifier)), []
+    monkeypatch.setattr(room, "block_size", lambda numbers: 8)
     inner = room.usual_sizes
     monkeypatch.setattr(room, "usual_sizes", lambda *given: (tries.append(1), inner(*given))[1])
     for _ in range(2):
@@ -114,7 +115,7 @@ def taught(module: Any, images: Tensor) -> nn.Module:
 @pytest.fixture
 def defense(monkeypatch: pytest.MonkeyPatch) -> DoubleMasking:
     """Certifies by eight bits, then half precision, then exactly."""
-    monkeypatch.setattr("patchcleanser.classifiers.masked.FINER", 1)
+    monkeypatch.setattr("patchcleanser.classifiers.masked.FINER", 4)
     monkeypatch.setattr("patchcleanser.classifiers.eighth.block_size", lambda numbers: 64)
     classifier = TorchClassifier(taught(network("vit_small_patch16_224"), photos(60)), classes=10)
     found = DoubleMasking(classifier, Threat.square(5), masks=3, precision="fast")
