@@ -59,6 +59,13 @@ def test_certify_says_accuracies_with_intervals_and_where_the_rows_are(run: Comm
     assert "images/s" in done.err
 
 
+def test_labels_of_which_none_was_audited_are_not_called_wrong(run: Command) -> None:
+    done = run("certify", *SMALL, "--precision", "fast")
+    assert done.code == 0
+    assert "none was audited (fewer than 8 images are computed in float32 throughout)" in done.out
+    assert "100.00% of the others" not in done.out
+
+
 def test_the_same_command_continues_the_same_run(run: Command) -> None:
     first = run("certify", *SMALL, "--json")
     again = run("certify", *SMALL, "--json")

@@ -261,14 +261,16 @@ def _fast(run: Run) -> str:
     """What half precision cost, and how sure its labels are."""
     from pyarrow import compute
 
-    from patchcleanser.classifiers.precision import Recheck
+    from patchcleanser.classifiers.precision import FEWEST, Recheck
 
     rows = run.read(["classifications", "rechecked", "flipped", "audited"])
     labels, again, wrong, audited = (compute.sum(rows[name]).as_py() or 0 for name in rows.column_names)
+    told = f"fast labels: {again:,} of {labels:,} computed again in float32 ({wrong:,} changed); "
+    if not audited:
+        return told + f"none was audited (fewer than {FEWEST} images are computed in float32 throughout)"
     rate = Recheck(audited=audited).flip_rate
-    return (
-        f"fast labels: {again:,} of {labels:,} computed again in float32 ({wrong:,} changed); of {audited:,} audited "
-        f"ones none was wrong, so with 95% confidence at most {rate:.2%} of the others are"
+    return told + (
+        f"of {audited:,} audited ones none was wrong, so with 95% confidence at most {rate:.2%} of the others are"
     )
 
 
