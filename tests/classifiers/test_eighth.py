@@ -115,7 +115,7 @@ def taught(module: Any, images: Tensor) -> nn.Module:
 @pytest.fixture
 def defense(monkeypatch: pytest.MonkeyPatch) -> DoubleMasking:
     """Certifies by eight bits, then half precision, then exactly."""
-    monkeypatch.setattr("patchcleanser.classifiers.masked.FINER", 4)
+    monkeypatch.setattr("patchcleanser.classifiers.learning.FINER", 4)
     monkeypatch.setattr("patchcleanser.classifiers.eighth.block_size", lambda numbers: 64)
     classifier = TorchClassifier(taught(network("vit_small_patch16_224"), photos(60)), classes=10)
     found = DoubleMasking(classifier, Threat.square(5), masks=3, precision="fast")

@@ -73,7 +73,7 @@ class Coarse(Halved):
 
 
 def defense_with(finer: type[Way], monkeypatch: pytest.MonkeyPatch) -> tuple[DoubleMasking, TorchClassifier]:
-    monkeypatch.setattr("patchcleanser.classifiers.masked.FINER", 4)
+    monkeypatch.setattr("patchcleanser.classifiers.learning.FINER", 4)
     classifier = load_classifier("zoo:tiny", device="cpu")
     assert isinstance(classifier, TorchClassifier)
     defense = DoubleMasking(classifier, Threat.square(5), masks=3, precision="fast")

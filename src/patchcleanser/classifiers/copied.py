@@ -252,7 +252,7 @@ def guarded(work: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         ):
             return work(inputs)
     except OutputError as error:  # some networks do not bear another precision
-        raise UnusableError(f"the network does not work in less than float32: {error}") from error
+        raise UnusableError(f"the network does not work in float16: {error}") from error
 
 
 def halved(module: nn.Module) -> nn.Module:

@@ -1,0 +1,243 @@
+"""Which labels of a fast way are doubtful, learnt from clean images, and which finer ways those go by."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchcleanser.classifiers.base import Classifier, is_out_of_memory
+from patchcleanser.classifiers.batches import Batches, Piece, Subject
+from patchcleanser.classifiers.copied import block_size
+from patchcleanser.classifiers.precision import CALIBRATION, FEWEST, Precision, Recheck, total
+from patchcleanser.classifiers.ways import UnusableError, Way
+from patchcleanser.core.threats import Grid
+from patchcleanser.errors import InputError
+
+FINER = 64
+"""Fewer doubtful labels than this are computed exactly at once: so few keep no GPU busy, whichever way they go."""
+
+
+class Step(NamedTuple):
+    """A way to labels, and which are doubtful: those take the next one, which is finer, or at last the exact one."""
+
+    way: Way
+    recheck: Recheck
+
+
+class Learning(Batches):
+    """Knows faster ways to labels, and compares them with the exact one before any is trusted."""
+
+    def __init__(
+        self, classifier: Classifier, *, grid: Grid, chunk: int | None = None, precision: Precision = "exact"
+    ) -> None:
+        if precision not in ("exact", "fast"):
+            raise InputError(f"precision is 'exact' or 'fast', got {precision!r}")
+        super().__init__(classifier, grid=grid, chunk=chunk)
+        # Where no way is faster, fast labels are simply the exact ones.
+        self.ways = classifier.ways() if precision == "fast" else []
+        self.way: Way | None = None
+        """The one whose labels were found to be worth checking, last."""
+        self.recheck = Recheck()
+        """Which labels of that way are doubtful."""
+        self.finer: list[Step] = []
+        """The steps that doubtful labels take before they are computed exactly."""
+        self._failed: set[int] = set()
+        """Numbers of steps that no longer work, or not as they were compared."""
+        self._only: list[Subject] | None = None
+        """The few images that it was learnt from which fast labels are doubtful, and that this holds for; None: any."""
+        self.checks = 0
+        """Classifications spent on checking: probes, ties and fast labels computed again."""
+
+    @property
+    def fast(self) -> bool:
+        """Whether there is a faster way to labels, worth checking them for."""
+        return bool(self.ways)
+
+    def expect(self, labels: int) -> None:
+        """Say about how many labels will be asked for: what takes long to prepare is worth it for many only."""
+        for way in self.ways:
+            way.expected = labels
+
+    @property
+    def _steps(self) -> list[Step]:
+        return [] if self.way is None else [Step(self.way, self.recheck), *self.finer]
+
+    @staticmethod
+    def are_few(labels: int) -> bool:
+        """Whether so few doubtful labels are computed exactly at once."""
+        return labels < FINER
+
+    @abstractmethod
+    def _keep(self, piece: Piece, logits: Tensor, strict: bool, *, alone: bool) -> None:
+        """Write labels, margins and confidences down; `alone` is a pair that was computed exactly, in no company."""
+
+    def _either(self, piece: Piece, way: Way | None) -> Tensor:
+        """Logits by a faster way, if that can be; exact ones pass for fast ones in every check."""
+        try:
+            return self._logits(piece, way)
+        except UnusableError:
+            return self._logits(piece)
+
+    def calibrate(self, subjects: Sequence[Subject]) -> None:
+        """Learn from clean images which fast labels are doubtful; the labels computed for it are kept.
+
+        A few images are not worth a sample of their own if there was one before. What fewer than eight teach holds for
+        them alone, and is learnt only if they have very many unions.
+        """
+        unions = sum(len(s.table.mask_set.unions) for s in subjects)
+        worth, few = unions >= 4 * CALIBRATION, len(subjects) < FEWEST
+        if not self.fast or (self.recheck.ready and self._only is None and not worth):
+            return
+        self._only = list(subjects) if few else None
+        if few and not worth:
+            self.recheck.begin()
+            return
+        draw = np.random.default_rng(0)
+        each = -(-CALIBRATION // len(subjects))
+        ordered = sorted(subjects, key=lambda s: tuple(s.pixels.shape))
+        picks = [draw.permutation(len(s.table.mask_set.unions))[:each] for s in ordered]
+        piece = Piece(ordered, np.repeat(np.arange(len(ordered)), [len(p) for p in picks]), np.concatenate(picks))
+        self.recheck.begin()
+        self.finer, self._failed = [], set()
+        different = {s.pixels.shape: s.pixels for s in ordered}.values()
+        self.sizes = {tuple(self._input(pixels)[-2:]) for pixels in different}
+        with torch.inference_mode():
+            parts = list(self._parts(piece))
+            exact = [self._logits(part) for part in parts]
+            for part, logits in zip(parts, exact, strict=True):
+                self._keep(part, logits, True, alone=len(part) == 1)
+            numbers, most = self._numbers(ordered[0].pixels), self._size(piece, 0, 1)
+            for way in self.ways:
+                if way.fewest(numbers) > most:  # no piece will ever be as large
+                    continue
+                self.way = way
+                self._learn(self.recheck, way, parts, exact)
+                if self.recheck.ready:
+                    break
+            last = self.way if self.recheck.ready else None
+            while last is not None and last.finer is not None:
+                last.finer.expected = math.ceil(self.recheck.share * last.expected)
+                self._learn_finer(last.finer, parts, exact)
+                last = last.finer
+
+    def _learn_finer(self, finer: Way, parts: Sequence[Piece], exact: Sequence[Tensor]) -> None:
+        """Compare a finer way too; one that is of no use is not asked again."""
+        if finer.pays is False:
+            return
+        # Kernels are chosen by the size of a batch, and of doubtful labels there are few or many: every other label
+        # is asked about in a large batch, and those between a few at a time.
+        shares: list[tuple[Piece, Tensor]] = []
+        for part, logits in zip(parts, exact, strict=True):
+            many, few = np.arange(0, len(part), 2), np.arange(1, len(part), 2)
+            for rows in [many, *(few[at : at + FINER] for at in range(0, len(few), FINER))]:
+                shares.append((part.pick(rows), logits[torch.from_numpy(rows).to(logits.device)]))
+        recheck = Recheck()
+        self._learn(recheck, finer, [part for part, _ in shares], [logits for _, logits in shares])
+        if recheck.ready and self._pays(finer, parts[0]):
+            self.finer.append(Step(finer, recheck))
+        else:
+            finer.forget()
+
+    def _holds_for(self, subject: Subject) -> bool:
+        """Whether what was learnt about fast labels may be used for an image."""
+        return self._only is None or any(subject is one for one in self._only)
+
+    def _pays(self, finer: Way, piece: Piece) -> bool:
+        """Whether a finer way is faster than the exact one; on a GPU that is seen once, where both were at work before.
+
+        Convolutions in pieces are at times slower than float32's own.
+        """
+        if finer.pays is None and self.classifier.device.type == "cuda":
+            try:
+                finer.pays = self._faster(piece, lambda: self._logits(piece, finer), lambda: self._logits(piece))
+            except UnusableError:  # just now
+                return False
+        return finer.pays is not False
+
+    def _try_sharing(self, way: Way, subject: Subject) -> None:
+        """See once, on a GPU, whether a way is faster if pairs share work; a CPU's work is counted beforehand.
+
+        In less than a block: whole blocks may be compiled, and this is not worth compiling a network twice.
+        """
+        most = min(self.chunk or 1, block_size(self._numbers(subject.pixels)) - 1)
+        unions = np.arange(min(most, len(subject.table.mask_set.unions)))
+        piece = Piece([subject], np.zeros_like(unions), unions)
+        sharing = self._sharing(piece, way)
+        if sharing is None or sharing.pays is not None or self.classifier.device.type != "cuda":
+            return
+
+        def alone() -> None:
+            with way.unshared():
+                self._logits(piece, way)
+
+        sharing.pays = self._faster(piece, lambda: self._logits(piece, way), alone)
+
+    def _faster(self, piece: Piece, one: Callable[[], object], other: Callable[[], object]) -> bool:
+        """Whether one way to a piece's labels is faster on a GPU than another, both warm."""
+        seconds = {one: math.inf, other: math.inf}
+        for turn in range(3):
+            for work in seconds:
+                torch.cuda.synchronize(self.classifier.device)
+                started = time.monotonic()
+                work()
+                torch.cuda.synchronize(self.classifier.device)
+                if turn:
+                    seconds[work] = min(seconds[work], time.monotonic() - started)
+                self.checks += len(piece)
+        return seconds[one] < seconds[other]
+
+    def _parts(self, piece: Piece, *, exact: bool = False) -> Iterator[Piece]:
+        """A piece cut into chunks, or, if it may go by a faster way, into as many at once as that way likes."""
+        start = 0
+        while start < len(piece):
+            way = self.way if self.roomy and self.recheck.ready and not exact else None
+            size = self._size(piece, start, way.chunks if way is not None else 1)
+            yield (part := piece.part(start, min(start + size, len(piece))))
+            start += len(part)
+
+    def _learn(self, recheck: Recheck, way: Way, parts: Sequence[Piece], logits: Sequence[Tensor]) -> None:
+        """Compare a fast way with the exact logits; if it is unusable, nothing is learnt."""
+        recheck.begin()
+        way.renew()
+        try:
+            self._try_sharing(way, parts[0].subjects[parts[0].which[0]])
+            fast = [self._logits(part, way) for part in parts] + self._by_blocks(way, parts)
+            if way.blocks and any(self._sharing(part, way) for part in parts):  # few pairs share nothing
+                with way.unshared():
+                    fast += [self._logits(part, way) for part in parts]
+        except UnusableError:
+            return
+        found, exact = torch.cat(fast), total(torch.cat(list(logits) * (len(fast) // len(parts))))
+        self.checks += len(found)
+        whole = ~broken_rows(found)
+        if whole.any():
+            broken = int((~whole).sum())
+            recheck.calibrate(total(found[whole]), exact[whole], way.resolution, broken=broken, most=way.bearable)
+
+    def _by_blocks(self, way: Way, parts: Sequence[Piece]) -> list[Tensor]:
+        """The logits of parts once more, by the kernels that compute whole blocks, if there will be such."""
+        if not way.blocks:
+            return []
+        size = block_size(self._numbers(parts[0].subjects[parts[0].which[0]].pixels))
+        if (self.chunk or 0) < size:
+            return []
+        try:
+            with way.whole_blocks():
+                return [self._forward(part, way) for part in parts]
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self.roomy, self.chunk = False, size - 1  # then there will be none
+            return []
+
+
+def broken_rows(logits: Tensor) -> Tensor:
+    """Rows that overflowed, bool [N]."""
+    return (torch.isnan(logits) | torch.isposinf(logits)).any(1)
