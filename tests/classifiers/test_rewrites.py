@@ -37,7 +37,7 @@ def replaced(module: nn.Module) -> set[str]:
     [
         ("vit_tiny_patch16_224", {"FlatPatchEmbed", "FusedMlp", "FirstTokenBlock"}),
         ("deit_tiny_distilled_patch16_224", {"FlatPatchEmbed", "FusedMlp"}),
-        ("resmlp_12_224", {"FlatPatchEmbed", "FoldedResBlock"}),
+        ("resmlp_12_224", {"FlatPatchEmbed", "FoldedResBlock", "FusedMlp"}),
         ("mixer_s16_224", {"FlatPatchEmbed", "FusedMlp"}),
         ("resnetv2_50x1_bit", {"ChannelwiseGroupNorm"}),
         ("resnet18", set()),
