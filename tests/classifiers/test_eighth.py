@@ -16,6 +16,7 @@ from patchcleanser.classifiers import eighth as room
 from patchcleanser.classifiers.copied import Copied, halved
 from patchcleanser.classifiers.eighth import Eighth, EightLinear, Gelu, apart, shortened, usual_sizes
 from patchcleanser.classifiers.masked import Request
+from patchcleanser.classifiers.split import Split
 from patchcleanser.classifiers.ways import UnusableError, Way
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -304,3 +305,29 @@ def test_uploads_that_are_certified_never_go_by_eight_bits(
     (group,) = defense._groups(images)
     defense.masked.fill_in([Request(subject, subject.table.rows(range(9))) for subject in group])  # as the service does
     assert sizes["Eighth"] == []
+
+
+def test_where_half_precision_fails_for_an_image_that_was_sent_it_is_computed_exactly(
+    defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(Split):
+        def logits(self, inputs: Tensor) -> Tensor:
+            logits = super().logits(inputs)
+            return logits if self.right else -100 * logits
+
+        right = True
+
+    defense.masked.ways[1].finer = finest = Wrong(defense.classifier)  # type: ignore[arg-type]
+    images = photos(24)
+    defense.calibrate(images)
+    assert [type(step.way) for step in defense.masked.finer] == [Copied, Wrong]
+
+    def unusable(self: Copied, inputs: Tensor) -> Tensor:
+        raise UnusableError("the same image got fast logits 7 apart")
+
+    monkeypatch.setattr(Copied, "logits", unusable)
+    finest.right = False
+    verdicts = defense.predict(images)
+    exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3).predict(images)
+    assert [verdict.label for verdict in verdicts] == [verdict.label for verdict in exact]
+    assert defense.masked.recheck.hopeless

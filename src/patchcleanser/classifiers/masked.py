@@ -122,7 +122,7 @@ class MaskedClassifier(Learning):
                 return self._launched(piece, step)
             except UnusableError:  # for inputs of this size, though it worked for others, or the network changed
                 self._failed.add(step)
-        self.recheck.hopeless |= bool(self._failed)
+                self.recheck.hopeless |= not self._steps[step].way.clean_only
         return self._launched(piece, None)
 
     def _launched(self, piece: Piece, step: int | None) -> Launched:
@@ -135,12 +135,16 @@ class MaskedClassifier(Learning):
         return Launched(piece, logits, step)
 
     def _step_for(self, piece: Piece, clean: bool) -> int | None:
-        """The first step that takes a piece: one may be for clean images only, or for many pairs; None: none does."""
+        """The first step that takes a piece: one may be for clean images only, for many pairs, or for doubtful labels.
+
+        None: it is computed exactly.
+        """
         if not self.fast or not self.recheck.ready:
             return None
         numbers = self._numbers(piece.subjects[piece.which[0]].pixels)
         for number, (way, _) in enumerate(self._steps):
-            if number not in self._failed and len(piece) >= way.fewest(numbers) and (clean or not way.clean_only):
+            begins = number not in self._failed and any(way is one for one in self.ways)
+            if begins and len(piece) >= way.fewest(numbers) and (clean or not way.clean_only):
                 return number
         return None
 
