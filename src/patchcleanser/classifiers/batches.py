@@ -79,6 +79,8 @@ class Batches:
         """Whether a way may be given several chunks at once: nobody set their size, and memory never ran out."""
         self.sizes: set[tuple[int, ...]] | None = None
         """Heights and widths of the inputs that a way was compared for; others are not trusted to it. None: any."""
+        self._known = torch.Size(), torch.Size()
+        """The shape of the last image, and of its input."""
 
     def place(self, image: Tensor) -> Tensor:
         """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
@@ -97,8 +99,12 @@ class Batches:
         """The shape [C, h, w] of the network's input for an image."""
         if self.grid == "input":
             return pixels.shape
-        with torch.inference_mode():
-            return self.classifier.prepare(pixels[None]).shape[1:]
+        known, shape = self._known
+        if known != pixels.shape:  # asked for every piece, and most images are of one size
+            with torch.inference_mode():
+                shape = self.classifier.prepare(pixels[None]).shape[1:]
+            self._known = pixels.shape, shape
+        return shape
 
     def _numbers(self, pixels: Tensor) -> int:
         """How many numbers the network is given for an image."""

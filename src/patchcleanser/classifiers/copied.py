@@ -128,8 +128,7 @@ class Copied(Derived):
 
     def _computed(self, player: _Player, block: int, inputs: Tensor) -> Tensor:
         if self._fill and player.blocks and len(inputs) % block:
-            again = torch.arange(-(-len(inputs) // block) * block, device=inputs.device) % len(inputs)
-            return self._computed(player, block, inputs[again])[: len(inputs)]
+            return self._computed(player, block, filled(inputs, block))[: len(inputs)]
         self.expected -= len(inputs)
         return guarded(lambda given: player(given, block, self.expected), inputs)
 
@@ -240,6 +239,12 @@ def block_size(numbers: int) -> int:
     """
     most = max(GRAPHED + 8, min(8192, BLOCK_NUMBERS // numbers))
     return next(size for size in range(most, 0, -1) if rounded(size) == size)
+
+
+def filled(inputs: Tensor, block: int) -> Tensor:
+    """Whole blocks of inputs, the last one filled up by the same ones again and again."""
+    at = torch.arange(-(-len(inputs) // block) * block, device=inputs.device) % len(inputs)
+    return inputs[at] if len(at) > len(inputs) else inputs
 
 
 def guarded(work: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
