@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from patchcleanser.classifiers.inpaint import Inpainting
 from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training import RECIPES, Cutout, GreedyCutout, Recipe, fit
@@ -177,9 +178,27 @@ def test_a_teacher_pulls_the_answers_towards_its_own(images: ArrayDataset, tmp_p
             return torch.tensor([[9.0] + [0.0] * 9]).repeat(len(x), 1)
 
     recipe = replace(QUICK, epochs=3, teacher_weight=1.0, ema=0.0)
-    fitted = fit(network(), images, recipe, **NORM, out=tmp_path, teacher=Constant())
+    fitted = fit(network(), images, recipe, **NORM, out=tmp_path, teacher=TorchClassifier(Constant().eval()))
     pixels = torch.from_numpy(images.images[:50]).permute(0, 3, 1, 2).float() / 255
     assert (fitted.module(pixels).argmax(1) == 0).float().mean() > 0.9
+
+
+def test_a_teacher_sees_images_at_its_own_size_and_in_its_own_colours(images: ArrayDataset, tmp_path: Path) -> None:
+    seen: list[Tensor] = []
+
+    class Watching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x)
+            return torch.zeros(len(x), 10)
+
+    own = Preprocessing(28, (24, 24), "bicubic", (0.0, 0.0, 0.0), (0.5, 0.5, 0.5))
+    recipe = replace(QUICK, epochs=1, teacher_weight=0.5, strength=0.0)
+    large = Preprocessing((48, 48), mean=(0.5, 0.5, 0.5), std=(0.1, 0.1, 0.1))
+    teacher = TorchClassifier(Watching().eval(), own)
+    fit(network(), images, recipe, preprocessing=large, out=tmp_path, teacher=teacher)
+    assert {tuple(x.shape[1:]) for x in seen} == {(3, 24, 24)}
+    mean = torch.from_numpy(images.images).float().mean() / 255
+    assert torch.cat(seen).mean().item() == pytest.approx(2 * mean.item(), abs=0.05)  # nothing was cropped or taken off
 
 
 @pytest.mark.parametrize("student", ["plain", "filling in"])
@@ -196,7 +215,7 @@ def test_a_network_that_fills_in_learns_with_the_worst_masks_and_may_teach(
     learner = network() if student == "plain" else Inpainting(network())
     masks = GreedyCutout(2, 4, 8, inside=True, tries=2, share=1.0)
     recipe = replace(QUICK, epochs=1, teacher_weight=0.5, cutout=masks)
-    fitted = fit(learner, images, recipe, **NORM, out=tmp_path, teacher=Listening(network(1)))
+    fitted = fit(learner, images, recipe, **NORM, out=tmp_path, teacher=TorchClassifier(Listening(network(1)).eval()))
     assert told
     assert not any(hidden.any() for hidden in told)  # a teacher sees the whole picture
     assert getattr(fitted.module, "mask_aware", False) == (student != "plain")
@@ -207,6 +226,10 @@ def test_recipes_are_data_that_round_trip_through_the_command_line(name: str) ->
     recipe = RECIPES[name]
     changed = recipe.changed({"epochs": "3", "cutout.count": "1", "rate": "0.5"})
     assert (changed.epochs, changed.cutout.count, changed.rate) == (3, 1, 0.5)
+    for order in (1, -1):  # what belongs together is changed together
+        sizes = [("cutout.smallest", "49"), ("cutout.largest", "84")][::order]
+        if hasattr(recipe.cutout, "smallest"):
+            assert recipe.changed(dict(sizes)).cutout.largest == 84
     assert changed.fingerprint != recipe.fingerprint == RECIPES[name].fingerprint
     assert recipe.to_json()["cutout"]["kind"] == type(recipe.cutout).__name__
 

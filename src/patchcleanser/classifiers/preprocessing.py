@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -70,6 +70,11 @@ class Preprocessing:
             raise InputError(f"fill lies in [0, 1], as pixels do before normalising, got {self.fill}")
         if self.mean is not None and self.fill is not None and len(self.fill) not in (1, len(self.mean)):
             raise InputError(f"fill has {len(self.fill)} channels, the classifier has {len(self.mean)}")
+
+    @property
+    def uncropped(self) -> Preprocessing:
+        """The same size of input, of the whole image."""
+        return replace(self, resize=self.crop or self.resize, crop=None)
 
     @property
     def channels(self) -> int | None:

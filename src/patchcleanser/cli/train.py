@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,7 +43,6 @@ def train(
     """Train (or fine-tune) a network so that its labels survive masks; the same command goes on after a stop."""
     import torch
 
-    from patchcleanser.classifiers.torch import input_size
     from patchcleanser.classifiers.trained import bare_spec, weights_of
     from patchcleanser.cli.progress import progress
     from patchcleanser.core.threats import Threat
@@ -57,9 +56,8 @@ def train(
     classifier = trainable(model, device, out)
     dataset = _images(classifier, data, root, limit)
     start = weights_of(model, classifier)
-    # Trained without a crop, and so used without one.
-    preprocessing = replace(classifier.preprocessing, resize=input_size(classifier), crop=None)
-    guide = _teacher(teacher, chosen, device)
+    preprocessing = classifier.preprocessing.uncropped  # trained without a crop, and so used without one
+    guide = _teacher(teacher, chosen, device, len(dataset.classes))
     with progress(f"training {model}", quiet=as_json) as report:
 
         def watch(epoch: Epoch, epochs: int) -> None:
@@ -74,7 +72,7 @@ def train(
             out=out,
             seed=seed,
             threat=threat,
-            teacher=None if guide is None else guide.module,
+            teacher=guide,
             watch=watch,
         )
     if not fitted.main:
@@ -121,8 +119,9 @@ def _images(classifier: TorchClassifier, data: str, root: Path | None, limit: in
     from patchcleanser.data import ArrayDataset, in_memory, load_dataset
     from patchcleanser.training.fit import require_classes
 
+    size = input_size(classifier)
     found = load_dataset(data, split="train", root=root)
-    dataset = found if isinstance(found, ArrayDataset) else in_memory(found, input_size(classifier))
+    dataset = found if isinstance(found, ArrayDataset) else in_memory(found, size)
     require_classes(_classes(classifier), len(dataset.classes))
     if limit is None:
         return dataset
@@ -145,7 +144,7 @@ def _classes(classifier: TorchClassifier) -> int | None:
     return classifier.classes
 
 
-def _teacher(spec: str | None, recipe: Recipe, device: str) -> TorchClassifier | None:
+def _teacher(spec: str | None, recipe: Recipe, device: str, classes: int) -> TorchClassifier | None:
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.classifiers.torch import TorchClassifier
 
@@ -158,4 +157,6 @@ def _teacher(spec: str | None, recipe: Recipe, device: str) -> TorchClassifier |
     guide = load_classifier(spec, device=device)
     if not isinstance(guide, TorchClassifier):
         raise InputError(f"the teacher {spec} is no torch network")
+    if guide.classes not in (None, classes):
+        raise InputError(f"the teacher {spec} knows {guide.classes} classes, the data has {classes}; name another")
     return guide

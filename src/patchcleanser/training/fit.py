@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.precision import tuned
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.errors import ClassifierError, MissingDependencyError, TrainingError
@@ -56,13 +57,13 @@ def fit(
     out: Path,
     seed: int = 0,
     threat: Threat | None = None,
-    teacher: nn.Module | None = None,
+    teacher: TorchClassifier | None = None,
     watch: Watcher | None = None,
     every: int = 5,
 ) -> Fitted:
     """Train a module, in place, on labelled images of one size, and return it with the best weights.
 
-    Images are resized (and normalised) on the device, as the preprocessing says. The best epoch
+    Images are resized (and normalised) on the device, as the preprocessing says, and a teacher's own. The best epoch
     is the one whose averaged weights give most held-out images the right label under every
     one of a fixed set of two-mask views of the threat (`survival`), the last of those within one
     standard error of it; the test set is never looked at. A checkpoint in `out` is taken up if it belongs to the same
@@ -81,7 +82,7 @@ def fit(
         "data": data.fingerprint,
         "images": len(data),
         "patch": str(threat),
-        "teacher": None if teacher is None else module_digest(teacher),
+        "teacher": None if teacher is None else module_digest(teacher.module),
         "criterion": CRITERION,
     }
     checkpoint = Checkpoint(out, key)

@@ -86,21 +86,20 @@ class Recipe:
 
     def changed(self, settings: dict[str, str]) -> Recipe:
         """With settings from the command line, as text: epochs=3, cutout.count=0."""
-        recipe = self
+        own: dict[str, Any] = {}
+        masks: dict[str, Any] = {}
         for name, text in settings.items():
-            target: Any = recipe.cutout if name.startswith("cutout.") else recipe
             key = name.removeprefix("cutout.")
+            target, values = (self, own) if key == name else (self.cutout, masks)
             kinds = {f.name: type(getattr(target, f.name)) for f in fields(target)}
             if key not in kinds or key == "cutout":
-                owner = "a recipe" if target is recipe else "the cutout"
+                owner = "a recipe" if target is self else "the cutout"
                 raise InputError(f"{owner} has no setting {name!r}; it has {', '.join(kinds)}")
             try:
-                value = kinds[key](text) if kinds[key] is not bool else text.lower() in ("1", "true", "yes")
+                values[key] = kinds[key](text) if kinds[key] is not bool else text.lower() in ("1", "true", "yes")
             except ValueError as error:
                 raise InputError(f"{name} takes {_WORDS.get(kinds[key], 'text')}, got {text!r}") from error
-            changed = replace(target, **{key: value})
-            recipe = replace(recipe, cutout=changed) if name.startswith("cutout.") else changed
-        return recipe
+        return replace(self, cutout=replace(self.cutout, **masks), **own)
 
 
 _OWN = {"margin": {"loss", "margin"}, "window": {"loss", "window", "ramp"}, "interval": {"loss", "ramp"}}

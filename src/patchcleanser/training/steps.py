@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import TrainingError
 from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, shown
@@ -91,16 +92,13 @@ class Run:
 class Step:
     """One optimiser step: augment, mask, forward, backward."""
 
-    def __init__(self, run: Run, preprocessing: Preprocessing, teacher: nn.Module | None, steps: int) -> None:
+    def __init__(self, run: Run, preprocessing: Preprocessing, teacher: TorchClassifier | None, steps: int) -> None:
         self.run, self.preprocessing = run, preprocessing
         self.forward = compiled(run.model, run.device, steps)
         module: Any = run.module
         inner = INNER.get(run.recipe.loss)
         self.inner = compiled(getattr(module, inner[0]), run.device, steps) if inner else None
-        self.teacher: Any = None if teacher is None else teacher.to(run.device).eval()
-        self.asked: Any = teacher  # as it came: compiled, it does not say what it must be told
-        if self.teacher is not None and run.device.type == "cuda":
-            self.teacher = compiled(self.teacher.to(memory_format=torch.channels_last), run.device, steps)
+        self.teacher = None if teacher is None else _Teacher(teacher, run.device, steps)
         self.cutout: Cutout = run.recipe.cutout
         self.progress = 0.0
 
@@ -167,7 +165,7 @@ class Step:
             loss, logits = self._loss(self._shown(inputs, labels), labels)
         if self.teacher is not None and recipe.teacher_weight > 0:
             with torch.no_grad(), run.autocast():
-                wanted = self.teacher(shown(self.asked, inputs)).float()
+                wanted = self.teacher(images)
             loss = torch.lerp(loss, _divergence(logits, wanted, recipe.temperature), recipe.teacher_weight)
         run.optimizer.zero_grad(set_to_none=True)
         run.accelerator.backward(loss)
@@ -177,6 +175,25 @@ class Step:
         if run.ema is not None:
             run.ema.update(run.module, step=run.step)
         return loss.detach(), (logits.argmax(1) == labels).float().mean()
+
+
+class _Teacher:
+    """A network to learn from, which sees images at its own size and in its own colours."""
+
+    def __init__(self, classifier: TorchClassifier, device: torch.device, steps: int) -> None:
+        self.preprocessing = classifier.preprocessing.uncropped
+        self.module = classifier.module.to(device).eval()
+        self.forward: Any = self.module
+        if device.type == "cuda":  # compiled, it does not say what it must be told
+            self.forward = compiled(self.module.to(memory_format=torch.channels_last), device, steps)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits of images in [0, 1]."""
+        inputs = shown(self.module, self.preprocessing(images))
+        if inputs.is_cuda:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        logits: Tensor = self.forward(inputs).float()
+        return logits
 
 
 def _divergence(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
