@@ -13,11 +13,19 @@ from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.classifiers.masked import MaskedClassifier, Request, Waiting
-from patchcleanser.classifiers.precision import _settings, in_tf32, plain_float32, plain_float32_alone
+from patchcleanser.classifiers.precision import (
+    Recheck,
+    TooFarError,
+    _settings,
+    in_tf32,
+    plain_float32,
+    plain_float32_alone,
+)
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.split import Split, SplitConv, SplitLinear, pieces
 from patchcleanser.classifiers.ways import Halved, UnusableError, Way
 from patchcleanser.core.tables import UNMASKED
+from patchcleanser.defenses.base import AGAIN
 
 
 def photos(number: int) -> Tensor:
@@ -107,8 +115,8 @@ def test_what_is_doubtful_is_settled_by_the_finer_way_and_almost_nothing_exactly
     before, after = [], []
     refined = MaskedClassifier._refined
 
-    def seen(self: MaskedClassifier, rest: Waiting, number: int) -> Waiting:
-        done = refined(self, rest, number)
+    def seen(self: MaskedClassifier, rest: Waiting, number: int, clean: bool) -> Waiting:
+        done = refined(self, rest, number, clean)
         before.append(int(rest.unsure.sum()))
         after.append(int(done.unsure.sum()))
         return done
@@ -130,6 +138,59 @@ def test_a_finer_way_that_is_wrong_is_caught_by_the_audit(monkeypatch: pytest.Mo
     labels = labels_of(defense, images)
     assert defense.masked.recheck.hopeless
     assert (labels == labels_of(exactly(classifier), images)).all()
+
+
+def surprising(self: Coarse, inputs: Tensor) -> Tensor:
+    """Close calls move much further than what was learnt from."""
+    exact = self.classifier.checked_logits(inputs)
+    first, second = exact.topk(2).values.T
+    moved = torch.where(first - second < 0.45, 0.5, 0.0)
+    return exact.scatter_add(1, exact.topk(2).indices[:, 1:], moved[:, None])
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_doubtful_labels_that_move_too_far_put_more_of_them_in_doubt(
+    watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("patchcleanser.classifiers.precision.AUDIT", 0.0)
+    images = photos(60)
+    defense, classifier = defense_with(Split, monkeypatch)
+    learnt(defense, images, monkeypatch)
+    monkeypatch.setattr(Coarse, "logits", surprising)
+    if not watched:
+        monkeypatch.setattr(MaskedClassifier, "_watch", lambda self, rest, finer: None)
+    same = labels_of(defense, images) == labels_of(exactly(classifier), images)
+    assert same.all() == watched
+    assert not defense.masked.recheck.hopeless
+
+
+def test_labels_that_move_too_far_again_and_again_are_computed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = photos(24)
+    defense, classifier = defense_with(Split, monkeypatch)
+    learnt(defense, images, monkeypatch)
+    turns: list[int] = []
+
+    def never_near(self: Recheck, fast: Tensor, finer: Tensor) -> None:
+        turns.append(len(fast))
+        raise TooFarError
+
+    monkeypatch.setattr(Recheck, "require_near", never_near)
+    labels = labels_of(defense, images)
+    assert len(turns) == AGAIN + 1
+    assert defense.masked.recheck.hopeless
+    assert (labels == labels_of(exactly(classifier), images)).all()
+
+
+def test_what_was_computed_while_learning_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = photos(24)
+    defense, _ = defense_with(Split, monkeypatch)
+    monkeypatch.setattr(MaskedClassifier, "_to_probe", False)
+    sizes: list[int] = []
+    logits = Coarse.logits
+    monkeypatch.setattr(Coarse, "logits", lambda self, inputs: (sizes.append(len(inputs)), logits(self, inputs))[1])
+    found = defense.examine(images, [0] * len(images), maps=True)
+    every, closest = sum(len(e.table.labels) for e in found), 120 // 4
+    assert every < sum(sizes) <= every + closest  # close calls are computed to be chosen, and to be compared
 
 
 class Careless(Way):
@@ -317,7 +378,9 @@ def test_few_at_a_time_are_computed_again_together(monkeypatch: pytest.MonkeyPat
     sizes: list[int] = []
     exactly_ = MaskedClassifier._exactly
     monkeypatch.setattr(
-        MaskedClassifier, "_exactly", lambda self, rest: (sizes.append(len(rest.piece)), exactly_(self, rest))[1]
+        MaskedClassifier,
+        "_exactly",
+        lambda self, rest, clean: (sizes.append(len(rest.piece)), exactly_(self, rest, clean))[1],
     )
     defense.examine(images, [0] * len(images), maps=True)
     assert len(sizes) > 1

@@ -24,7 +24,16 @@ from patchcleanser import (
     load_dataset,
 )
 from patchcleanser.classifiers.masked import Request
-from patchcleanser.classifiers.precision import CALIBRATION, Recheck, gaps, half_type, plain_float32, ties, total
+from patchcleanser.classifiers.precision import (
+    CALIBRATION,
+    Recheck,
+    TooFarError,
+    gaps,
+    half_type,
+    plain_float32,
+    ties,
+    total,
+)
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
 
 HALF = torch.finfo(torch.float16).eps
@@ -229,6 +238,7 @@ def test_classes_that_move_together_are_told_apart_and_others_are_not() -> None:
     generator = torch.Generator().manual_seed(0)
     exact, shared = torch.randn(CALIBRATION, 4, generator=generator), torch.randn(CALIBRATION, 1, generator=generator)
     together = torch.tensor([[1.0, 1.0, 0.0, -1.0]])
+    exact[:, :2] += 20  # the first two of every label are these
     recheck = Recheck()
     recheck.calibrate(exact - shared.clamp(-1, 1) * together, exact, HALF)
     close = torch.tensor([[9.0, 8.5, 0.0, 0.0], [9.0, 0.0, 8.5, 0.0], [0.0, 0.0, 9.0, 7.5], [9.0, 0.0, 0.0, 5.5]])
@@ -236,6 +246,31 @@ def test_classes_that_move_together_are_told_apart_and_others_are_not() -> None:
     assert recheck.doubt(torch.tensor([[9.0, 8.5, 6.0, 4.0]])).tolist() == [
         False
     ]  # 3 and 5 behind; they move by 1 and 2
+
+
+def test_what_the_first_two_of_a_label_moved_counts_for_all_classes() -> None:
+    """Of most pairs of classes no sample holds a close call, and close calls move most."""
+    exact = torch.tensor([[9.0, 8.0, 0.0, 0.0]]).repeat(100, 1)
+    recheck = Recheck()
+    recheck.calibrate(exact + torch.tensor([0.5, -0.5, 0.0, 0.0]), exact, HALF)
+    assert recheck.doubt(torch.tensor([[0.0, 0.0, 9.0, 7.1], [0.0, 0.0, 9.0, 6.9]])).tolist() == [True, False]
+
+
+def test_labels_that_move_further_than_any_was_thought_to_are_noticed_and_learnt() -> None:
+    exact, fast = noisy(0.05)
+    recheck = Recheck()
+    recheck.calibrate(fast[:CALIBRATION], exact[:CALIBRATION], HALF)
+    recheck.require_near(fast, exact)
+    clear = torch.tensor([[4.0, 1.0, 0.0, 0.0, 0.0]])
+    assert not recheck.doubt(clear).any()
+    recheck.require_near(clear, clear - 5)  # nothing gained on anything
+    with pytest.raises(TooFarError):
+        recheck.require_near(clear, clear + torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0]))
+    assert recheck.doubt(clear).any()
+    never = torch.tensor([[4.0, 1.0, 0.0, 0.0, -torch.inf]])
+    recheck.require_near(never, never)
+    with pytest.raises(TooFarError):
+        recheck.require_near(never, clear)
 
 
 def test_half_precision_is_never_trusted_beyond_its_digits() -> None:

@@ -10,15 +10,27 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.batches import Batches, Piece, Subject
 from patchcleanser.classifiers.copied import block_size
-from patchcleanser.classifiers.precision import CALIBRATION, FEWEST, Precision, Recheck, total
+from patchcleanser.classifiers.precision import (
+    CALIBRATION,
+    FEWEST,
+    POOL,
+    Precision,
+    Recheck,
+    gaps,
+    total,
+)
 from patchcleanser.classifiers.ways import UnusableError, Way
+from patchcleanser.core.tables import Indices
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import InputError
+
+Rows = NDArray[np.intp]
 
 FINER = 64
 """Fewer doubtful labels than this are computed exactly at once: so few keep no GPU busy, whichever way they go."""
@@ -29,6 +41,29 @@ class Step(NamedTuple):
 
     way: Way
     recheck: Recheck
+
+
+class Example(NamedTuple):
+    """A part of the sample that ways are compared on."""
+
+    piece: Piece
+    exact: Tensor
+    chosen: bool
+    """Whether these are close calls, and not any labels."""
+
+    def pick(self, rows: Rows) -> Example:
+        """Those with these numbers."""
+        exact = self.exact[torch.from_numpy(rows).to(self.exact.device)]
+        return self._replace(piece=self.piece.pick(rows), exact=exact)
+
+
+class Launched(NamedTuple):
+    """A piece on its way: its logits may not be there yet."""
+
+    piece: Piece
+    logits: Tensor
+    step: int | None
+    """By which step; None: exactly."""
 
 
 class Learning(Batches):
@@ -52,6 +87,8 @@ class Learning(Batches):
         """Numbers of steps that no longer work, or not as they were compared."""
         self._only: list[Subject] | None = None
         """The few images that it was learnt from which fast labels are doubtful, and that this holds for; None: any."""
+        self._held: list[Launched] = []
+        """Fast labels that close calls were chosen from, for whoever asks for labels of these images next."""
         self.checks = 0
         """Classifications spent on checking: probes, ties and fast labels computed again."""
 
@@ -99,48 +136,70 @@ class Learning(Batches):
         if few and not worth:
             self.recheck.begin()
             return
-        draw = np.random.default_rng(0)
-        each = -(-CALIBRATION // len(subjects))
         ordered = sorted(subjects, key=lambda s: tuple(s.pixels.shape))
-        picks = [draw.permutation(len(s.table.mask_set.unions))[:each] for s in ordered]
-        piece = Piece(ordered, np.repeat(np.arange(len(ordered)), [len(p) for p in picks]), np.concatenate(picks))
+        sample, pool = _drawn(ordered)
         self.recheck.begin()
-        self.finer, self._failed = [], set()
+        self.finer, self._failed, self._held = [], set(), []
         different = {s.pixels.shape: s.pixels for s in ordered}.values()
         self.sizes = {tuple(self._input(pixels)[-2:]) for pixels in different}
         with torch.inference_mode():
-            parts = list(self._parts(piece))
-            exact = [self._logits(part) for part in parts]
-            for part, logits in zip(parts, exact, strict=True):
-                self._keep(part, logits, True, alone=len(part) == 1)
-            numbers, most = self._numbers(ordered[0].pixels), self._size(piece, 0, 1)
-            for way in self.ways:
-                if way.fewest(numbers) > most:  # no piece will ever be as large
-                    continue
-                self.way = way
-                self._learn(self.recheck, way, parts, exact)
-                if self.recheck.ready:
-                    break
-            last = self.way if self.recheck.ready else None
-            while last is not None and last.finer is not None:
+            found = self._first_way(sample, pool)
+            if not self.recheck.ready or self.way is None:
+                return
+            examples, self._held = found
+            last = self.way
+            while last.finer is not None:
                 last.finer.expected = math.ceil(self.recheck.share * last.expected)
-                self._learn_finer(last.finer, parts, exact)
+                self._learn_finer(last.finer, examples)
                 last = last.finer
 
-    def _learn_finer(self, finer: Way, parts: Sequence[Piece], exact: Sequence[Tensor]) -> None:
+    def _first_way(self, sample: Piece, pool: Piece) -> tuple[list[Example], list[Launched]]:
+        """Find the first way that pays: the sample that it was compared on, and what it said of the pool."""
+        examples = self._examples(sample, chosen=False)
+        fast: list[Launched] = []
+        numbers, most = self._numbers(sample.subjects[0].pixels), self._size(sample, 0, 1)
+        for way in self.ways:
+            if way.fewest(numbers) > most:  # no piece will ever be as large
+                continue
+            self.way = way
+            try:
+                self._prepare(way, sample)
+                fast = [Launched(part, self._logits(part, way), 0) for part in self._parts(pool, exact=True)]
+            except UnusableError:
+                continue
+            if not any(example.chosen for example in examples):
+                examples += self._examples(_closest(pool, fast), chosen=True)
+            self._learn(self.recheck, way, examples, fast)
+            if self.recheck.ready:
+                break
+        return examples, fast
+
+    def _examples(self, piece: Piece, *, chosen: bool) -> list[Example]:
+        """Exact logits of a piece, which are kept."""
+        examples = [Example(part, self._logits(part), chosen) for part in self._parts(piece, exact=True)]
+        for part, logits, _ in examples:
+            self._keep(part, logits, True, alone=len(part) == 1)
+        return examples
+
+    def _learn_finer(self, finer: Way, examples: Sequence[Example]) -> None:
         """Compare a finer way too; one that is of no use is not asked again."""
         if finer.pays is False:
             return
         # Kernels are chosen by the size of a batch, and of doubtful labels there are few or many: every other label
         # is asked about in a large batch, and those between a few at a time.
-        shares: list[tuple[Piece, Tensor]] = []
-        for part, logits in zip(parts, exact, strict=True):
-            many, few = np.arange(0, len(part), 2), np.arange(1, len(part), 2)
-            for rows in [many, *(few[at : at + FINER] for at in range(0, len(few), FINER))]:
-                shares.append((part.pick(rows), logits[torch.from_numpy(rows).to(logits.device)]))
+        shares: list[Example] = []
+        for example in examples:
+            many, few = (np.arange(start, len(example.piece), 2) for start in (0, 1))
+            shares += [
+                example.pick(rows) for rows in (many, *np.array_split(few, -(-len(few) // FINER) or 1)) if len(rows)
+            ]
         recheck = Recheck()
-        self._learn(recheck, finer, [part for part, _ in shares], [logits for _, logits in shares])
-        if recheck.ready and self._pays(finer, parts[0]):
+        try:
+            self._prepare(finer, examples[0].piece)
+        except UnusableError:
+            return
+        self._learn(recheck, finer, shares)
+        if recheck.ready and self._pays(finer, examples[0].piece):
             self.finer.append(Step(finer, recheck))
         else:
             finer.forget()
@@ -161,11 +220,14 @@ class Learning(Batches):
                 return False
         return finer.pays is not False
 
-    def _try_sharing(self, way: Way, subject: Subject) -> None:
-        """See once, on a GPU, whether a way is faster if pairs share work; a CPU's work is counted beforehand.
+    def _prepare(self, way: Way, piece: Piece) -> None:
+        """Notice whether the network is another, and see once, on a GPU, whether a way is faster if pairs share work.
 
-        In less than a block: whole blocks may be compiled, and this is not worth compiling a network twice.
+        A CPU's work is counted beforehand. In less than a block: whole blocks may be compiled, and this is not worth
+        compiling a network twice.
         """
+        way.renew()
+        subject = piece.subjects[piece.which[0]]
         most = min(self.chunk or 1, block_size(self._numbers(subject.pixels)) - 1)
         unions = np.arange(min(most, len(subject.table.mask_set.unions)))
         piece = Piece([subject], np.zeros_like(unions), unions)
@@ -202,24 +264,37 @@ class Learning(Batches):
             yield (part := piece.part(start, min(start + size, len(piece))))
             start += len(part)
 
-    def _learn(self, recheck: Recheck, way: Way, parts: Sequence[Piece], logits: Sequence[Tensor]) -> None:
-        """Compare a fast way with the exact logits; if it is unusable, nothing is learnt."""
+    def _learn(self, recheck: Recheck, way: Way, examples: Sequence[Example], others: Sequence[Launched] = ()) -> None:
+        """Compare a fast way with the exact logits; if it is unusable, nothing is learnt.
+
+        How many labels are doubtful is seen from what it said of others, too.
+        """
         recheck.begin()
-        way.renew()
+        parts = [example.piece for example in examples]
         try:
-            self._try_sharing(way, parts[0].subjects[parts[0].which[0]])
             fast = [self._logits(part, way) for part in parts] + self._by_blocks(way, parts)
             if way.blocks and any(self._sharing(part, way) for part in parts):  # few pairs share nothing
                 with way.unshared():
                     fast += [self._logits(part, way) for part in parts]
         except UnusableError:
             return
-        found, exact = torch.cat(fast), total(torch.cat(list(logits) * (len(fast) // len(parts))))
+        again = len(fast) // len(examples)
+        found, exact = torch.cat(fast), total(torch.cat([example.exact for example in examples] * again))
         self.checks += len(found)
         whole = ~broken_rows(found)
-        if whole.any():
-            broken = int((~whole).sum())
-            recheck.calibrate(total(found[whole]), exact[whole], way.resolution, broken=broken, most=way.bearable)
+        if not whole.any():
+            return
+        usual = [logits for logits, example in zip(fast, [*examples] * again, strict=True) if not example.chosen]
+        common = torch.cat([*usual, *(other.logits for other in others)])
+        seen = ~broken_rows(common)
+        recheck.calibrate(
+            total(found[whole]),
+            exact[whole],
+            way.resolution,
+            common=total(common[seen]),
+            broken=int((~seen).sum()),
+            most=way.bearable,
+        )
 
     def _by_blocks(self, way: Way, parts: Sequence[Piece]) -> list[Tensor]:
         """The logits of parts once more, by the kernels that compute whole blocks, if there will be such."""
@@ -236,6 +311,35 @@ class Learning(Batches):
                 raise
             self.roomy, self.chunk = False, size - 1  # then there will be none
             return []
+
+
+def _drawn(subjects: list[Subject]) -> tuple[Piece, Piece]:
+    """Labels to compare ways on, and the pool that close calls are chosen from, spread over all images."""
+    draw = np.random.default_rng(0)
+    orders = [draw.permutation(len(s.table.mask_set.unions)) for s in subjects]
+    pooled = min(POOL, sum(map(len, orders)) // 10)
+    wanted = CALIBRATION - min(CALIBRATION // 2, pooled // 4)
+    # Of more images than that, some have none in it.
+    each = np.diff(np.linspace(0, wanted, len(subjects) + 1).astype(int)) if len(subjects) > wanted else None
+    firsts = [-(-wanted // len(subjects))] * len(subjects) if each is None else each.tolist()
+    more = -(-pooled // len(subjects))
+    picks = [order[:first] for order, first in zip(orders, firsts, strict=True)]
+    others = [order[first : first + more] for order, first in zip(orders, firsts, strict=True)]
+    return _spread_over(subjects, picks), _spread_over(subjects, others)
+
+
+def _spread_over(subjects: list[Subject], unions: Sequence[Indices]) -> Piece:
+    return Piece(subjects, np.repeat(np.arange(len(subjects)), [len(u) for u in unions]), np.concatenate(unions))
+
+
+def _closest(pool: Piece, fast: Sequence[Launched]) -> Piece:
+    """The labels of the pool that were closest calls."""
+    if not len(pool):
+        return pool
+    logits = torch.cat([part.logits for part in fast])
+    margins = torch.where(broken_rows(logits), torch.inf, gaps(total(logits)))
+    most = min(CALIBRATION // 2, len(pool) // 4)
+    return pool.pick(np.sort(margins.argsort(stable=True)[:most].cpu().numpy()))
 
 
 def broken_rows(logits: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.batches import Piece, Subject
-from patchcleanser.classifiers.learning import Learning, broken_rows
+from patchcleanser.classifiers.learning import Launched, Learning, broken_rows
 from patchcleanser.classifiers.precision import (
     Precision,
     WrongFastLabelError,
@@ -44,6 +44,8 @@ class Waiting(NamedTuple):
 
     piece: Piece
     logits: Tensor
+    by: Tensor
+    """The numbers of the steps that they are by."""
     first: Tensor
     """The labels that the first step gave."""
     unsure: Tensor
@@ -52,15 +54,6 @@ class Waiting(NamedTuple):
     def pick(self, rows: Tensor) -> Waiting:
         """Those with these numbers."""
         return Waiting(self.piece.pick(rows.cpu().numpy()), *(tensor[rows] for tensor in self[1:]))
-
-
-class Launched(NamedTuple):
-    """A piece on its way: its logits may not be there yet."""
-
-    piece: Piece
-    logits: Tensor
-    step: int | None
-    """By which step; None: exactly."""
 
 
 class MaskedClassifier(Learning):
@@ -92,6 +85,8 @@ class MaskedClassifier(Learning):
         """
         if self.recheck.ready and not all(self._holds_for(r.subject) for r in requests):
             self.recheck.begin()
+        with torch.inference_mode():
+            self._take_held(requests, strict, clean)
         # Images of one size sit together, so that most chunks are one stack of equal images.
         wanted = [(r.subject, r.subject.table.missing(r.unions)) for r in requests]
         wanted = sorted((w for w in wanted if len(w[1])), key=lambda w: tuple(w[0].pixels.shape))
@@ -104,17 +99,36 @@ class MaskedClassifier(Learning):
         )
         with torch.inference_mode():
             launched: deque[Launched] = deque()
-            waiting: list[list[Waiting]] = [[] for _ in range(len(self.finer) + 1)]
+            waiting = self._nothing_waiting()
             for part in self._parts(piece):
                 launched.append(self._launch(part, clean))
                 while len(launched) > self.ahead:
                     self._store(launched.popleft(), strict, waiting)
-                self._go_on(waiting, strict)
+                self._go_on(waiting, strict, clean)
             while launched:
                 self._store(launched.popleft(), strict, waiting)
-            self._go_on(waiting, strict, all_of_it=True)
+            self._go_on(waiting, strict, clean, all_of_it=True)
         if not all(subject.table.answered for subject in piece.subjects):
             raise OutputError(NOT_FINITE)
+
+    def _nothing_waiting(self) -> list[list[Waiting]]:
+        """What waits for each further step, and at last for the exact one."""
+        return [[] for _ in range(len(self.finer) + 1)]
+
+    def _take_held(self, requests: Sequence[Request], strict: bool, clean: bool) -> None:
+        """Fast labels that were computed while learning are as good as any, if it was of these images."""
+        held, self._held = self._held, []
+        mine = {id(request.subject) for request in requests}
+        if not self.recheck.ready or not held or id(held[0].piece.subjects[0]) not in mine:
+            return
+        waiting = self._nothing_waiting()
+        for done in held:
+            known = [done.piece.subjects[s].table.labels[u] >= 0 for s, u in zip(*done.piece[1:], strict=True)]
+            rows = np.flatnonzero(~np.array(known, dtype=bool))  # close calls were computed exactly
+            if len(rows):
+                logits = done.logits[torch.from_numpy(rows).to(done.logits.device)]
+                self._store(Launched(done.piece.pick(rows), logits, done.step), strict, waiting)
+        self._go_on(waiting, strict, clean, all_of_it=True)
 
     def _launch(self, piece: Piece, clean: bool) -> Launched:
         while (step := self._step_for(piece, clean)) is not None:
@@ -160,7 +174,9 @@ class MaskedClassifier(Learning):
             return
         unsure = self._steps[step].recheck.doubt(total(logits)) | broken_rows(logits)
         sampled = self.recheck.sampled(len(piece)).to(logits.device)
-        self._pass_on(Waiting(piece, logits, total(logits).argmax(1), unsure, sampled), strict, waiting[step])
+        labels = total(logits).argmax(1)
+        fast = Waiting(piece, logits, torch.full_like(labels, step), labels, unsure, sampled)
+        self._pass_on(fast, strict, waiting[step])
 
     def _pass_on(self, done: Waiting, strict: bool, further: list[Waiting]) -> None:
         """Keep what is settled; what is not waits further on."""
@@ -195,7 +211,7 @@ class MaskedClassifier(Learning):
             self.checks += 1
         return logits
 
-    def _go_on(self, waiting: list[list[Waiting]], strict: bool, *, all_of_it: bool = False) -> None:
+    def _go_on(self, waiting: list[list[Waiting]], strict: bool, clean: bool, *, all_of_it: bool = False) -> None:
         """Take the next step with what waits; what fills no chunk goes on waiting, unless no more is to come."""
         for number, here in enumerate(waiting):
             if not here or (sum(len(rest.piece) for rest in here) < (self.chunk or 1) and not all_of_it):
@@ -211,17 +227,19 @@ class MaskedClassifier(Learning):
                 if len(part) < (self.chunk or 1) and end == len(piece) and not all_of_it:
                     here.append(rest)
                 elif number < len(self.finer):
-                    self._pass_on(self._refined(rest, number + 1), strict, waiting[number + 1])
+                    self._pass_on(self._refined(rest, number + 1, clean), strict, waiting[number + 1])
                 else:
-                    self._keep(part, self._exactly(rest), strict, alone=False)
+                    self._keep(part, self._exactly(rest, clean), strict, alone=False)
 
-    def _exactly(self, rest: Waiting) -> Tensor:
+    def _exactly(self, rest: Waiting, clean: bool) -> Tensor:
         """Exact logits of the doubtful, the overflown and the audited; one that is audited must not be another."""
         recheck, audited = self.recheck, ~rest.unsure
         exact = self._logits(rest.piece)
         labels = total(exact).argmax(1)
         if ((labels != total(rest.logits).argmax(1)) & audited).any():
             raise WrongFastLabelError
+        if clean:
+            self._watch(rest, exact)
         flips = labels != rest.first
         recheck.rechecked += len(labels)
         recheck.flipped += int(flips.sum())
@@ -234,7 +252,17 @@ class MaskedClassifier(Learning):
             table.audited += sample
         return exact
 
-    def _refined(self, rest: Waiting, number: int) -> Waiting:
+    def _watch(self, rest: Waiting, finer: Tensor) -> None:
+        """None of the labels that are computed again may have moved as far as doubt reaches: then others flip unseen.
+
+        Of clean images only: one of an attacker's must not make everybody's labels be computed again.
+        """
+        told = ~broken_rows(rest.logits) & ~broken_rows(finer)
+        for number in torch.unique(rest.by).tolist():
+            rows = torch.nonzero(told & (rest.by == number))[:, 0]
+            self._steps[number].recheck.require_near(total(rest.logits[rows]), total(finer[rows]))
+
+    def _refined(self, rest: Waiting, number: int, clean: bool) -> Waiting:
         """What a finer way says of doubtful labels, and which are in doubt still."""
         before, step = self._steps[number - 1], self._steps[number]
         # What overflowed is like nothing that the finer way was compared on, unless little was enough for that.
@@ -249,12 +277,14 @@ class MaskedClassifier(Learning):
         except UnusableError:  # or not as it was compared; the exact way is always there
             self._failed.add(number)
             return rest
+        if clean:
+            self._watch(rest.pick(rows), found)
         doubtful = step.recheck.doubt(total(found)) | broken_rows(found)
         self.checks += len(rows)
         self.settled[type(step.way).__name__] += int((~doubtful).sum())
-        logits, unsure = rest.logits.clone(), rest.unsure.clone()
-        logits[rows], unsure[rows] = found, doubtful
-        return rest._replace(logits=logits, unsure=unsure)
+        logits, by, unsure = rest.logits.clone(), rest.by.clone(), rest.unsure.clone()
+        logits[rows], by[rows], unsure[rows] = found, number, doubtful
+        return rest._replace(logits=logits, by=by, unsure=unsure)
 
     def _probe(self, one: Piece, answer: Tensor, way: Way | None) -> None:
         """Refuse a classifier, or a fast way, that answers a pair differently in its batch, alone and in company."""

@@ -20,6 +20,9 @@ FEWEST = 8
 """About so many labels of a group of clean images, and of no fewer images, are computed both ways before any fast one
 is trusted. What one image, or two, teach about others is too little: seen with `tiny` in bfloat16."""
 
+POOL = 2048
+"""Up to half of them are the closest calls of so many others: images that a network is sure of move least."""
+
 AUDIT = 1 / 512
 """The share of all further labels that are still computed both ways, whatever their margin."""
 
@@ -38,19 +41,37 @@ class WrongFastLabelError(Exception):
     """An audit caught a wrong fast label that was not doubtful: the group's labels are computed exactly."""
 
 
+class TooFarError(WrongFastLabelError):
+    """A doubtful label moved further than any was thought to: others may have, and are computed again."""
+
+
 class _Movements:
     """How far logits moved between a fast way and the exact one, in a sample [N, C]."""
 
-    def __init__(self, moved: Tensor) -> None:
-        self._moved = moved
+    def __init__(self, fast: Tensor, exact: Tensor) -> None:
+        self._moved = fast.new_zeros(0, fast.shape[1])
+        self._closest = 0.0
+        self.add(fast, exact)
+
+    def add(self, fast: Tensor, exact: Tensor) -> None:
+        """More labels of both ways."""
+        moved = torch.where(torch.isneginf(fast) & torch.isneginf(exact), 0.0, exact - fast)
+        moved = moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
+        two = moved.gather(1, fast.topk(min(2, fast.shape[1]), dim=1).indices)
+        self._closest = max(self._closest, float((two[:, 0] - two[:, -1]).abs().nan_to_num(nan=torch.inf).amax()))
+        self._moved = torch.cat([self._moved, moved])
         self._bounds: dict[int, Tensor] = {}
 
     def bounds(self, labels: list[int]) -> Tensor:
-        """How near each class may come to each of these before a label is doubtful [len(labels), C]."""
+        """How near each class may come to each of these before a label is doubtful [len(labels), C].
+
+        Of most pairs of classes the sample holds no close call: what the first two of any label moved counts for all.
+        """
         for label in labels:
             if label not in self._bounds:
                 apart = (self._moved - self._moved[:, label : label + 1]).abs().amax(0)
-                self._bounds[label] = SAFETY * apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
+                apart = apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
+                self._bounds[label] = SAFETY * apart.clamp_min(self._closest)
         return torch.stack([self._bounds[label] for label in labels])
 
 
@@ -59,8 +80,8 @@ class Recheck:
     """Which fast labels are doubtful, what they cost, and whether they were right.
 
     What is doubtful is learnt from clean images only, a sample of the whole group that is about to be
-    certified, and then fixed: neither the order of the images nor the size of chunks changes it, and
-    images that somebody hands in to be classified cannot teach it anything.
+    certified, and then fixed, unless a label turns out to have moved further: neither the order of the images nor the
+    size of chunks changes it, and images that somebody hands in to be classified cannot teach it anything.
     """
 
     labels: int = 0
@@ -91,34 +112,56 @@ class Recheck:
         return self._moved is not None and not self.hopeless
 
     def calibrate(
-        self, fast: Tensor, exact: Tensor, resolution: float, *, broken: int = 0, most: float = HOPELESS
+        self,
+        fast: Tensor,
+        exact: Tensor,
+        resolution: float,
+        *,
+        common: Tensor | None = None,
+        broken: int = 0,
+        most: float = HOPELESS,
     ) -> None:
         """Learn how far classes move against each other, from the same labels computed both ways.
 
         A label flips if some class gains more on the first than it lay behind. A label is doubtful if some
-        class lies no further behind than (twice) the most that just these two were seen to move against each
-        other, or than the fast way can tell apart at all. So many more were `broken`, and are doubtful anyway.
+        class lies no further behind than (twice) the most that just these two, or the first two of any label, were
+        seen to move against each other, or than the fast way can tell apart at all. How many are doubtful is seen from
+        the `common` ones, if the others were chosen; so many more were `broken`, and are doubtful anyway.
         """
         self.begin()
-        moved = torch.where(torch.isneginf(fast) & torch.isneginf(exact), 0.0, exact - fast)
-        self._moved = _Movements(moved.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf))
+        self._moved = _Movements(fast, exact)
         self._precision = SAFETY * resolution
-        self.share = (int(self.doubt(fast).sum()) + broken) / (len(fast) + broken)
+        common = fast if common is None else common
+        self.share = (int(self.doubt(common).sum()) + broken) / max(1, len(common) + broken)
         self.hopeless = self.share > most
 
     def doubt(self, fast: Tensor) -> Tensor:
         """Which labels might be others in float32, bool [N]."""
-        moved = self._moved
-        if moved is None:
-            raise RuntimeError("nothing was learnt yet about fast labels")
         if not len(fast):
             return fast.new_zeros(0, dtype=torch.bool)
         first = fast.argmax(1, keepdim=True)
         behind = (fast.gather(1, first) - fast).nan_to_num(nan=0.0, posinf=torch.inf)
+        return (behind <= self._limits(fast, first)).scatter(1, first, False).any(1)
+
+    def require_near(self, fast: Tensor, finer: Tensor) -> None:
+        """TooFarError if a class gained more on the first than was thought possible; that is learnt, too."""
+        if not len(fast):
+            return
+        first = fast.argmax(1, keepdim=True)
+        ahead, now = (logits.gather(1, first) - logits for logits in (fast, finer))
+        gained = torch.where(torch.isposinf(ahead) & torch.isposinf(now), 0.0, ahead - now)
+        far = (gained > self._limits(fast, first)).any(1)
+        if self._moved is not None and far.any():
+            self._moved.add(fast[far], finer[far])
+            raise TooFarError
+
+    def _limits(self, fast: Tensor, first: Tensor) -> Tensor:
+        """How far behind the first each class is to lie [N, C]."""
+        if self._moved is None:
+            raise RuntimeError("nothing was learnt yet about fast labels")
         size = fast.abs().nan_to_num(posinf=0.0).amax(1, keepdim=True)
         labels, which = torch.unique(first[:, 0], return_inverse=True)
-        close = behind <= moved.bounds(labels.tolist())[which] + self._precision * size
-        return close.scatter(1, first, False).any(1)
+        return self._moved.bounds(labels.tolist())[which] + self._precision * size
 
     def sampled(self, number: int) -> Tensor:
         """Which of the next labels are audited, bool [number]."""

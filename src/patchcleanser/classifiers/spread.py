@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.batches import Piece, Subject
-from patchcleanser.classifiers.masked import Launched, MaskedClassifier, Waiting
+from patchcleanser.classifiers.learning import Launched
+from patchcleanser.classifiers.masked import MaskedClassifier, Waiting
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import Indices, LabelTable
 from patchcleanser.core.windows import Size

@@ -14,7 +14,7 @@ from torch import Tensor
 from patchcleanser.classifiers.batches import Subject
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.classifiers.masked import MaskedClassifier, Request
-from patchcleanser.classifiers.precision import Precision, WrongFastLabelError
+from patchcleanser.classifiers.precision import Precision, TooFarError, WrongFastLabelError
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Threat
@@ -30,6 +30,9 @@ Game = Generator[Indices, None, R]
 GROUP = {"cuda": (512, 512_000_000), "cpu": (256, 256_000_000)}
 """How many images, and bytes of images, are worked on together; memory stays bounded. Of each group it is learnt which
 fast labels are doubtful, which takes a GPU as long as 20 images."""
+
+AGAIN = 3
+"""How often a group is computed again with more labels in doubt before all are computed exactly."""
 
 SIZES = 256
 """Mask sets kept, one for each size of image: whoever sends images of every size must not fill the memory."""
@@ -215,19 +218,20 @@ class MaskDefense(Defense[V, C]):
     def _played(
         self, group: list[Subject], starts: Sequence[Callable[[LabelTable], Game[R]]], *, clean: bool
     ) -> list[R]:
-        """Play a game for each image; if an audit catches a wrong fast label, once more with exact ones."""
+        """Play a game for each image; if fast labels turn out to be worse than was thought, once more.
 
-        def play_all() -> list[R]:
+        Where one moved too far, with more labels in doubt; if that happens again and again, or an audit catches a
+        wrong one, with exact labels.
+        """
+        for turn in range(AGAIN + 2):
             games = [start(subject.table) for start, subject in zip(starts, group, strict=True)]
-            return self._play(group, games, clean=clean)
-
-        try:
-            return play_all()
-        except WrongFastLabelError:
-            self.masked.recheck.hopeless = True
-            for subject in group:
-                subject.table = LabelTable(subject.table.mask_set)
-            return play_all()
+            try:
+                return self._play(group, games, clean=clean)
+            except WrongFastLabelError as error:
+                self.masked.recheck.hopeless |= turn >= AGAIN or not isinstance(error, TooFarError)
+                for subject in group:
+                    subject.table = LabelTable(subject.table.mask_set)
+        raise AssertionError("exact labels are never wrong")
 
     def _play(self, group: list[Subject], games: Sequence[Game[R]], *, clean: bool) -> list[R]:
         def fill_in(asked: list[tuple[int, Indices]]) -> None:
