@@ -12,11 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
+from patchcleanser.classifiers.learning import Launched, _closest, _drawn
 from patchcleanser.classifiers.masked import MaskedClassifier, Request, Waiting
 from patchcleanser.classifiers.precision import (
+    CALIBRATION,
     Recheck,
     TooFarError,
     _settings,
+    gaps,
     in_tf32,
     plain_float32,
     plain_float32_alone,
@@ -170,13 +173,96 @@ def test_labels_that_move_too_far_again_and_again_are_computed_exactly(monkeypat
     learnt(defense, images, monkeypatch)
     turns: list[int] = []
 
-    def never_near(self: Recheck, fast: Tensor, finer: Tensor) -> None:
-        turns.append(len(fast))
-        raise TooFarError
+    def never_near(self: MaskedClassifier) -> None:
+        if self.recheck.ready:
+            turns.append(1)
+            raise TooFarError
 
-    monkeypatch.setattr(Recheck, "require_near", never_near)
+    monkeypatch.setattr(MaskedClassifier, "_learn_from_far", never_near)
     labels = labels_of(defense, images)
     assert len(turns) == AGAIN + 1
+    assert defense.masked.recheck.hopeless
+    assert (labels == labels_of(exactly(classifier), images)).all()
+
+
+class Slight(Lying):
+    """Off by a tenth of what the coarse way is."""
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        exact = self.classifier.checked_logits(inputs)
+        return exact + 0.002 * torch.sin(3000 * exact)
+
+
+def test_what_moved_too_far_by_a_finer_way_is_learnt_for_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patchcleanser.classifiers.precision.AUDIT", 1.0)
+    images = photos(60)
+    defense, classifier = defense_with(Slight, monkeypatch)
+    learnt(defense, images, monkeypatch)
+    (step,) = defense.masked.finer
+    widened: list[Recheck] = []
+    widen = Recheck.widen
+    monkeypatch.setattr(Recheck, "widen", lambda self, fast, finer: (widened.append(self), widen(self, fast, finer))[1])
+    monkeypatch.setattr(step.recheck._moved, "_bounds", {label: torch.full((10,), 1e-4) for label in range(10)})
+    labels = labels_of(defense, images)
+    assert widened
+    assert all(recheck is step.recheck for recheck in widened)
+    assert (labels == labels_of(exactly(classifier), images)).all()
+
+
+def test_what_somebody_sends_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = photos(24)
+    defense, _ = defense_with(Split, monkeypatch)
+    learnt(defense, images, monkeypatch)
+    monkeypatch.setattr(Coarse, "logits", surprising)
+    monkeypatch.setattr(MaskedClassifier, "_watch", lambda self, rest, finer: pytest.fail("watched"))
+    defense.predict(images)
+    assert defense.masked.recheck.rechecked + defense.masked.settled.total() > 0  # some were in doubt
+
+
+def test_close_calls_are_the_closest_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    defense, _ = defense_with(Split, monkeypatch)
+    (group,) = defense._groups(photos(24))
+    sample, pool = _drawn(group)
+    pairs = [{(s, u) for s, u in zip(piece.which, piece.unions, strict=True)} for piece in (sample, pool)]
+    assert not pairs[0] & pairs[1]
+    with torch.inference_mode():
+        logits = defense.masked._logits(pool)
+    margins = gaps(logits)
+    chosen = _closest(pool, [Launched(pool, logits, 0)])
+    told = {(s, u): margin for s, u, margin in zip(pool.which, pool.unions, margins.tolist(), strict=True)}
+    most = max(told[pair] for pair in zip(chosen.which, chosen.unions, strict=True))
+    assert len(chosen) == len(pool) // 4
+    assert sum(margin <= most for margin in told.values()) == len(chosen)
+
+
+def test_every_size_of_image_is_in_the_sample() -> None:
+    defense = DoubleMasking(load_classifier("zoo:tiny", device="cpu"), Threat.square(5), masks=3, precision="fast")
+    few, many = torch.rand(3, 40, 40), torch.rand(3, 32, 32)
+    subjects = [defense.subject(image) for image in [few, *[many] * 599]]
+    for ordered in (subjects, subjects[::-1]):
+        sample, _ = _drawn(ordered)
+        assert {tuple(ordered[s].pixels.shape) for s in sample.which} == {(3, 40, 40), (3, 32, 32)}
+        assert CALIBRATION // 2 <= len(sample) <= CALIBRATION // 2 + 2
+
+
+def test_a_way_that_answers_otherwise_alone_is_found_out_before_what_it_said_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = photos(24)
+    defense, classifier = defense_with(Split, monkeypatch)
+    logits = Coarse.logits
+    learning = [True]
+
+    def worse(self: Coarse, inputs: Tensor) -> Tensor:
+        found = logits(self, inputs)
+        return found if learning else found.roll(1, 1)
+
+    monkeypatch.setattr(Coarse, "logits", worse)
+    calibrate = type(defense.masked).calibrate
+    monkeypatch.setattr(
+        type(defense.masked), "calibrate", lambda self, subjects: (calibrate(self, subjects), learning.clear())[0]
+    )
+    labels = labels_of(defense, images)
     assert defense.masked.recheck.hopeless
     assert (labels == labels_of(exactly(classifier), images)).all()
 
@@ -190,7 +276,8 @@ def test_what_was_computed_while_learning_is_not_computed_again(monkeypatch: pyt
     monkeypatch.setattr(Coarse, "logits", lambda self, inputs: (sizes.append(len(inputs)), logits(self, inputs))[1])
     found = defense.examine(images, [0] * len(images), maps=True)
     every, closest = sum(len(e.table.labels) for e in found), 120 // 4
-    assert every < sum(sizes) <= every + closest  # close calls are computed to be chosen, and to be compared
+    # Close calls are computed to be chosen, and to be compared, and one is probed, alone and in company.
+    assert every < sum(sizes) <= every + closest + 3
 
 
 class Careless(Way):

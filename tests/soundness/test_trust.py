@@ -27,7 +27,6 @@ from patchcleanser.classifiers.masked import Request
 from patchcleanser.classifiers.precision import (
     CALIBRATION,
     Recheck,
-    TooFarError,
     gaps,
     half_type,
     plain_float32,
@@ -260,17 +259,18 @@ def test_labels_that_move_further_than_any_was_thought_to_are_noticed_and_learnt
     exact, fast = noisy(0.05)
     recheck = Recheck()
     recheck.calibrate(fast[:CALIBRATION], exact[:CALIBRATION], HALF)
-    recheck.require_near(fast, exact)
+    assert not recheck.too_far(fast, exact).any()
     clear = torch.tensor([[4.0, 1.0, 0.0, 0.0, 0.0]])
     assert not recheck.doubt(clear).any()
-    recheck.require_near(clear, clear - 5)  # nothing gained on anything
-    with pytest.raises(TooFarError):
-        recheck.require_near(clear, clear + torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0]))
-    assert recheck.doubt(clear).any()
+    assert not recheck.too_far(clear, clear - 5).any()  # nothing gained on anything
+    moved = clear + torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0])
+    assert recheck.too_far(clear, moved).all()
+    before = recheck.share
+    assert recheck.widen(clear, moved) > before
+    assert recheck.doubt(clear).all()
     never = torch.tensor([[4.0, 1.0, 0.0, 0.0, -torch.inf]])
-    recheck.require_near(never, never)
-    with pytest.raises(TooFarError):
-        recheck.require_near(never, clear)
+    assert not recheck.too_far(never, never).any()
+    assert recheck.too_far(never, clear).all()
 
 
 def test_half_precision_is_never_trusted_beyond_its_digits() -> None:

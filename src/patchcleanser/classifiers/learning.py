@@ -26,7 +26,7 @@ from patchcleanser.classifiers.precision import (
     total,
 )
 from patchcleanser.classifiers.ways import UnusableError, Way
-from patchcleanser.core.tables import Indices
+from patchcleanser.core.tables import Indices, LabelTable
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import InputError
 
@@ -66,6 +66,13 @@ class Launched(NamedTuple):
     """By which step; None: exactly."""
 
 
+class Held(NamedTuple):
+    """Fast labels that are at hand, and the tables that they are for."""
+
+    done: list[Launched]
+    tables: list[LabelTable]
+
+
 class Learning(Batches):
     """Knows faster ways to labels, and compares them with the exact one before any is trusted."""
 
@@ -87,7 +94,7 @@ class Learning(Batches):
         """Numbers of steps that no longer work, or not as they were compared."""
         self._only: list[Subject] | None = None
         """The few images that it was learnt from which fast labels are doubtful, and that this holds for; None: any."""
-        self._held: list[Launched] = []
+        self._held: Held | None = None
         """Fast labels that close calls were chosen from, for whoever asks for labels of these images next."""
         self.checks = 0
         """Classifications spent on checking: probes, ties and fast labels computed again."""
@@ -139,19 +146,26 @@ class Learning(Batches):
         ordered = sorted(subjects, key=lambda s: tuple(s.pixels.shape))
         sample, pool = _drawn(ordered)
         self.recheck.begin()
-        self.finer, self._failed, self._held = [], set(), []
-        different = {s.pixels.shape: s.pixels for s in ordered}.values()
+        self.finer, self._failed, self._held = [], set(), None
+        different = {s.pixels.shape: s.pixels for s in (ordered[i] for i in np.unique(sample.which))}.values()
+        room = (self._size(sample, 0, 1), self.roomy)
         self.sizes = {tuple(self._input(pixels)[-2:]) for pixels in different}
         with torch.inference_mode():
             found = self._first_way(sample, pool)
             if not self.recheck.ready or self.way is None:
                 return
-            examples, self._held = found
+            examples, fast = found
             last = self.way
             while last.finer is not None:
                 last.finer.expected = math.ceil(self.recheck.share * last.expected)
                 self._learn_finer(last.finer, examples)
                 last = last.finer
+        if (self._size(sample, 0, 1), self.roomy) == room:  # else by batches of a size that nobody compared
+            self._held = Held(fast, [s.table for s in ordered])
+
+    def release(self) -> None:
+        """Nobody will ask for labels of the images that were learnt from."""
+        self._held = None
 
     def _first_way(self, sample: Piece, pool: Piece) -> tuple[list[Example], list[Launched]]:
         """Find the first way that pays: the sample that it was compared on, and what it said of the pool."""
@@ -197,6 +211,7 @@ class Learning(Batches):
         try:
             self._prepare(finer, examples[0].piece)
         except UnusableError:
+            finer.forget()
             return
         self._learn(recheck, finer, shares)
         if recheck.ready and self._pays(finer, examples[0].piece):
@@ -319,9 +334,11 @@ def _drawn(subjects: list[Subject]) -> tuple[Piece, Piece]:
     orders = [draw.permutation(len(s.table.mask_set.unions)) for s in subjects]
     pooled = min(POOL, sum(map(len, orders)) // 10)
     wanted = CALIBRATION - min(CALIBRATION // 2, pooled // 4)
-    # Of more images than that, some have none in it.
-    each = np.diff(np.linspace(0, wanted, len(subjects) + 1).astype(int)) if len(subjects) > wanted else None
-    firsts = [-(-wanted // len(subjects))] * len(subjects) if each is None else each.tolist()
+    # Of more images than that some have none in it, but each size of image has.
+    firsts = np.diff(np.linspace(0, wanted, len(subjects) + 1).astype(int))
+    firsts = np.maximum(firsts, -(-wanted // len(subjects))) if len(subjects) <= wanted else firsts
+    ones = list({tuple(s.pixels.shape): number for number, s in enumerate(subjects)}.values())
+    firsts[ones] = np.maximum(firsts[ones], 1)
     more = -(-pooled // len(subjects))
     picks = [order[:first] for order, first in zip(orders, firsts, strict=True)]
     others = [order[first : first + more] for order, first in zip(orders, firsts, strict=True)]

@@ -15,6 +15,7 @@ from patchcleanser.classifiers.batches import Piece, Subject
 from patchcleanser.classifiers.learning import Launched, Learning, broken_rows
 from patchcleanser.classifiers.precision import (
     Precision,
+    TooFarError,
     WrongFastLabelError,
     gaps,
     ties,
@@ -72,6 +73,8 @@ class MaskedClassifier(Learning):
         self.ahead = 1 if classifier.device.type == "cuda" else 0
         self.settled: Counter[str] = Counter()
         """How many doubtful labels each kind of finer way settled."""
+        self._far: list[tuple[int, Tensor, Tensor]] = []
+        """Of labels that moved too far: the step, its logits and finer ones."""
         self._stored = 0
         self._apart = 0.0
         """How far, relative to their size, exact logits were seen to move with the batch they are in."""
@@ -85,8 +88,10 @@ class MaskedClassifier(Learning):
         """
         if self.recheck.ready and not all(self._holds_for(r.subject) for r in requests):
             self.recheck.begin()
+        self._far = []
         with torch.inference_mode():
             self._take_held(requests, strict, clean)
+        self._learn_from_far()
         # Images of one size sit together, so that most chunks are one stack of equal images.
         wanted = [(r.subject, r.subject.table.missing(r.unions)) for r in requests]
         wanted = sorted((w for w in wanted if len(w[1])), key=lambda w: tuple(w[0].pixels.shape))
@@ -108,6 +113,7 @@ class MaskedClassifier(Learning):
             while launched:
                 self._store(launched.popleft(), strict, waiting)
             self._go_on(waiting, strict, clean, all_of_it=True)
+        self._learn_from_far()
         if not all(subject.table.answered for subject in piece.subjects):
             raise OutputError(NOT_FINITE)
 
@@ -117,26 +123,42 @@ class MaskedClassifier(Learning):
 
     def _take_held(self, requests: Sequence[Request], strict: bool, clean: bool) -> None:
         """Fast labels that were computed while learning are as good as any, if it was of these images."""
-        held, self._held = self._held, []
-        mine = {id(request.subject) for request in requests}
-        if not self.recheck.ready or not held or id(held[0].piece.subjects[0]) not in mine:
+        held, self._held = self._held, None
+        mine = {id(request.subject.table) for request in requests}
+        if held is None or not self.recheck.ready or not held.done or id(held.tables[0]) not in mine:
+            return
+        subjects, way = held.done[0].piece.subjects, self._steps[0].way
+        same = all(s.table is table for s, table in zip(subjects, held.tables, strict=True))
+        if not same or (way.clean_only and not clean):
+            return
+        try:
+            for number, (piece, logits, _) in enumerate(held.done):
+                if number == 0 or self._to_probe:
+                    self._probe(piece.part(0, 1), logits[0], way)
+                self._stored += 1
+        except UnusableError:
+            self._give_up(0)
             return
         waiting = self._nothing_waiting()
-        for done in held:
-            known = [done.piece.subjects[s].table.labels[u] >= 0 for s, u in zip(*done.piece[1:], strict=True)]
+        for done in held.done:
+            known = [subjects[s].table.labels[u] >= 0 for s, u in zip(*done.piece[1:], strict=True)]
             rows = np.flatnonzero(~np.array(known, dtype=bool))  # close calls were computed exactly
             if len(rows):
                 logits = done.logits[torch.from_numpy(rows).to(done.logits.device)]
                 self._store(Launched(done.piece.pick(rows), logits, done.step), strict, waiting)
         self._go_on(waiting, strict, clean, all_of_it=True)
 
+    def _give_up(self, step: int) -> None:
+        """A step does not work for inputs of this size, though it worked for others, or the network changed."""
+        self._failed.add(step)
+        self.recheck.hopeless |= not self._steps[step].way.clean_only
+
     def _launch(self, piece: Piece, clean: bool) -> Launched:
         while (step := self._step_for(piece, clean)) is not None:
             try:
                 return self._launched(piece, step)
-            except UnusableError:  # for inputs of this size, though it worked for others, or the network changed
-                self._failed.add(step)
-                self.recheck.hopeless |= not self._steps[step].way.clean_only
+            except UnusableError:
+                self._give_up(step)
         return self._launched(piece, None)
 
     def _launched(self, piece: Piece, step: int | None) -> Launched:
@@ -260,7 +282,23 @@ class MaskedClassifier(Learning):
         told = ~broken_rows(rest.logits) & ~broken_rows(finer)
         for number in torch.unique(rest.by).tolist():
             rows = torch.nonzero(told & (rest.by == number))[:, 0]
-            self._steps[number].recheck.require_near(total(rest.logits[rows]), total(finer[rows]))
+            fast, now = total(rest.logits[rows]), total(finer[rows])
+            far = self._steps[number].recheck.too_far(fast, now)
+            if far.any():
+                self._far.append((number, fast[far], now[far]))
+
+    def _learn_from_far(self) -> None:
+        """Learn from labels that moved too far, and say so: others may have; a step that then pays no more is left."""
+        far, self._far = self._far, []
+        for number in {step for step, _, _ in far}:
+            fast, now = (
+                torch.cat(parts) for parts in zip(*(rest for step, *rest in far if step == number), strict=True)
+            )
+            way, recheck = self._steps[number]
+            if recheck.widen(fast, now) > way.bearable:
+                self._failed.add(number)
+        if far:
+            raise TooFarError
 
     def _refined(self, rest: Waiting, number: int, clean: bool) -> Waiting:
         """What a finer way says of doubtful labels, and which are in doubt still."""

@@ -80,8 +80,9 @@ class Recheck:
     """Which fast labels are doubtful, what they cost, and whether they were right.
 
     What is doubtful is learnt from clean images only, a sample of the whole group that is about to be
-    certified, and then fixed, unless a label turns out to have moved further: neither the order of the images nor the
-    size of chunks changes it, and images that somebody hands in to be classified cannot teach it anything.
+    certified, and then fixed: neither the order of the images nor the size of chunks changes it, and
+    images that somebody hands in to be classified cannot teach it anything. Only if a label turns out to have moved
+    further, that is learnt too, and the group is computed once more.
     """
 
     labels: int = 0
@@ -131,9 +132,14 @@ class Recheck:
         self.begin()
         self._moved = _Movements(fast, exact)
         self._precision = SAFETY * resolution
-        common = fast if common is None else common
-        self.share = (int(self.doubt(common).sum()) + broken) / max(1, len(common) + broken)
-        self.hopeless = self.share > most
+        self._common, self._broken = fast if common is None else common, broken
+        self.hopeless = self._counted() > most
+
+    def _counted(self) -> float:
+        """How many of the common labels are doubtful."""
+        doubtful, seen = int(self.doubt(self._common).sum()), len(self._common)
+        self.share = (doubtful + self._broken) / max(1, seen + self._broken)
+        return self.share
 
     def doubt(self, fast: Tensor) -> Tensor:
         """Which labels might be others in float32, bool [N]."""
@@ -143,17 +149,20 @@ class Recheck:
         behind = (fast.gather(1, first) - fast).nan_to_num(nan=0.0, posinf=torch.inf)
         return (behind <= self._limits(fast, first)).scatter(1, first, False).any(1)
 
-    def require_near(self, fast: Tensor, finer: Tensor) -> None:
-        """TooFarError if a class gained more on the first than was thought possible; that is learnt, too."""
+    def too_far(self, fast: Tensor, finer: Tensor) -> Tensor:
+        """Labels of which some class gained more on the first than was thought possible, bool [N]."""
         if not len(fast):
-            return
+            return fast.new_zeros(0, dtype=torch.bool)
         first = fast.argmax(1, keepdim=True)
         ahead, now = (logits.gather(1, first) - logits for logits in (fast, finer))
         gained = torch.where(torch.isposinf(ahead) & torch.isposinf(now), 0.0, ahead - now)
-        far = (gained > self._limits(fast, first)).any(1)
-        if self._moved is not None and far.any():
-            self._moved.add(fast[far], finer[far])
-            raise TooFarError
+        return (gained > self._limits(fast, first)).any(1)
+
+    def widen(self, fast: Tensor, finer: Tensor) -> float:
+        """Learn from these labels too; the share that is doubtful then."""
+        if self._moved is not None:
+            self._moved.add(fast, finer)
+        return self._counted()
 
     def _limits(self, fast: Tensor, first: Tensor) -> Tensor:
         """How far behind the first each class is to lie [N, C]."""

@@ -177,6 +177,7 @@ class MaskDefense(Defense[V, C]):
         """
         for group in self._groups(images):
             self.masked.calibrate(group)
+            self.masked.release()
 
     def subject(self, image: Tensor) -> Subject:
         """A checked image [C, H, W] on the device, with an empty table of labels."""
