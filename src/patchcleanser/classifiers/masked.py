@@ -145,7 +145,7 @@ class MaskedClassifier(Learning):
             rows = np.flatnonzero(~np.array(known, dtype=bool))  # close calls were computed exactly
             if len(rows):
                 logits = done.logits[torch.from_numpy(rows).to(done.logits.device)]
-                self._store(Launched(done.piece.pick(rows), logits, done.step), strict, waiting)
+                self._store(done._replace(piece=done.piece.pick(rows), logits=logits), strict, waiting)
         self._go_on(waiting, strict, clean, all_of_it=True)
 
     def _give_up(self, step: int) -> None:
