@@ -239,7 +239,7 @@ def test_recipes_are_data_that_round_trip_through_the_command_line(name: str) ->
         ({"epoch": "3"}, "a recipe has no setting 'epoch'; it has epochs"),
         ({"epochs": "many"}, "epochs takes a whole number, got 'many'"),
         ({"epochs": "0"}, "at least 1"),
-        ({"optimizer": "foo"}, "optimizer is one of sgd, adamw, got 'foo'"),
+        ({"optimizer": "foo"}, "optimizer is one of sgd, adamw, muon, got 'foo'"),
         ({"rate": "0"}, "a learning rate is above 0"),
         ({"cutout.size": "3"}, "no setting 'cutout.size'"),
     ],

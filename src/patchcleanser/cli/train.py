@@ -149,10 +149,11 @@ def _teacher(spec: str | None, recipe: Recipe, device: str, classes: int) -> Tor
     from patchcleanser.classifiers.torch import TorchClassifier
 
     if spec is None:
-        if recipe.teacher_weight > 0:
-            raise InputError("teacher_weight is above 0 but there is no teacher; name one with --teacher")
+        for name in ("teacher_weight", "guidance"):
+            if getattr(recipe, name) > 0:
+                raise InputError(f"{name} is above 0 but there is no teacher; name one with --teacher")
         return None
-    if recipe.teacher_weight == 0:
+    if recipe.teacher_weight == recipe.guidance == 0:
         raise InputError("a teacher counts for nothing at teacher_weight=0; add --set teacher_weight=0.7")
     guide = load_classifier(spec, device=device)
     if not isinstance(guide, TorchClassifier):

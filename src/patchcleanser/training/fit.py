@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.fingerprints import module_digest
@@ -21,11 +22,12 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.errors import ClassifierError, MissingDependencyError, TrainingError
 from patchcleanser.training.checkpoints import Checkpoint
-from patchcleanser.training.cutout import Cutout, GreedyCutout
+from patchcleanser.training.cutout import Cutout, GreedyCutout, shown
+from patchcleanser.training.guidance import Guide, Telling
 from patchcleanser.training.journal import Epoch, draw, open_board, write_log
 from patchcleanser.training.judge import Judge, as_good
 from patchcleanser.training.recipes import Recipe
-from patchcleanser.training.steps import Run, Step, require_inner
+from patchcleanser.training.steps import Run, Step, Teacher, require_inner
 
 CRITERION = "the last within one standard error of the highest survival"
 
@@ -74,7 +76,13 @@ def fit(
     accelerator = _accelerator(device)
     require_inner(module, recipe.loss, accelerator.num_processes)
     torch.manual_seed(seed)
-    run = Run(module, recipe, seed, accelerator)
+    asked = None if teacher is None else Teacher(teacher, accelerator.device)
+    telling = guide = None
+    if recipe.guidance:
+        if asked is None or accelerator.num_processes > 1:
+            raise TrainingError("guidance needs a teacher, and one process: start it without accelerate launch")
+        telling, guide = _guided(module.to(accelerator.device), asked, data.images[:2], preprocessing)
+    run = Run(module, recipe, seed, accelerator, guide)
     threat = threat or Threat.share(0.024)
     key = {
         "recipe": recipe.fingerprint,
@@ -95,7 +103,9 @@ def fit(
     labels = torch.from_numpy(data.labels).to(run.device)
     judge = Judge(_floats(pixels, held), labels[torch.as_tensor(held, device=run.device)], preprocessing, threat)
     steps = recipe.epochs * len(kept) // recipe.batch if accelerator.num_processes == 1 else 0
-    step = Step(run, preprocessing, teacher, steps)
+    if asked is not None:
+        asked.compile(steps)
+    step = Step(run, preprocessing, steps, asked, telling)
     board = open_board(out) if accelerator.is_main_process else None
     while len(run.history) < recipe.epochs:
         with tuned(run.device):
@@ -119,6 +129,15 @@ def fit(
         write_log(run.history, out / "metrics.csv")
     best = run.history[run.best[0] - 1] if run.best is not None else run.history[-1]
     return Fitted(run.module.eval(), run.history, best, accelerator.is_main_process)
+
+
+def _guided(
+    module: nn.Module, teacher: Teacher, images: NDArray[np.uint8], preprocessing: Preprocessing
+) -> tuple[Telling, Guide]:
+    """A network and a teacher that show their feature maps, and what is learnt to compare them."""
+    some = _floats(torch.from_numpy(images).to(next(module.parameters()).device), range(len(images)))
+    own = Telling(module, shown(module, preprocessing(some)), within=2 / 3)
+    return own, Guide(own.widths, teacher.telling(some).widths)
 
 
 def _epoch(run: Run, step: Step, pixels: Tensor, labels: Tensor, kept: Any) -> None:

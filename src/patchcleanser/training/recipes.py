@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from patchcleanser.errors import InputError
 from patchcleanser.training.cutout import Ablation, Cutout, GreedyCutout
 
-Optimizer = Literal["sgd", "adamw"]
+Optimizer = Literal["sgd", "adamw", "muon"]
 Schedule = Literal["cosine", "onecycle", "step"]
 Loss = Literal["label", "margin", "window", "interval"]
 Numbers = Literal["no", "bf16"]
@@ -46,6 +46,8 @@ class Recipe:
     teacher_weight: float = 0.0
     """Share of the loss that follows a teacher's answer to the unmasked image."""
     temperature: float = 2.0
+    guidance: float = 0.0
+    """Weight of how far a network's feature maps are from a teacher's at the same place."""
     loss: Loss = "label"
     """What is made small: cross-entropy; BagCert's margin of votes; cross-entropy without the best window of local
     logits (PatchGuard); or the worst case of interval bounds."""
@@ -69,12 +71,15 @@ class Recipe:
             raise InputError(f"a learning rate is above 0, got {self.rate}")
         if self.window < 1 or not 0 <= self.ramp <= 1:
             raise InputError(f"a window is at least 1 and a ramp lies in [0, 1], got {self.window} and {self.ramp}")
+        if self.guidance < 0 or (self.guidance and self.loss not in ("label", "margin")):
+            raise InputError(f"guidance is at least 0, and 0 for the loss {self.loss!r}, got {self.guidance}")
         if not 0 <= self.holdout < 1:
             raise InputError(f"a holdout is a share in [0, 1), got {self.holdout}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the kind of cutout named."""
         others = {"loss", "margin", "window", "ramp"} - _OWN.get(self.loss, set())
+        others |= set() if self.guidance else {"guidance"}
         settings = {name: value for name, value in asdict(self).items() if name not in others}
         named = {"kind": type(self.cutout).__name__, **asdict(self.cutout)}
         return {**settings, "cutout": named}

@@ -17,6 +17,7 @@ from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import TrainingError
 from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, shown
+from patchcleanser.training.guidance import Guide, Telling
 from patchcleanser.training.journal import Epoch
 from patchcleanser.training.losses import interval_loss, margin_loss, pixel_ends, window_loss
 from patchcleanser.training.recipes import Recipe
@@ -29,16 +30,17 @@ INNER = {"window": ("local", "net:bagnet"), "interval": ("behind", "net:interval
 class Run:
     """Everything that changes while training, so that it can be saved and taken up again."""
 
-    def __init__(self, module: nn.Module, recipe: Recipe, seed: int, accelerator: Any) -> None:
+    def __init__(
+        self, module: nn.Module, recipe: Recipe, seed: int, accelerator: Any, guide: Guide | None = None
+    ) -> None:
         self.accelerator, self.recipe, self.device = accelerator, recipe, accelerator.device
         module = module.to(self.device)
         if self.device.type == "cuda":
             module = module.to(memory_format=torch.channels_last)
-        extra = {"momentum": 0.9} if recipe.optimizer == "sgd" else {}
-        optimizer = create_optimizer_v2(
-            module, opt=recipe.optimizer, lr=recipe.rate, weight_decay=recipe.weight_decay, **extra
-        )
-        self.module = module
+        optimizer = _optimizer(module, recipe)
+        if guide is not None:
+            optimizer.add_param_group({"params": list(guide.to(self.device).parameters()), "weight_decay": 0.0})
+        self.module, self.guide = module, guide
         self.ema = ModelEmaV3(module, decay=recipe.ema, use_warmup=True, warmup_power=0.8) if recipe.ema else None
         self.model, self.optimizer = accelerator.prepare(module, optimizer)
         self.generator = torch.Generator(self.device).manual_seed(seed * 1000 + accelerator.process_index)
@@ -64,6 +66,7 @@ class Run:
         return {
             "module": self.module.state_dict(),
             "ema": None if self.ema is None else self.ema.module.state_dict(),
+            "guide": None if self.guide is None else self.guide.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "torch": torch.get_rng_state(),
@@ -79,6 +82,8 @@ class Run:
             self.module.load_state_dict(state["module"])
             if self.ema is not None:
                 self.ema.module.load_state_dict(state["ema"])
+            if self.guide is not None:
+                self.guide.load_state_dict(state["guide"])
         except RuntimeError as error:
             raise TrainingError("the checkpoint is of another architecture; use another --out") from error
         self.optimizer.load_state_dict(state["optimizer"])
@@ -92,13 +97,15 @@ class Run:
 class Step:
     """One optimiser step: augment, mask, forward, backward."""
 
-    def __init__(self, run: Run, preprocessing: Preprocessing, teacher: TorchClassifier | None, steps: int) -> None:
-        self.run, self.preprocessing = run, preprocessing
+    def __init__(
+        self, run: Run, preprocessing: Preprocessing, steps: int, teacher: Teacher | None, telling: Telling | None
+    ) -> None:
+        self.run, self.preprocessing, self.teacher = run, preprocessing, teacher
         self.forward = compiled(run.model, run.device, steps)
+        self.telling = None if telling is None else compiled(telling, run.device, steps)
         module: Any = run.module
         inner = INNER.get(run.recipe.loss)
         self.inner = compiled(getattr(module, inner[0]), run.device, steps) if inner else None
-        self.teacher = None if teacher is None else _Teacher(teacher, run.device, steps)
         self.cutout: Cutout = run.recipe.cutout
         self.progress = 0.0
 
@@ -126,21 +133,22 @@ class Step:
         ramp = self.run.recipe.ramp
         return min(1.0, self.progress / ramp) if ramp else 1.0
 
-    def _loss(self, given: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of what is shown, and the logits."""
+    def _loss(self, given: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """The loss of what is shown, the logits, and feature maps if they are guided."""
         recipe = self.run.recipe
         if self.inner is not None:
             with self.run.autocast():
                 local = self.inner(given).float()
-            logits = local.mean((2, 3))
+            logits: Tensor = local.mean((2, 3))
             # Clipped logits learn nothing once all are below 0, so at first they are not clipped.
             plain = functional.cross_entropy(logits, labels)
-            return torch.lerp(plain, window_loss(local, labels, recipe.window), self._strength), logits
+            return torch.lerp(plain, window_loss(local, labels, recipe.window), self._strength), logits, []
         with self.run.autocast():
-            logits = self.forward(given).float()
+            logits, maps = (self.forward(given), []) if self.telling is None else self.telling(given)
+        logits = logits.float()
         if recipe.loss == "margin":
-            return margin_loss(logits, labels, recipe.margin), logits
-        return functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing), logits
+            return margin_loss(logits, labels, recipe.margin), logits, maps
+        return functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing), logits, maps
 
     def _bounded(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of interval bounds, whose patches and whose share in the whole grow, and the plain logits."""
@@ -152,6 +160,17 @@ class Step:
             loss = torch.lerp(loss, worst, self._strength)
         return loss, logits
 
+    def _taught(self, teacher: Teacher, loss: Tensor, logits: Tensor, maps: list[Tensor], images: Tensor) -> Tensor:
+        """The loss, and what a teacher has to say about the unmasked images."""
+        run, recipe = self.run, self.run.recipe
+        with torch.no_grad(), run.autocast():
+            wanted, there = teacher(images)
+        loss = torch.lerp(loss, _divergence(logits, wanted.float(), recipe.temperature), recipe.teacher_weight)
+        if run.guide is not None:
+            with run.autocast():
+                loss = loss + recipe.guidance * run.guide(maps, there)
+        return loss
+
     def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss on images [N, 3, H, W] in [0, 1], and the share of right answers."""
         run, recipe = self.run, self.run.recipe
@@ -159,14 +178,13 @@ class Step:
         inputs = self.preprocessing(images)
         if run.device.type == "cuda":
             inputs = inputs.contiguous(memory_format=torch.channels_last)
+        maps: list[Tensor] = []
         if recipe.loss == "interval":
             loss, logits = self._bounded(inputs, labels)
         else:
-            loss, logits = self._loss(self._shown(inputs, labels), labels)
-        if self.teacher is not None and recipe.teacher_weight > 0:
-            with torch.no_grad(), run.autocast():
-                wanted = self.teacher(images)
-            loss = torch.lerp(loss, _divergence(logits, wanted, recipe.temperature), recipe.teacher_weight)
+            loss, logits, maps = self._loss(self._shown(inputs, labels), labels)
+        if self.teacher is not None:
+            loss = self._taught(self.teacher, loss, logits, maps, images)
         run.optimizer.zero_grad(set_to_none=True)
         run.accelerator.backward(loss)
         if recipe.clip:
@@ -177,23 +195,46 @@ class Step:
         return loss.detach(), (logits.argmax(1) == labels).float().mean()
 
 
-class _Teacher:
+class Teacher:
     """A network to learn from, which sees images at its own size and in its own colours."""
 
-    def __init__(self, classifier: TorchClassifier, device: torch.device, steps: int) -> None:
-        self.preprocessing = classifier.preprocessing.uncropped
+    def __init__(self, classifier: TorchClassifier, device: torch.device) -> None:
+        self.preprocessing, self.device = classifier.preprocessing.uncropped, device
         self.module = classifier.module.to(device).eval()
         self.forward: Any = self.module
-        if device.type == "cuda":  # compiled, it does not say what it must be told
-            self.forward = compiled(self.module.to(memory_format=torch.channels_last), device, steps)
+        self.tells = False
+        if device.type == "cuda":
+            self.module.to(memory_format=torch.channels_last)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Logits of images in [0, 1]."""
+    def telling(self, images: Tensor) -> Telling:
+        """From now on it shows its feature maps, too; `images` are some to try it with."""
+        told = Telling(self.module, self._inputs(images), within=1.0)
+        self.forward, self.tells = told, True
+        return told
+
+    def compile(self, steps: int) -> None:
+        """For so many steps, if that pays; compiled, a network does not say what it must be told."""
+        self.forward = compiled(self.forward, self.device, steps)
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits of images in [0, 1], and feature maps if it tells them."""
+        told = self.forward(self._inputs(images))
+        return told if self.tells else (told, [])
+
+    def _inputs(self, images: Tensor) -> Tensor:
         inputs = shown(self.module, self.preprocessing(images))
-        if inputs.is_cuda:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        logits: Tensor = self.forward(inputs).float()
-        return logits
+        return inputs.contiguous(memory_format=torch.channels_last) if inputs.is_cuda else inputs
+
+
+def _optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    more = {"momentum": 0.95, "nesterov": True} if recipe.optimizer == "muon" else {}  # for SGD, a momentum of 0.9
+    try:
+        optimizer: torch.optim.Optimizer = create_optimizer_v2(
+            module, opt=recipe.optimizer, lr=recipe.rate, weight_decay=recipe.weight_decay, **more
+        )
+    except ValueError as error:
+        raise TrainingError(f"this timm has no {recipe.optimizer} ({error}); install timm 1.0.22 or later") from error
+    return optimizer
 
 
 def _divergence(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
