@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchcleanser.classifiers.covering import _gathered, covered, cropped
+from patchcleanser.classifiers.covering import _chosen, _gathered, copies, covered, cropped
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -32,3 +32,15 @@ def test_crops_are_cut_where_they_are_said_to_be_either_way() -> None:
     want = torch.stack([images[k][:, t : t + 4, u : u + 3] for k, (t, u) in zip(which, corners, strict=True)])
     assert torch.equal(cropped(images, which, corners, (4, 3)), want)
     assert torch.equal(_gathered(images, which, corners, (4, 3)), want)
+
+
+@pytest.mark.parametrize("rounded", [None, torch.float16])
+def test_a_gpu_makes_the_copies_that_a_cpu_makes(rounded: torch.dtype | None) -> None:
+    draw = torch.Generator().manual_seed(0)
+    images = [torch.randn(3, 5, 7, generator=draw) for _ in range(3)]
+    which = np.array([0, 0, 2, 1, 2])
+    got, want = _chosen(images, which, rounded), copies(images, which, rounded=rounded)
+    assert torch.equal(got, want)
+    assert got.dtype == (rounded or torch.float32)
+    assert torch.equal(want.float(), torch.stack([images[k].to(got.dtype).float() for k in which]))
+    assert got.is_contiguous(memory_format=torch.channels_last if rounded else torch.contiguous_format)

@@ -22,6 +22,8 @@ from patchcleanser import (
 )
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.batches import Piece, Subject, default_chunk
+from patchcleanser.classifiers.copied import Copied
+from patchcleanser.classifiers.eighth import Eighth
 from patchcleanser.classifiers.masked import PROBE_EVERY, PROBES, MaskedClassifier, Request
 from patchcleanser.classifiers.precision import CALIBRATION, half_type
 from patchcleanser.core.masks import MaskSet
@@ -130,6 +132,36 @@ def test_masked_copies_are_the_image_outside_the_windows_and_the_fill_inside(
         want = colours(want[None])[0] if grid == "source" else want
         assert torch.equal(row, torch.cat([want, hidden[None].float()]) if aware else want)
     assert all(torch.equal(s.pixels, old) for s, old in zip(subjects, before, strict=True))
+
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_masked_copies_of_rounded_images_are_rounded_masked_copies(aware: bool, resnet: nn.Module) -> None:
+    colours = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), fill=(0.2, 0.7, 0.9))
+    classifier = TorchClassifier(resnet, colours)
+    classifier.mask_aware = aware
+    way = Copied(classifier)
+    assert way.rounds == torch.float16
+    masks = MaskSet.build(Threat.square(5), image=(20, 24), masks=2)
+    unions = np.array([*range(len(masks.unions)), UNMASKED])
+    for grid in ("source", "input"):
+        masked, draw = MaskedClassifier(classifier, grid=grid), torch.Generator().manual_seed(0)
+        subjects = [Subject(masked.place(torch.rand(3, 20, 24, generator=draw)), LabelTable(masks)) for _ in range(3)]
+        piece = Piece(subjects, np.sort(np.arange(len(unions)) % 3), unions)
+        got, exact = masked._masked(piece, way), masked._masked(piece)
+        assert exact.dtype == torch.float32
+        assert got.dtype == (torch.float16 if grid == "input" else torch.float32)  # resizing is done in float32
+        assert torch.equal(got.half(), exact.half())
+        masked.sizes = {(9, 9)}  # these are computed exactly
+        assert torch.equal(masked._masked(piece, way), exact)
+
+
+def test_a_class_of_ones_own_is_given_its_inputs_as_they_are(resnet: nn.Module) -> None:
+    class Own(TorchClassifier):
+        def logits(self, inputs: Tensor) -> Tensor:
+            return super().logits(inputs.flip(3))
+
+    assert Copied(Own(resnet)).rounds is None
+    assert Eighth(Own(resnet), Copied(Own(resnet))).rounds is None
 
 
 @pytest.mark.parametrize("grid", ["source", "input"])

@@ -160,7 +160,7 @@ class Batches:
                 pairs = Pairs(part.which, part.unions)
                 runs.append(sharing.logits(part.subjects, lambda s: self._prepared(piece.subjects[s]), pairs))
                 continue
-            batch = self._masked(part)
+            batch = self._masked(part, way)
             if inputs and inputs[-1].shape[1:] != batch.shape[1:]:
                 runs.append(self._classify(torch.cat(inputs), way))
                 inputs = []
@@ -199,15 +199,16 @@ class Batches:
         """Whether the way was compared for such inputs: what is doubtful for one size need not be for another."""
         return self.sizes is None or tuple(shape[-2:]) in self.sizes
 
-    def _masked(self, piece: Piece) -> Tensor:
-        """Prepared inputs of pairs whose images all have one size."""
+    def _masked(self, piece: Piece, way: Way | None = None) -> Tensor:
+        """Prepared inputs of pairs whose images all have one size, for a way or the exact labels."""
         used, local = np.unique(piece.which, return_inverse=True)
         subjects = [piece.subjects[s] for s in used]
         device = self.classifier.device
-        images = copies([s.pixels for s in subjects], local)
+        source = self.grid == "source"
+        short = None if way is None or source or not self._compared(subjects[0].pixels.shape) else way.rounds
+        images = copies([s.pixels for s in subjects], local, rounded=short)
         boxes = boxes_of([(s.table, piece.unions[local == k]) for k, s in enumerate(subjects)])
         preprocessing, channels = self.classifier.preprocessing, images.shape[1]
-        source = self.grid == "source"
         size = (images.shape[2], images.shape[3])
         images = covered(
             images, boxes, preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)

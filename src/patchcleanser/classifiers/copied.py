@@ -68,7 +68,7 @@ class Copied(Derived):
 
     def __init__(self, classifier: TorchClassifier, finer: Way | None = None) -> None:
         super().__init__(classifier)
-        self.finer = finer
+        self.finer, self.rounds = finer, rounded_to_half(classifier)
         self._fill = False
         self._copy: _Player | None = None
 
@@ -258,6 +258,11 @@ def guarded(work: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
             return work(inputs)
     except OutputError as error:  # some networks do not bear another precision
         raise UnusableError(f"the network does not work in float16: {error}") from error
+
+
+def rounded_to_half(classifier: TorchClassifier) -> torch.dtype | None:
+    """What a copy's inputs are rounded to first; a class of somebody's own may want them as they are."""
+    return torch.float16 if classifier.plain else None
 
 
 def halved(module: nn.Module) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +23,28 @@ def boxes_of(wanted: Sequence[tuple[LabelTable, Indices]]) -> NDArray[np.int32]:
     return np.concatenate([np.pad(b, ((0, 0), (0, most - b.shape[1]), (0, 0))) for b in found])
 
 
-def copies(pixels: Sequence[Tensor], which: NDArray[np.intp]) -> Tensor:
-    """One copy of an image for each pair, [N, C, H, W]."""
+def copies(pixels: Sequence[Tensor], which: NDArray[np.intp], *, rounded: torch.dtype | None = None) -> Tensor:
+    """One copy of an image for each pair, [N, C, H, W]; on a GPU rounded ones have their channels last."""
     if pixels[0].device.type == "cpu":
-        return torch.stack([pixels[k] for k in which])
-    return torch.stack(list(pixels))[torch.as_tensor(which, device=pixels[0].device)]
+        images = [one.to(rounded or one.dtype) for one in pixels]
+        return torch.stack([images[k] for k in which])
+    return _chosen(pixels, which, rounded)
+
+
+def _chosen(pixels: Sequence[Tensor], which: NDArray[np.intp], rounded: torch.dtype | None) -> Tensor:
+    """The same in one go, as a GPU likes it."""
+    images = torch.stack(list(pixels))
+    numbers = sent(which, images.device)
+    if rounded is None:
+        return images.index_select(0, numbers)
+    rows = images.permute(0, 2, 3, 1).to(rounded, memory_format=torch.contiguous_format)
+    return rows.index_select(0, numbers).permute(0, 3, 1, 2)
+
+
+def sent(array: NDArray[Any], device: torch.device) -> Tensor:
+    """An array on a device. A GPU gets it in its turn; from other memory it would have to come to rest first."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def cropped(pixels: Sequence[Tensor], which: NDArray[np.intp], corners: NDArray[np.intp], size: Size) -> Tensor:
@@ -41,7 +59,7 @@ def cropped(pixels: Sequence[Tensor], which: NDArray[np.intp], corners: NDArray[
 def _gathered(pixels: Sequence[Tensor], which: NDArray[np.intp], corners: NDArray[np.intp], size: Size) -> Tensor:
     """The same in one go, as a GPU likes it."""
     used, local = np.unique(which, return_inverse=True)
-    at = torch.as_tensor(np.column_stack([local, corners]), device=pixels[0].device)
+    at = sent(np.column_stack([local, corners]), pixels[0].device)
     numbers, tops, lefts = (at[:, k, None, None, None] for k in range(3))
     rows, columns = (torch.arange(side, device=at.device) for side in size)
     channels = torch.arange(pixels[0].shape[0], device=at.device)[:, None, None]
@@ -55,9 +73,9 @@ def covered(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float]) -> 
     A CPU writes into what is hidden and nowhere else; a GPU would be kept waiting by so many small orders, and numpy
     knows no bfloat16.
     """
-    colour = torch.tensor(fill, dtype=images.dtype, device=images.device)[:, None, None]
+    colour = sent(np.asarray(fill, dtype=np.float32), images.device).to(images.dtype)[:, None, None]
     if images.device.type != "cpu" or images.dtype == torch.bfloat16:
-        hidden = _hidden(torch.as_tensor(boxes, device=images.device), images.shape[-2:])
+        hidden = _hidden(sent(boxes, images.device), images.shape[-2:])
         return torch.where(hidden[:, None], colour, images)
     pixels, paint = images.numpy(), colour.numpy()
     for image, windows in zip(pixels, boxes.tolist(), strict=True):

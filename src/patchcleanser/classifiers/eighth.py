@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from patchcleanser.classifiers.base import is_out_of_memory
-from patchcleanser.classifiers.copied import block_size, filled, guarded, halved
+from patchcleanser.classifiers.copied import block_size, filled, guarded, halved, rounded_to_half
 from patchcleanser.classifiers.rewrites import FirstTokenBlock, FusedMlp, replaced
 from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
 
@@ -53,6 +53,7 @@ class Eighth(Derived):
     def __init__(self, classifier: TorchClassifier, finer: Way) -> None:
         super().__init__(classifier)
         self.finer: Way = finer
+        self.rounds = rounded_to_half(classifier)
         self._copy: TorchClassifier | None = None
         self._sizes: dict[str, float] | None = None
         """How large the inputs of each layer usually are: with others, it would be another way than was compared."""

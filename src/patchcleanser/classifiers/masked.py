@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,10 @@ class Waiting(NamedTuple):
         """Those with these numbers."""
         return Waiting(self.piece.pick(rows.cpu().numpy()), *(tensor[rows] for tensor in self[1:]))
 
+    def to(self, device: torch.device) -> Waiting:
+        """The same, to wait on a device; where streams share memory, no GPU is one."""
+        return Waiting(self.piece, *(tensor.to(device) for tensor in self[1:]))
+
 
 class MaskedClassifier(Learning):
     """Computes labels under masks that can be trusted, however they were computed.
@@ -75,6 +80,7 @@ class MaskedClassifier(Learning):
         """How many doubtful labels each kind of finer way settled."""
         self._far: list[tuple[int, Tensor, Tensor]] = []
         """Of labels that moved too far: the step, its logits and finer ones."""
+        self._side: torch.cuda.Stream | None = None
         self._stored = 0
         self._apart = 0.0
         """How far, relative to their size, exact logits were seen to move with the batch they are in."""
@@ -132,7 +138,7 @@ class MaskedClassifier(Learning):
         if not same or (way.clean_only and not clean):
             return
         try:
-            for number, (piece, logits, _) in enumerate(held.done):
+            for number, (piece, logits, *_) in enumerate(held.done):
                 if number == 0 or self._to_probe:
                     self._probe(piece.part(0, 1), logits[0], way)
                 self._stored += 1
@@ -168,7 +174,23 @@ class MaskedClassifier(Learning):
             at = 0 if self._stored == 0 else len(piece) // 2
             self._probe(piece.part(at, at + 1), logits[at], way)
         self._stored += 1
-        return Launched(piece, logits, step)
+        moment = torch.cuda.current_stream(logits.device).record_event() if logits.is_cuda else None
+        return Launched(piece, logits, step, moment)
+
+    @contextmanager
+    def _aside(self, moment: torch.cuda.Event | None) -> Iterator[None]:
+        """Look at a piece's answers while a GPU is at work on the next one: in turn with that, it would wait for it."""
+        if moment is None:
+            yield
+            return
+        if self._side is None:
+            self._side = torch.cuda.Stream(self.classifier.device)  # type: ignore[no-untyped-call]
+        self._side.wait_event(moment)
+        with torch.cuda.stream(self._side):
+            try:
+                yield
+            finally:
+                self._side.synchronize()  # then nobody else need know that this was elsewhere
 
     def _step_for(self, piece: Piece, clean: bool) -> int | None:
         """The first step that takes a piece: one may be for clean images only, for many pairs, or for doubtful labels.
@@ -190,7 +212,11 @@ class MaskedClassifier(Learning):
 
     def _store(self, done: Launched, strict: bool, waiting: list[list[Waiting]]) -> None:
         """Keep the labels of a piece; fast ones that are to be computed again wait for others, to keep a GPU busy."""
-        piece, logits, step = done
+        with self._aside(done.moment):
+            self._look_at(done, strict, waiting)
+
+    def _look_at(self, done: Launched, strict: bool, waiting: list[list[Waiting]]) -> None:
+        piece, logits, step = done[:3]
         if step is None:
             self._keep(piece, logits, strict, alone=len(piece) == 1)
             return
@@ -205,7 +231,7 @@ class MaskedClassifier(Learning):
         again = done.unsure | done.sampled
         mine, others = torch.nonzero(~again)[:, 0], torch.nonzero(again)[:, 0]
         if len(others):
-            further.append(done.pick(others))
+            further.append(done.pick(others).to(torch.device("cpu")))
         if len(mine):
             self._keep(done.piece.pick(mine.cpu().numpy()), done.logits[mine], strict, alone=False)
 
@@ -239,7 +265,9 @@ class MaskedClassifier(Learning):
             if not here or (sum(len(rest.piece) for rest in here) < (self.chunk or 1) and not all_of_it):
                 continue
             piece = Piece.joined([rest.piece for rest in here])
-            tensors = [torch.cat(parts) for parts in zip(*(rest[1:] for rest in here), strict=True)]
+            tensors = [
+                torch.cat(parts).to(self.classifier.device) for parts in zip(*(r[1:] for r in here), strict=True)
+            ]
             here.clear()
             start = 0
             for part in self._parts(piece, exact=True):
@@ -247,7 +275,7 @@ class MaskedClassifier(Learning):
                 rest = Waiting(part, *(tensor[start:end] for tensor in tensors))
                 start = end
                 if len(part) < (self.chunk or 1) and end == len(piece) and not all_of_it:
-                    here.append(rest)
+                    here.append(rest.to(torch.device("cpu")))
                 elif number < len(self.finer):
                     self._pass_on(self._refined(rest, number + 1, clean), strict, waiting[number + 1])
                 else:

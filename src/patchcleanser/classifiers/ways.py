@@ -30,6 +30,9 @@ class Way(ABC):
     resolution: float
     """Differences between logits below this share of their size mean nothing."""
 
+    rounds: torch.dtype | None = None
+    """What it rounds its inputs to before anything else: then masked copies may be made of rounded images."""
+
     expected = 0
     """About how many labels are still to come, as far as anybody said."""
 
