@@ -471,3 +471,15 @@ def test_a_module_that_cannot_bear_channels_last_is_run_without() -> None:
     x = torch.rand(2, 3, 8, 8)
     with torch.inference_mode():
         assert torch.equal(TorchClassifier(module).logits(x), module(x))
+
+
+def test_a_module_that_wrote_into_its_inputs_before_it_failed_is_given_them_anew() -> None:
+    class Writing(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(2.0).view(len(x), -1)[:, :2]
+
+    images = torch.rand(2, 3, 8, 8)
+    want = 2 * images.view(2, -1)[:, :2]
+    with torch.inference_mode():
+        given = images.contiguous(memory_format=torch.channels_last)
+        assert torch.equal(TorchClassifier(Writing().eval()).logits(given), want)

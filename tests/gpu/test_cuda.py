@@ -217,3 +217,36 @@ def test_a_bagnet_learns_without_its_best_window_when_compiled(tmp_path: Path) -
     network = build_network("bagnet", {"field": 5, "stride": 2, "width": 64, "depth": 4}).cuda()
     fitted = fit(network, images, recipe, preprocessing=Preprocessing(mean=(0.5,) * 3, std=(0.25,) * 3), out=tmp_path)
     assert fitted.history[-1].accuracy > fitted.history[0].accuracy + 0.2
+
+
+def test_answers_looked_at_beside_the_next_piece_are_those_of_their_own_piece() -> None:
+    """Many small pieces, each launched before the last one is read; ties are computed again in turn with them."""
+    network = build_network("resnet", {"channels": (16, 24, 32, 40), "layers": (1, 1, 1, 1)}).eval().cuda()
+    with torch.no_grad():
+        network.fc.weight[1], network.fc.bias[1] = network.fc.weight[0], network.fc.bias[0]  # the first two always tie
+    images = torch.rand(24, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    found = []
+    for chunk, ahead in ((16, 1), (16, 0), (4096, 1)):
+        defense = DoubleMasking(TorchClassifier(network), Threat.square(5), masks=4, chunk=chunk)
+        defense.masked.ahead = ahead
+        found.append(labels_of(defense, images))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_network_that_writes_into_its_inputs_gets_each_block_once() -> None:
+    class Writing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.network = build_network("resnet", {"channels": (16, 24, 32, 40), "layers": (1, 1, 1, 1)})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.network(x.sub_(0.5).mul_(4.0))  # type: ignore[no-any-return]
+
+    way = Copied(TorchClassifier(Writing().eval().cuda()))
+    inputs = torch.rand(8192, 3, 32, 32, device="cuda").half().contiguous(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        few = torch.cat([way.logits(part.clone()) for part in inputs[:256].split(64)])
+        many = way.logits(inputs.clone())[:256]
+    assert torch.allclose(few, many, atol=0.02 * float(few.abs().max()))

@@ -206,10 +206,12 @@ class _Block:
     def __init__(self, copied: TorchClassifier, inputs: Tensor, expected: int) -> None:
         self.copied, self.shape = copied, tuple(inputs.shape)
         self._compiled: TorchClassifier | None = None
-        self(inputs)  # makes kernels
+        self._proven = False
+        given = inputs.clone()  # a network may write into what it is given
+        self(given)  # makes kernels
         torch.cuda.synchronize(inputs.device)
         started = time.monotonic()
-        self(inputs)
+        self(given)
         torch.cuda.synchronize(inputs.device)
         seconds = time.monotonic() - started
         norms = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, ChannelwiseGroupNorm)
@@ -222,12 +224,16 @@ class _Block:
     def __call__(self, inputs: Tensor) -> Tensor:
         with tuned(inputs.device):
             if self._compiled is not None:
+                kept = inputs if self._proven else inputs.clone()
                 try:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # of the compiler
-                        return self._compiled.checked_logits(inputs)
+                        logits = self._compiled.checked_logits(inputs)
                 except OutputError:  # what the compiler cannot do, the copy does
-                    self._compiled = None
+                    self._compiled, inputs = None, kept
+                else:
+                    self._proven = True
+                    return logits
             return self.copied.checked_logits(inputs)
 
 

@@ -82,7 +82,7 @@ class Eighth(Derived):
         size = block_size(inputs[0].numel())
         blocks = torch.split(filled(inputs, size), size)
         try:
-            copied = self._made(blocks[0])
+            copied = self._copy or self._made(blocks[0].clone())  # a network may write into what it is given
             done = [_asked(copied, block) for block in blocks]
         except _DeclinedError:
             raise
@@ -126,7 +126,7 @@ class Eighth(Derived):
     def _shortened(self, module: nn.Module, block: Tensor) -> nn.Module:
         module = apart(module)
         if self._sizes is None:
-            self._sizes = usual_sizes(module, block.half())
+            self._sizes = usual_sizes(module, block.to(torch.float16, copy=True))
         return shortened(module, self._sizes)
 
     def _seconds_of_half(self, block: Tensor) -> float:

@@ -201,10 +201,6 @@ class Learning(Batches):
         """Compare a finer way too; one that is of no use is not asked again."""
         if finer.pays is False:
             return
-        # Only close calls go by it, and these move furthest; but of each size of image there must be some.
-        close = [example for example in examples if example.chosen]
-        if sum(len(example.piece) for example in close) >= CALIBRATION // 2 and len(self.sizes or ()) == 1:
-            examples = close
         # Kernels are chosen by the size of a batch, and of doubtful labels there are few or many: every other label
         # is asked about in a large batch, and those between a few at a time.
         shares: list[Example] = []
@@ -306,7 +302,7 @@ class Learning(Batches):
         if not whole.any():
             return
         usual = [logits for logits, example in zip(fast, [*examples] * again, strict=True) if not example.chosen]
-        common = torch.cat([*(usual or fast), *(other.logits for other in others)])
+        common = torch.cat([*usual, *(other.logits for other in others)])
         seen = ~broken_rows(common)
         recheck.calibrate(
             total(found[whole]),

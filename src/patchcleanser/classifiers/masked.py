@@ -81,6 +81,8 @@ class MaskedClassifier(Learning):
         self._far: list[tuple[int, Tensor, Tensor]] = []
         """Of labels that moved too far: the step, its logits and finer ones."""
         self._side: torch.cuda.Stream | None = None
+        self._main: torch.cuda.Stream | None = None
+        """While answers are looked at beside it, the stream that pieces go by."""
         self._stored = 0
         self._apart = 0.0
         """How far, relative to their size, exact logits were seen to move with the batch they are in."""
@@ -183,14 +185,24 @@ class MaskedClassifier(Learning):
         if moment is None:
             yield
             return
-        if self._side is None:
-            self._side = torch.cuda.Stream(self.classifier.device)  # type: ignore[no-untyped-call]
+        if self._side is None:  # a few small kernels, which are not to wait for room among the next piece's
+            self._side = torch.cuda.Stream(self.classifier.device, priority=-1)  # type: ignore[no-untyped-call]
+        self._main = torch.cuda.current_stream(self.classifier.device)
         self._side.wait_event(moment)
         with torch.cuda.stream(self._side):
             try:
                 yield
             finally:
                 self._side.synchronize()  # then nobody else need know that this was elsewhere
+                self._main = None
+
+    def _alone(self, piece: Piece) -> Tensor:
+        """Exact logits of one pair [classes], in turn with other pieces: a network may have memory of its own."""
+        self.checks += 1
+        if self._main is None:
+            return total(self._logits(piece)[0])
+        with torch.cuda.stream(self._main):
+            return total(self._logits(piece)[0]).cpu()
 
     def _step_for(self, piece: Piece, clean: bool) -> int | None:
         """The first step that takes a piece: one may be for clean images only, for many pairs, or for doubtful labels.
@@ -255,8 +267,7 @@ class MaskedClassifier(Learning):
     def _settled(self, piece: Piece, logits: Tensor) -> Tensor:
         """Logits in which every tie was computed again, alone, so that no batch decides it."""
         for at in torch.nonzero(ties(logits, self.classifier.dtype, self._apart))[:, 0].tolist():
-            logits[at] = total(self._logits(piece.part(at, at + 1))[0])
-            self.checks += 1
+            logits[at] = self._alone(piece.part(at, at + 1)).to(logits.device)
         return logits
 
     def _go_on(self, waiting: list[list[Waiting]], strict: bool, clean: bool, *, all_of_it: bool = False) -> None:

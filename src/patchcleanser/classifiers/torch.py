@@ -29,7 +29,7 @@ class TorchClassifier(Classifier):
         tensor = next((t for ts in (module.parameters(), module.buffers()) for t in ts), None)
         super().__init__(preprocessing, classes=classes, device="cpu" if tensor is None else tensor.device)
         self.module = module
-        self._channels_last = True
+        self._channels_last: bool | None = None
         self.dtype = tensor.dtype if tensor is not None and tensor.is_floating_point() else torch.float32
         if getattr(module, "mask_aware", False):
             self.mask_aware = True
@@ -77,13 +77,18 @@ class TorchClassifier(Classifier):
 
     def _output(self, inputs: Tensor) -> Any:
         """Convolutions are up to twice as fast with channels last, on CPUs as on GPUs, but a module may not bear it."""
-        if self._channels_last and inputs.ndim == 4:
+        if self._channels_last is not False and inputs.ndim == 4:
+            given = inputs.contiguous(memory_format=torch.channels_last)
             try:
-                return self.module(inputs.contiguous(memory_format=torch.channels_last))
+                # Until it was seen to bear it: a network may write into what it is given before it fails.
+                output = self.module(given.clone() if self._channels_last is None and given is inputs else given)
             except RuntimeError as error:
                 if "view size is not compatible" not in str(error):
                     raise
                 self._channels_last = False  # it reshapes with view()
+            else:
+                self._channels_last = True
+                return output
         return self.module(inputs.contiguous())
 
     @property
