@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers import eighth as room
 from patchcleanser.classifiers.copied import Copied, halved
-from patchcleanser.classifiers.eighth import Eighth, EightLinear, Gelu, apart, shortened, usual_sizes
+from patchcleanser.classifiers.eighth import Eighth, EightLinear, Gelu, Short, apart, seen_inputs, shortened
 from patchcleanser.classifiers.masked import Request
+from patchcleanser.classifiers.rounding import Seen, rounded
 from patchcleanser.classifiers.split import Split
 from patchcleanser.classifiers.ways import UnusableError, Way
 
@@ -45,7 +46,8 @@ def test_a_network_in_eight_bits_says_nearly_what_it_says_in_float32(name: str) 
         exact = module(inputs)
         half = halved(copy.deepcopy(module))(inputs.half()).float()
         short = apart(halved(copy.deepcopy(module)))
-        short = shortened(short, usual_sizes(short, inputs.half()))
+        seen = seen_inputs(short, inputs.half())
+        short = shortened(short, {name: Short.of(short.get_submodule(name), one) for name, one in seen.items()})
         found = short(inputs.half()).float()
     layers = [part for part in short.modules() if isinstance(part, EightLinear)]
     assert len(layers) >= 4
@@ -55,7 +57,8 @@ def test_a_network_in_eight_bits_says_nearly_what_it_says_in_float32(name: str) 
 
 
 def test_what_is_too_large_for_eight_bits_is_no_number() -> None:
-    layer = EightLinear(nn.Linear(256, 256).half(), usual=1.0)
+    plain = nn.Linear(256, 256).half()
+    layer = EightLinear(plain, Short.of(plain, Seen(1.0, torch.eye(256))))
     inputs = torch.randn(4, 256).half()
     inputs[1, 3], inputs[2, 5] = 60.0, torch.inf  # 448 / 8 is 56
     outputs = layer(inputs)
@@ -67,8 +70,34 @@ def test_numbers_of_any_usual_size_are_told_apart(usual: float) -> None:
     torch.manual_seed(0)
     plain = nn.Linear(256, 256).half()
     inputs = (torch.randn(8, 256) * usual).half()
-    outputs, exact = EightLinear(plain, usual)(inputs), plain.float()(inputs.float())
+    short = Short.of(plain, Seen.of(inputs))
+    outputs, exact = EightLinear(plain, short)(inputs), plain.float()(inputs.float())
     assert (outputs - exact).abs().max() <= 0.1 * exact.abs().max()
+
+
+def test_roundings_that_make_up_for_each_other_change_outputs_less() -> None:
+    draw = torch.Generator().manual_seed(0)
+    mixing = torch.randn(40, 256, generator=draw) + 0.3  # inputs that go together, as a network's do
+    few, others = (
+        torch.randn(2000, 40, generator=draw) @ mixing + torch.randn(2000, 256, generator=draw) for _ in "ab"
+    )
+    weight = torch.randn(300, 256, generator=draw)
+    seen = Seen.of(few)
+    assert seen.size == pytest.approx(float(few.square().mean().sqrt()), rel=1e-4)
+    apart = []
+    for together in (None, seen.together):
+        short = rounded(weight, torch.float8_e4m3fn, together)
+        assert short.dtype == torch.float8_e4m3fn
+        assert (short.float() - weight).abs().max() < 0.5  # each is still near what it was
+        apart.append(float((others @ (short.float() - weight).T).square().mean().sqrt()))
+    assert apart[1] < 0.4 * apart[0]
+
+
+@pytest.mark.parametrize("together", [torch.zeros(64, 64), torch.full((64, 64), torch.nan), -torch.eye(64)])
+def test_inputs_that_say_nothing_leave_each_weight_rounded_for_itself(together: Tensor) -> None:
+    weight = 300 * torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    found = rounded(weight, torch.float8_e4m3fn, together).float()
+    assert torch.equal(found, weight.clamp(-448, 448).to(torch.float8_e4m3fn).float())
 
 
 def test_gelu_is_the_tanh_form() -> None:
@@ -93,8 +122,8 @@ def test_networks_whose_work_is_elsewhere_are_refused_once(module: nn.Module, mo
     classifier = TorchClassifier(module.eval())
     way, tries = Eighth(classifier, Copied(classifier)), []
     monkeypatch.setattr(room, "block_size", lambda numbers: 8)
-    inner = room.usual_sizes
-    monkeypatch.setattr(room, "usual_sizes", lambda *given: (tries.append(1), inner(*given))[1])
+    inner = room.seen_inputs
+    monkeypatch.setattr(room, "seen_inputs", lambda *given: (tries.append(1), inner(*given))[1])
     for _ in range(2):
         with pytest.raises(UnusableError, match="do too little of the work"):
             way.logits(photos(4))

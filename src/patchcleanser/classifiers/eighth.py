@@ -6,8 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import block_size, filled, guarded, halved, rounded_to_half
 from patchcleanser.classifiers.rewrites import FirstTokenBlock, FusedMlp, replaced
+from patchcleanser.classifiers.rounding import Seen, rounded
 from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
 
 if TYPE_CHECKING:
@@ -55,20 +55,21 @@ class Eighth(Derived):
         self.finer: Way = finer
         self.rounds = rounded_to_half(classifier)
         self._copy: TorchClassifier | None = None
-        self._sizes: dict[str, float] | None = None
-        """How large the inputs of each layer usually are: with others, it would be another way than was compared."""
+        self._layers: dict[str, Short] | None = None
+        """Layers in eight bits, by name: with others, it would be another way than was compared."""
         self._refused = ""
         self._declined = 0
         """So many labels were not worth preparing it."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was made belongs to this process."""
-        return {**super().__getstate__(), "_copy": None}
+        """What was made belongs to this process; layers go along, on the CPU."""
+        layers = None if self._layers is None else {n: s._replace(eight=s.eight.cpu()) for n, s in self._layers.items()}
+        return {**super().__getstate__(), "_copy": None, "_layers": layers}
 
     def forget(self) -> None:
         """Drop the copy, and what was seen for it."""
         super().forget()
-        self._copy, self._sizes, self._refused, self._declined = None, None, "", 0
+        self._copy, self._layers, self._refused, self._declined = None, None, "", 0
 
     def fewest(self, numbers: int) -> int:
         """Whole blocks: the copy is compiled for batches of one size."""
@@ -103,16 +104,27 @@ class Eighth(Derived):
     def _made(self, block: Tensor) -> TorchClassifier:
         """The copy; UnusableError if it is not worth preparing for what is still to come, or saves nothing."""
         if self._copy is None:
-            known = self._sizes is not None  # and compared: the same is made again
+            known = self._layers is not None  # and compared: the same is made again
             if not known and block.is_cuda and self.expected <= self._declined:
                 raise _DeclinedError("preparing eight bits takes longer than they save")
-            copied = own_copy(self.classifier, lambda module: self._shortened(halved(module), block))
+            seen: dict[str, Seen] = {}
+
+            def looked_at(module: nn.Module) -> nn.Module:
+                module = apart(halved(module))
+                seen.update({} if known else seen_inputs(module, block.to(torch.float16, copy=True)))
+                return module
+
+            copied = own_copy(self.classifier, looked_at)
             copied.dtype = torch.float16
+            half = self._seconds_of_half(block) if block.is_cuda and not known else math.inf
+            if math.isfinite(half) and self.expected / len(block) * half * SAVED < PREPARING:
+                self._declined = self.expected
+                raise _DeclinedError("preparing eight bits takes longer than they save")
+            if self._layers is None:
+                self._layers = {n: Short.of(copied.module.get_submodule(n), one) for n, one in seen.items()}
+                seen.clear()
+            copied.module = shortened(copied.module, self._layers)
             if block.is_cuda:
-                half = math.inf if known else self._seconds_of_half(block)
-                if not known and self.expected / len(block) * half * SAVED < PREPARING:
-                    self._sizes, self._declined = None, self.expected
-                    raise _DeclinedError("preparing eight bits takes longer than they save")
                 for part in _repeated(copied.module):
                     part.compile(dynamic=False)
                 if not known:
@@ -122,12 +134,6 @@ class Eighth(Derived):
                     raise UnusableError("eight bits are no faster than half precision here")
             self._copy = copied
         return self._copy
-
-    def _shortened(self, module: nn.Module, block: Tensor) -> nn.Module:
-        module = apart(module)
-        if self._sizes is None:
-            self._sizes = usual_sizes(module, block.to(torch.float16, copy=True))
-        return shortened(module, self._sizes)
 
     def _seconds_of_half(self, block: Tensor) -> float:
         """Of a block in half precision, not compiled: whether that pays is seen when it is known what goes by it."""
@@ -150,6 +156,22 @@ def _asked(copied: TorchClassifier, block: Tensor) -> Tensor:
         return guarded(copied.checked_logits, block)
 
 
+class Short(NamedTuple):
+    """A linear layer's weights in eight bits, and what they and its inputs are multiplied by before."""
+
+    eight: Tensor
+    eight_up: float
+    up: float
+
+    @classmethod
+    def of(cls, layer: nn.Module, seen: Seen) -> Short:
+        """Of a linear layer with such inputs."""
+        weight: Tensor = layer.weight.detach().float()  # type: ignore[operator]
+        up = _power_of_two(min(USUAL / max(seen.size, 1e-9), MOST))
+        eight_up = _power_of_two(min(LARGEST / max(float(weight.abs().max()), 1e-9), MOST))
+        return cls(rounded(weight * eight_up, SHORT, seen.together), eight_up, up)
+
+
 class EightLinear(nn.Module):
     """A linear layer whose inputs and weights have eight bits; sums are longer, and outputs as the layer's were."""
 
@@ -158,16 +180,14 @@ class EightLinear(nn.Module):
     down: Tensor
     eight_down: Tensor
 
-    def __init__(self, layer: nn.Linear, usual: float) -> None:
+    def __init__(self, layer: nn.Linear, short: Short) -> None:
         super().__init__()
         self.bias = layer.bias
-        weight = layer.weight.detach().float()
-        up = _power_of_two(min(USUAL / max(usual, 1e-9), MOST))
-        eight_up = _power_of_two(min(LARGEST / max(float(weight.abs().max()), 1e-9), MOST))
-        self.register_buffer("eight", (weight * eight_up).to(SHORT))
-        self.register_buffer("up", weight.new_tensor(up, dtype=layer.weight.dtype))
-        self.register_buffer("down", weight.new_tensor(1 / up))
-        self.register_buffer("eight_down", weight.new_tensor(1 / eight_up))
+        plain = layer.weight.detach().new_ones((), dtype=torch.float32)
+        self.register_buffer("eight", short.eight.to(plain.device))
+        self.register_buffer("up", (short.up * plain).to(layer.weight.dtype))
+        self.register_buffer("down", plain / short.up)
+        self.register_buffer("eight_down", plain / short.eight_up)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[…, in] → […, out]."""
@@ -199,41 +219,46 @@ def apart(module: nn.Module) -> nn.Module:
     return replaced(module, {FusedMlp: lambda mlp: nn.Sequential(mlp.fc1, Gelu(), mlp.fc2)})
 
 
-def shortened(module: nn.Module, usual: Mapping[str, float]) -> nn.Module:
-    """The module with these layers in eight bits, in place; how large their inputs usually are is given by name."""
-    sizes = {module.get_submodule(name): size for name, size in usual.items()}
+def shortened(module: nn.Module, shorts: Mapping[str, Short]) -> nn.Module:
+    """The module with these layers in eight bits, in place; they are given by name."""
+    found = {module.get_submodule(name): short for name, short in shorts.items()}
 
-    def short(layer: nn.Linear) -> nn.Module | None:
-        return EightLinear(layer, sizes[layer]) if layer in sizes else None
+    def eight(layer: nn.Linear) -> nn.Module | None:
+        return EightLinear(layer, found[layer]) if layer in found else None
 
     # The last block of a ViT works on one token, and looks into its layers.
-    return replaced(module, {nn.Linear: short, FirstTokenBlock: lambda block: block}).eval()
+    return replaced(module, {nn.Linear: eight, FirstTokenBlock: lambda block: block}).eval()
 
 
-def usual_sizes(module: nn.Module, examples: Tensor) -> dict[str, float]:
-    """How large the inputs of large linear layers usually are (root of their mean square), by the layers' names.
+def seen_inputs(module: nn.Module, examples: Tensor) -> dict[str, Seen]:
+    """What the inputs of large linear layers are like, by the layers' names.
 
     ValueError if most of the module's work is done elsewhere.
     """
-    usual: dict[str, float] = {}
-    work = 0
-
-    def look(name: str, layer: nn.Linear, given: tuple[Tensor, ...]) -> None:
-        nonlocal work
-        usual[name] = float(given[0].float().square().mean().sqrt())
-        work += 2 * given[0].numel() * layer.out_features
-
     layers = {name: part for name, part in module.named_modules() if type(part) is nn.Linear and _worth_it(part)}
-    hooks = [layer.register_forward_pre_hook(partial(look, name)) for name, layer in layers.items()]
+    work: list[int] = []
+    with FlopCounterMode(display=False) as counter:
+        _watched(module, layers, examples.clone(), lambda n, x: work.append(2 * x.numel() * layers[n].out_features))
+    if sum(work) < MOSTLY * counter.get_total_flops() or not work:
+        raise ValueError("its linear layers do too little of the work")
+    seen: dict[str, Seen] = {}
+    _watched(module, layers, examples, lambda name, inputs: seen.update({name: Seen.of(inputs)}))
+    return {name: one for name, one in seen.items() if math.isfinite(one.size)}
+
+
+def _watched(
+    module: nn.Module, layers: Mapping[str, nn.Module], examples: Tensor, tell: Callable[[str, Tensor], object]
+) -> None:
+    """Ask a network, and tell the inputs of some of its layers."""
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given, name=name: tell(name, given[0]) and None)
+        for name, layer in layers.items()
+    ]
     try:
-        with FlopCounterMode(display=False) as counter:
-            module(examples)
+        module(examples)
     finally:
         for hook in hooks:
             hook.remove()
-    if work < MOSTLY * counter.get_total_flops() or not work:
-        raise ValueError("its linear layers do too little of the work")
-    return {name: size for name, size in usual.items() if math.isfinite(size)}
 
 
 def _worth_it(layer: nn.Linear) -> bool:
