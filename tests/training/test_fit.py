@@ -241,6 +241,7 @@ def test_recipes_are_data_that_round_trip_through_the_command_line(name: str) ->
         ({"epochs": "0"}, "at least 1"),
         ({"optimizer": "foo"}, "optimizer is one of sgd, adamw, muon, got 'foo'"),
         ({"rate": "0"}, "a learning rate is above 0"),
+        ({"guidance": "-1"}, "guidance is at least 0, got -1.0"),
         ({"cutout.size": "3"}, "no setting 'cutout.size'"),
     ],
 )

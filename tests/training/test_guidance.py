@@ -109,5 +109,5 @@ def test_what_cannot_be_guided_is_said(images: ArrayDataset, teacher: TorchClass
         fit(plain, images, recipe, **NORM, out=tmp_path, teacher=teacher)
     with pytest.raises(TrainingError, match="Sequential shows no feature maps"):
         fit(vit(), images, recipe, **NORM, out=tmp_path, teacher=TorchClassifier(plain))
-    with pytest.raises(InputError, match=r"guidance is at least 0, and 0 for the loss 'window', got 1"):
+    with pytest.raises(InputError, match=r"guidance does not go with the loss 'window'; set it to 0, got 1"):
         replace(recipe, loss="window")

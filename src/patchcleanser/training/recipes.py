@@ -71,8 +71,10 @@ class Recipe:
             raise InputError(f"a learning rate is above 0, got {self.rate}")
         if self.window < 1 or not 0 <= self.ramp <= 1:
             raise InputError(f"a window is at least 1 and a ramp lies in [0, 1], got {self.window} and {self.ramp}")
-        if self.guidance < 0 or (self.guidance and self.loss not in ("label", "margin")):
-            raise InputError(f"guidance is at least 0, and 0 for the loss {self.loss!r}, got {self.guidance}")
+        if self.guidance < 0:
+            raise InputError(f"guidance is at least 0, got {self.guidance}")
+        if self.guidance and self.loss not in ("label", "margin"):
+            raise InputError(f"guidance does not go with the loss {self.loss!r}; set it to 0, got {self.guidance}")
         if not 0 <= self.holdout < 1:
             raise InputError(f"a holdout is a share in [0, 1), got {self.holdout}")
 
