@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ SAVED = 0.2
 class Eighth(Derived):
     """A half-precision copy of the network whose linear layers have eight bits, for whole blocks of clean images.
 
-    That is enough for most labels: of well-trained transformers 2 to 4 in 100 are doubtful, and go by the
+    That is enough for most labels: of well-trained transformers 2 to 8 in 100 are doubtful, and go by the
     half-precision copy. Attacked images may hold numbers of any size, and never go this way.
     """
 
@@ -83,7 +83,7 @@ class Eighth(Derived):
         size = block_size(inputs[0].numel())
         blocks = torch.split(filled(inputs, size), size)
         try:
-            copied = self._copy or self._made(blocks[0].clone())  # a network may write into what it is given
+            copied = self._made(blocks[0])
             done = [_asked(copied, block) for block in blocks]
         except _DeclinedError:
             raise
@@ -107,11 +107,12 @@ class Eighth(Derived):
             known = self._layers is not None  # and compared: the same is made again
             if not known and block.is_cuda and self.expected <= self._declined:
                 raise _DeclinedError("preparing eight bits takes longer than they save")
+            block = block.clone()  # a network may write into what it is given
             seen: dict[str, Seen] = {}
 
             def looked_at(module: nn.Module) -> nn.Module:
                 module = apart(halved(module))
-                seen.update({} if known else seen_inputs(module, block.to(torch.float16, copy=True)))
+                seen.update({} if known else seen_inputs(module, block.half()))
                 return module
 
             copied = own_copy(self.classifier, looked_at)
@@ -121,7 +122,7 @@ class Eighth(Derived):
                 self._declined = self.expected
                 raise _DeclinedError("preparing eight bits takes longer than they save")
             if self._layers is None:
-                self._layers = {n: Short.of(copied.module.get_submodule(n), one) for n, one in seen.items()}
+                self._layers = {n: Short.of(cast("nn.Linear", copied.module.get_submodule(n)), seen[n]) for n in seen}
                 seen.clear()
             copied.module = shortened(copied.module, self._layers)
             if block.is_cuda:
@@ -164,9 +165,9 @@ class Short(NamedTuple):
     up: float
 
     @classmethod
-    def of(cls, layer: nn.Module, seen: Seen) -> Short:
+    def of(cls, layer: nn.Linear, seen: Seen) -> Short:
         """Of a linear layer with such inputs."""
-        weight: Tensor = layer.weight.detach().float()  # type: ignore[operator]
+        weight = layer.weight.detach().float()
         up = _power_of_two(min(USUAL / max(seen.size, 1e-9), MOST))
         eight_up = _power_of_two(min(LARGEST / max(float(weight.abs().max()), 1e-9), MOST))
         return cls(rounded(weight * eight_up, SHORT, seen.together), eight_up, up)
