@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers import eighth as room
 from patchcleanser.classifiers.copied import Copied, halved
-from patchcleanser.classifiers.eighth import Eighth, EightLinear, Gelu, Short, apart, seen_inputs, shortened
+from patchcleanser.classifiers.eighth import Eighth, seen_inputs
 from patchcleanser.classifiers.masked import Request
 from patchcleanser.classifiers.rounding import Seen, rounded
+from patchcleanser.classifiers.short import EightLinear, Gelu, Short, apart, shortened
 from patchcleanser.classifiers.split import Split
 from patchcleanser.classifiers.ways import UnusableError, Way
 

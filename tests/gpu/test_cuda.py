@@ -12,13 +12,14 @@ import torch
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers.batches import Batches, Piece, Subject
-from patchcleanser.classifiers.copied import Copied, _Graph
-from patchcleanser.classifiers.eighth import Eighth
+from patchcleanser.classifiers.copied import Copied, _Graph, halved
+from patchcleanser.classifiers.eighth import Eighth, seen_inputs
 from patchcleanser.classifiers.inpaint import Inpainting
 from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.networks import build_network
 from patchcleanser.classifiers.precision import in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.short import Chained, Short, apart, shortened
 from patchcleanser.classifiers.split import Split
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import LabelTable
@@ -250,3 +251,31 @@ def test_a_network_that_writes_into_its_inputs_gets_each_block_once() -> None:
         few = torch.cat([way.logits(part.clone()) for part in inputs[:256].split(64)])
         many = way.logits(inputs.clone())[:256]
     assert torch.allclose(few, many, atol=0.02 * float(few.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch16_224", "resmlp_12_224"])
+def test_kernels_of_our_own_say_what_the_layers_they_replace_say_and_nothing_of_what_is_too_large(name: str) -> None:
+    torch.manual_seed(0)
+    module = timm.create_model(name, pretrained=False, num_classes=10).eval().cuda()
+    inputs = torch.randn(5, 3, 224, 224, device="cuda").half()
+    with torch.inference_mode():
+        module = apart(halved(module))
+        shorts = {n: Short.of(module.get_submodule(n), one) for n, one in seen_inputs(module, inputs).items()}
+        module = shortened(module, shorts)
+        (chained,) = (part for part in module.modules() if isinstance(part, Chained))
+        block = chained.blocks[0]
+        if not block.mlp.fused:
+            pytest.skip("kernels of our own are for other GPUs")
+        x, more = (torch.randn(5, 196 + name.startswith("vit"), 384, device="cuda").half() for _ in range(2))
+        times = torch.rand(384, device="cuda").half()
+        block.mlp.second.up *= 16  # then some hidden numbers are too large for eight bits, in either way
+        answers = []
+        for fused in (True, False):
+            block.mlp.fused = fused
+            answers.append([answer.float() for answer in block(x, more, times)[:2]])
+    assert not answers[0][0].isnan().any()
+    for found, wanted in zip(*answers, strict=True):
+        whole = ~(found.isnan() | wanted.isnan())
+        assert (found.isnan() != wanted.isnan()).float().mean() < 0.02  # at the very limit either may be
+        assert (found - wanted)[whole].square().mean().sqrt() < 0.05 * wanted[whole].std()
+    assert 0.01 < answers[0][1].isnan().float().mean() < 0.99

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import block_size, filled, guarded, halved, rounded_to_half
-from patchcleanser.classifiers.rewrites import FirstTokenBlock, FusedMlp, replaced
-from patchcleanser.classifiers.rounding import Seen, rounded
+from patchcleanser.classifiers.rounding import Seen
+from patchcleanser.classifiers.short import SHORT, EightLinear, Short, apart, shortened
 from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
-
-SHORT = torch.float8_e4m3fn
-LARGEST = torch.finfo(SHORT).max
-"""Three bits behind the point, and numbers from 2⁻⁹ to 448: what is larger is none, and its label is computed again."""
-
-USUAL = 8.0
-"""What the usual size of a layer's inputs becomes: 56 times as much can be told still, and a 4000th."""
-
-MOST = 2.0**14
-"""What numbers are multiplied by at most: half precision ends soon after."""
 
 FEWEST_FEATURES = 256
 MOSTLY = 0.6
@@ -157,80 +147,6 @@ def _asked(copied: TorchClassifier, block: Tensor) -> Tensor:
         return guarded(copied.checked_logits, block)
 
 
-class Short(NamedTuple):
-    """A linear layer's weights in eight bits, and what they and its inputs are multiplied by before."""
-
-    eight: Tensor
-    eight_up: float
-    up: float
-
-    @classmethod
-    def of(cls, layer: nn.Linear, seen: Seen) -> Short:
-        """Of a linear layer with such inputs."""
-        weight = layer.weight.detach().float()
-        up = _power_of_two(min(USUAL / max(seen.size, 1e-9), MOST))
-        eight_up = _power_of_two(min(LARGEST / max(float(weight.abs().max()), 1e-9), MOST))
-        return cls(rounded(weight * eight_up, SHORT, seen.together), eight_up, up)
-
-
-class EightLinear(nn.Module):
-    """A linear layer whose inputs and weights have eight bits; sums are longer, and outputs as the layer's were."""
-
-    eight: Tensor
-    up: Tensor
-    down: Tensor
-    eight_down: Tensor
-
-    def __init__(self, layer: nn.Linear, short: Short) -> None:
-        super().__init__()
-        self.bias = layer.bias
-        plain = layer.weight.detach().new_ones((), dtype=torch.float32)
-        self.register_buffer("eight", short.eight.to(plain.device))
-        self.register_buffer("up", (short.up * plain).to(layer.weight.dtype))
-        self.register_buffer("down", plain / short.up)
-        self.register_buffer("eight_down", plain / short.eight_up)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[…, in] → […, out]."""
-        larger = inputs.reshape(-1, inputs.shape[-1]) * self.up
-        # Some kernels would take the largest number for what is larger still.
-        known = torch.where(larger.abs() <= LARGEST, larger, torch.nan)
-        outputs: Tensor = torch._scaled_mm(
-            known.to(SHORT),
-            self.eight.t(),
-            scale_a=self.down,
-            scale_b=self.eight_down,
-            bias=self.bias,
-            out_dtype=inputs.dtype,
-            use_fast_accum=True,
-        )
-        return outputs.view(*inputs.shape[:-1], -1)
-
-
-class Gelu(nn.Module):
-    """GELU by its tanh form, with the exponential that a GPU has an instruction for."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[…] → […]."""
-        return x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-
-
-def apart(module: nn.Module) -> nn.Module:
-    """The module with linear layers that were fused, in place, as layers of their own again."""
-    return replaced(module, {FusedMlp: lambda mlp: nn.Sequential(mlp.fc1, Gelu(), mlp.fc2)})
-
-
-def shortened(module: nn.Module, shorts: Mapping[str, Short]) -> nn.Module:
-    """The module with these layers in eight bits, in place; they are given by name."""
-    found = {module.get_submodule(name): short for name, short in shorts.items()}
-
-    def eight(layer: nn.Linear) -> nn.Module | None:
-        return EightLinear(layer, found[layer]) if layer in found else None
-
-    # The last block of a ViT works on one token, and looks into its layers.
-    return replaced(module, {nn.Linear: eight, FirstTokenBlock: lambda block: block}).eval()
-
-
 def seen_inputs(module: nn.Module, examples: Tensor) -> dict[str, Seen]:
     """What the inputs of large linear layers are like, by the layers' names.
 
@@ -275,15 +191,6 @@ def _repeated(module: nn.Module) -> list[nn.Module]:
         if len(same) > 2 and any(isinstance(inner, EightLinear) for inner in same[0].modules()):
             return same
     return [module]
-
-
-def _power_of_two(number: float) -> float:
-    """The largest power of two that is no larger: multiplying by it changes no digit.
-
-    >>> _power_of_two(9.0), _power_of_two(0.3)
-    (8.0, 0.25)
-    """
-    return 2.0 ** math.floor(math.log2(number))
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -46,7 +46,7 @@ def is_plain(module: nn.Module) -> bool:
     )
 
 
-def _does_nothing(*parts: Any) -> bool:
+def does_nothing(*parts: Any) -> bool:
     """In eval mode these hand on what they get, and can be left out."""
     return all(type(part) in (nn.Identity, nn.Dropout, DropPath) for part in parts)
 
@@ -112,7 +112,7 @@ def _is_plain_mlp(mlp: nn.Module) -> bool:
         type(mlp) is Mlp
         and type(mlp.act) is nn.GELU
         and type(mlp.norm) is nn.Identity
-        and _does_nothing(mlp.drop1, mlp.drop2)
+        and does_nothing(mlp.drop1, mlp.drop2)
         and all(type(layer) is nn.Linear and layer.bias is not None for layer in (mlp.fc1, mlp.fc2))
     )
 
@@ -150,7 +150,7 @@ class FoldedResBlock(nn.Module):
     def of(block: ResBlock) -> FoldedResBlock | None:
         """None if its parts are not those of ResMLP."""
         known = _is_plain_mlp(block.mlp_channels) and type(block.norm1) is Affine and type(block.norm2) is Affine
-        known = known and _does_nothing(block.drop_path)
+        known = known and does_nothing(block.drop_path)
         if not known or type(block.linear_tokens) is not nn.Linear or block.linear_tokens.bias is None:
             return None
         with torch.no_grad():
@@ -174,7 +174,7 @@ class ChannelwiseGroupNorm(nn.Module):
     @staticmethod
     def of(norm: nn.GroupNorm) -> ChannelwiseGroupNorm | None:
         """None without weights, or with dropout that is some."""
-        usual = norm.affine and _does_nothing(getattr(norm, "drop", nn.Identity()))
+        usual = norm.affine and does_nothing(getattr(norm, "drop", nn.Identity()))
         return ChannelwiseGroupNorm(norm) if usual else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ def _is_plain_attention(attn: Any) -> bool:
         and getattr(attn, "gate", None) is None
         and type(attn.qkv) is type(attn.proj) is nn.Linear
         and attn.scale == (attn.proj.in_features // attn.num_heads) ** -0.5
-        and _does_nothing(attn.proj_drop)
+        and does_nothing(attn.proj_drop)
     )
 
 
@@ -266,7 +266,7 @@ def _first_token_only(model: VisionTransformer) -> None:
     if model.global_pool != "token" or getattr(model, "attn_pool", None) is not None or not len(model.blocks):
         return
     last = model.blocks[-1]
-    if type(last) is Block and _is_plain_attention(last.attn) and _does_nothing(last.drop_path1, last.drop_path2):
+    if type(last) is Block and _is_plain_attention(last.attn) and does_nothing(last.drop_path1, last.drop_path2):
         model.blocks[-1] = FirstTokenBlock(last)
 
 

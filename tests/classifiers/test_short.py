@@ -1,0 +1,75 @@
+"""Blocks in eight bits that leave their last sums to each other say what they said before."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from patchcleanser.classifiers import short as room
+from patchcleanser.classifiers.copied import halved
+from patchcleanser.classifiers.eighth import seen_inputs
+from patchcleanser.classifiers.short import Chained, EightLinear, EightMlp, Short, apart, shortened
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "vit_small_patch16_224": {"img_size": 64, "embed_dim": 256, "num_heads": 4, "depth": 4},
+    "vit_small_patch14_dinov2": {"img_size": 56, "embed_dim": 256, "num_heads": 4, "depth": 4, "init_values": 0.7},
+    "resmlp_12_224": {"img_size": 64},
+}
+
+
+def both(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, nn.Module, Tensor]:
+    """A network in eight bits, its blocks as they are and chained, and some inputs."""
+    torch.manual_seed(0)
+    module = timm.create_model(name, pretrained=False, num_classes=10, **NETWORKS[name]).eval()
+    nn.init.normal_(module.get_classifier().weight, std=0.05)  # type: ignore[operator]
+    for part in module.modules():
+        if hasattr(part, "ls2") and isinstance(part.ls2, nn.Parameter):  # of ResMLP, next to nothing at first
+            nn.init.uniform_(part.ls1, 0.2, 0.8), nn.init.uniform_(part.ls2, 0.2, 0.8)
+    inputs = torch.randn(8, 3, *2 * [NETWORKS[name]["img_size"]]).half()
+    with torch.inference_mode():
+        plain = apart(halved(module))
+        seen = seen_inputs(plain, inputs)
+        shorts = {name: Short.of(plain.get_submodule(name), one) for name, one in seen.items()}
+        chained = shortened(copy.deepcopy(plain), shorts)
+        monkeypatch.setattr(room.Chained, "of", staticmethod(lambda parts: None))
+        return shortened(plain, shorts), chained, inputs
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_chained_blocks_answer_as_blocks_by_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, chained, inputs = both(name, monkeypatch)
+    (found,) = (part for part in chained.modules() if isinstance(part, Chained))
+    assert len(found.blocks) == 3 + 9 * name.startswith("resmlp")  # a ViT's last block works on one token
+    assert not any(isinstance(part, Chained) for part in plain.modules())
+    with torch.inference_mode():
+        wanted, answer = plain(inputs).float(), chained(inputs).float()
+        coarse = sum(isinstance(part, EightLinear) for part in chained.modules())
+    assert coarse == sum(isinstance(part, EightLinear) for part in plain.modules()) > 4
+    # Sums are rounded elsewhere, and with that some numbers to eight bits; a sum left out would be ten times as much.
+    assert (answer - wanted).square().mean().sqrt() < 0.1 * (wanted - wanted.mean(0)).std()
+
+
+def test_what_is_too_large_inside_a_chain_is_no_number_in_its_image_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, chained, inputs = both("resmlp_12_224", monkeypatch)  # which has no norms
+    inputs[3, :, 5, 5] = 60_000.0
+    with torch.inference_mode():
+        assert chained(inputs).isnan().all(1).tolist() == [number == 3 for number in range(8)]
+
+
+def test_only_blocks_that_are_known_are_chained(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    module = timm.create_model("vit_small_patch16_224", num_classes=10, **NETWORKS["vit_small_patch16_224"]).eval()
+    module.blocks[1].register_forward_hook(lambda block, given, found: 0.5 * found)
+    inputs = torch.randn(4, 3, 64, 64).half()
+    with torch.inference_mode():
+        plain = apart(halved(module))
+        shorts = {n: Short.of(plain.get_submodule(n), one) for n, one in seen_inputs(plain, inputs).items()}
+        short = shortened(plain, shorts)
+        assert not any(isinstance(part, Chained) for part in short.modules())
+        assert any(isinstance(part, EightMlp) for part in short.modules())
+        assert torch.isfinite(short(inputs)).all()
