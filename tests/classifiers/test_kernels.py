@@ -1,4 +1,4 @@
-"""Kernels of our own say what the layers they replace say: here Triton interprets them, in tests/gpu a GPU runs them."""
+"""Kernels of our own say what the layers they replace say: Triton interprets them here, a GPU in tests/gpu."""
 
 from __future__ import annotations
 
