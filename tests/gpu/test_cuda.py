@@ -12,7 +12,7 @@ import torch
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers.batches import Batches, Piece, Subject
-from patchcleanser.classifiers.copied import Copied, _Graph, halved
+from patchcleanser.classifiers.copied import Copied, Graph, halved
 from patchcleanser.classifiers.eighth import Eighth, seen_inputs
 from patchcleanser.classifiers.inpaint import Inpainting
 from patchcleanser.classifiers.mirror import Mirrored
@@ -191,7 +191,7 @@ def test_single_predictions_are_played_back_from_a_graph_and_stay_those_of_the_i
     fast.calibrate(images)
     assert [fast.predict(image[None])[0].label for image in images] == [v.label for v in exact.predict(images)]
     assert isinstance(fast.masked.way, Copied)
-    assert any(isinstance(graph, _Graph) for graph in fast.masked.way._copy._graphs.values())
+    assert any(isinstance(graph, Graph) for graph in fast.masked.way._copy._graphs.values())
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -200,13 +200,13 @@ def test_a_graph_is_recorded_on_the_networks_device_not_the_current_one() -> Non
     images = torch.rand(16, 3, 224, 224, generator=torch.Generator().manual_seed(1)).to("cuda:1")
     with torch.inference_mode():
         played = torch.cat([way.logits(image[None]) for image in images])
-        assert any(isinstance(graph, _Graph) for graph in way._copy._graphs.values())
+        assert any(isinstance(graph, Graph) for graph in way._copy._graphs.values())
         assert (played - way.logits(images)).abs().max() < 0.05 * played.abs().max()
 
 
 def test_a_graph_that_writes_nothing_never_repeats_an_old_answer() -> None:
     with torch.inference_mode():
-        graph = _Graph(TorchClassifier(vit().cuda().half(), classes=10), torch.rand(1, 3, 224, 224, device="cuda"))
+        graph = Graph(TorchClassifier(vit().cuda().half(), classes=10), torch.rand(1, 3, 224, 224, device="cuda"))
     assert graph._outputs.isnan().all()  # before it is played
 
 

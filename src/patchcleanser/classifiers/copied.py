@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ from patchcleanser.errors import OutputError
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
     from patchcleanser.core.masks import MaskSet
+
+T = TypeVar("T")
 
 GRAPHED = 64
 GRAPH_AFTER = 2
@@ -139,7 +141,7 @@ class _Player:
     def __init__(self, copied: TorchClassifier, *, steady: bool) -> None:
         self.copied = copied
         self.blocks = steady and copied.device.type == "cuda"
-        self._graphs: dict[tuple[int, ...], _Graph | int] = {}
+        self._graphs: dict[tuple[int, ...], Graph | int] = {}
         self._block: _Block | None = None
 
     def __call__(self, inputs: Tensor, size: int, expected: int) -> Tensor:
@@ -162,23 +164,24 @@ class _Player:
         """Logits of a small batch; once its shape has come a few times, from a CUDA graph."""
         shape = tuple(inputs.shape)
         if len(self._graphs) >= SHAPES:
-            self._graphs = {kept: graph for kept, graph in self._graphs.items() if isinstance(graph, _Graph)}
+            self._graphs = {kept: graph for kept, graph in self._graphs.items() if isinstance(graph, Graph)}
         state = self._graphs.setdefault(shape, 0)
-        if isinstance(state, _Graph):
+        if isinstance(state, Graph):
             return state(inputs)
-        if state == GRAPH_AFTER and sum(isinstance(graph, _Graph) for graph in self._graphs.values()) < GRAPHS:
+        if state == GRAPH_AFTER and sum(isinstance(graph, Graph) for graph in self._graphs.values()) < GRAPHS:
             with suppress(OutputError, RuntimeError):  # a network that waits for its own numbers cannot be recorded
-                self._graphs[shape] = graph = _Graph(self.copied, inputs)
+                self._graphs[shape] = graph = Graph(self.copied, inputs)
                 return graph(inputs)
         self._graphs[shape] = state + 1
         return self.copied.checked_logits(inputs)
 
 
-class _Graph:
+class Graph:
     """One forward pass of one shape as a CUDA graph: a GPU plays it back without waiting for Python."""
 
     def __init__(self, copied: TorchClassifier, inputs: Tensor) -> None:
         self._lock = threading.Lock()
+        self._copied = copied  # whose weights it reads
         self._inputs = inputs.clone()
         self._graph = torch.cuda.CUDAGraph()
         # On the network's device, which need not be the current one: of another's stream the graph would stay empty.
@@ -194,6 +197,7 @@ class _Graph:
         self._outputs.fill_(torch.nan)  # what the graph does not write is computed again, never an old answer
 
     def __call__(self, inputs: Tensor) -> Tensor:
+        """What the network makes of inputs of that shape."""
         with self._lock:
             self._inputs.copy_(inputs)
             self._graph.replay()
@@ -253,7 +257,7 @@ def filled(inputs: Tensor, block: int) -> Tensor:
     return inputs[at] if len(at) > len(inputs) else inputs
 
 
-def guarded(work: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+def guarded(work: Callable[[Tensor], T], inputs: Tensor) -> T:
     """What a copy makes of inputs: whatever precision the program chose around it, the copy's is its own."""
     try:
         with (

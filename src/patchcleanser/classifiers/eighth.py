@@ -6,6 +6,8 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -13,10 +15,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from patchcleanser.classifiers.base import is_out_of_memory
-from patchcleanser.classifiers.copied import block_size, filled, guarded, halved, rounded_to_half
+from patchcleanser.classifiers.copied import Graph, block_size, filled, guarded, halved, rounded_to_half
 from patchcleanser.classifiers.rounding import Seen
 from patchcleanser.classifiers.short import SHORT, EightLinear, Short, apart, shortened
 from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
+from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
@@ -44,7 +47,8 @@ class Eighth(Derived):
         super().__init__(classifier)
         self.finer: Way = finer
         self.rounds = rounded_to_half(classifier)
-        self._copy: TorchClassifier | None = None
+        self._copy: Callable[[Tensor], Tensor] | None = None
+        """Answers a block."""
         self._layers: dict[str, Short] | None = None
         """Layers in eight bits, by name: with others, it would be another way than was compared."""
         self._refused = ""
@@ -73,8 +77,8 @@ class Eighth(Derived):
         size = block_size(inputs[0].numel())
         blocks = torch.split(filled(inputs, size), size)
         try:
-            copied = self._made(blocks[0])
-            done = [_asked(copied, block) for block in blocks]
+            answers = self._made(blocks[0])
+            done = [answers(block) for block in blocks]
         except _DeclinedError:
             raise
         except UnusableError as error:
@@ -91,8 +95,8 @@ class Eighth(Derived):
             torch.cuda.empty_cache()
         raise UnusableError(self._refused)
 
-    def _made(self, block: Tensor) -> TorchClassifier:
-        """The copy; UnusableError if it is not worth preparing for what is still to come, or saves nothing."""
+    def _made(self, block: Tensor) -> Callable[[Tensor], Tensor]:
+        """The copy's answers; UnusableError if it is not worth preparing for what is to come still, or saves nothing."""
         if self._copy is None:
             known = self._layers is not None  # and compared: the same is made again
             if not known and block.is_cuda and self.expected <= self._declined:
@@ -115,15 +119,13 @@ class Eighth(Derived):
                 self._layers = {n: Short.of(cast("nn.Linear", copied.module.get_submodule(n)), seen[n]) for n in seen}
                 seen.clear()
             copied.module = shortened(copied.module, self._layers)
-            if block.is_cuda:
-                for part in _repeated(copied.module):
-                    part.compile(dynamic=False)
-                if not known:
-                    # Where more labels are doubtful than it saves, half precision alone, compiled, is faster.
-                    self.bearable = 0.9 - _seconds(lambda: _asked(copied, block), block.device) / half
-                if self.bearable <= 0:
-                    raise UnusableError("eight bits are no faster than half precision here")
-            self._copy = copied
+            answers = _on_a_gpu(copied, block) if block.is_cuda else partial(_asked, copied)
+            if math.isfinite(half):
+                # Where more labels are doubtful than it saves, half precision alone, compiled, is faster.
+                self.bearable = 0.9 - _seconds(lambda: answers(block), block.device) / half
+            if self.bearable <= 0:
+                raise UnusableError("eight bits are no faster than half precision here")
+            self._copy = answers
         return self._copy
 
     def _seconds_of_half(self, block: Tensor) -> float:
@@ -145,6 +147,16 @@ def _asked(copied: TorchClassifier, block: Tensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler
         return guarded(copied.checked_logits, block)
+
+
+def _on_a_gpu(copied: TorchClassifier, block: Tensor) -> Callable[[Tensor], Tensor]:
+    """The copy's answers to blocks like this one: compiled, and played back, since Python would not keep up."""
+    for part in _repeated(copied.module):
+        part.compile(dynamic=False)
+    _asked(copied, block)
+    with suppress(OutputError, RuntimeError):  # a network that waits for its own numbers cannot be recorded
+        return guarded(partial(Graph, copied), block)
+    return partial(_asked, copied)
 
 
 def seen_inputs(module: nn.Module, examples: Tensor) -> dict[str, Seen]:

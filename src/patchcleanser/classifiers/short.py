@@ -153,6 +153,7 @@ class EightResBlock(nn.Module):
     scale: Tensor
     shift: Tensor
     ls2: Tensor
+    mixes = False
 
     def __init__(self, block: FoldedResBlock, mlp: EightMlp) -> None:
         super().__init__()
@@ -169,7 +170,7 @@ class EightResBlock(nn.Module):
 
     def forward(self, x: Tensor, more: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """X + more × times [N, tokens, width] → the same of what comes out."""
-        if self.mlp.fused:
+        if self.mlp.fused and self.mixes:
             up = self.mlp.first.up
             x, short = torch.ops.patchcleanser.mix_tokens(x, more, times, self.mix, self.scale, self.shift, up)
         else:
