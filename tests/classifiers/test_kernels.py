@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 CHECK = """
 import torch
 from torch.nn import functional
-from patchcleanser.classifiers.kernels import linear_gelu, mix_tokens
+from patchcleanser.classifiers.kernels import linear_gelu, linear_sum, mix_tokens
 
 draw = torch.Generator().manual_seed(0)
 
@@ -38,13 +38,23 @@ bias, scale, up = some(304).half(), torch.tensor(1 / 64 / 16), torch.tensor(16.0
 exact = functional.gelu(rows.float() @ weight.float().T * scale + bias.float(), approximate="tanh") * 16
 near(linear_gelu(rows, weight, bias, scale, up), exact)
 
-x, more, times = some(3, 49, 80).half(), some(3, 49, 80).half(), some(80).half()
-mix, across, shift = some(49, 56).half(), some(80).half(), some(49, 80).half()
-y = (x.float() + more.float() * times.float()).half().float()
-exact = x.float() + more.float() * times.float() + shift.float() + across.float() * (mix[:, :49].float() @ y)
-found, short = mix_tokens(x, more, times, mix, across, shift, torch.tensor(4.0).half())
-torch.testing.assert_close(found.float(), exact, atol=0.05, rtol=2e-3)
-near(short, exact.view(-1, 80) * 4)
+x, times = some(2, 100, 304).half(), some(304).half()
+exact = x.float() + times.float() * ((rows.float() @ weight.float().T * scale + bias.float()).view(2, 100, 304))
+found = linear_sum(rows, weight, bias, scale, times, x)
+assert found.dtype == torch.float16
+torch.testing.assert_close(found.float(), exact, atol=0.02, rtol=2e-3)
+
+x, mix = some(3, 150, 128).half(), some(150, 150, up=0.1).half()
+across, shift = some(128).half(), some(150, 128).half()
+x[1, 60, 5] = torch.nan
+whole = functional.pad(mix, (0, 106, 0, 106))
+exact = x.float() + shift.float() + across.float() * (mix.float() @ x.float())
+found, short = mix_tokens(x, whole, across, shift, torch.tensor(4.0).half())
+assert torch.equal(found.isnan(), exact.isnan()), "what is no number in one image, or channel, is none of another's"
+assert exact.isnan().sum() == 150
+torch.testing.assert_close(found.float(), exact, atol=0.02, rtol=2e-3, equal_nan=True)
+near(short[:150], exact[0] * 4)
+near(short[300:], exact[2] * 4)
 print("as they should be")
 """
 

@@ -96,7 +96,7 @@ class Eighth(Derived):
         raise UnusableError(self._refused)
 
     def _made(self, block: Tensor) -> Callable[[Tensor], Tensor]:
-        """The copy's answers; UnusableError if it is not worth preparing for what is to come still, or saves nothing."""
+        """The copy's answers; UnusableError if it is not worth preparing for what is to come, or saves nothing."""
         if self._copy is None:
             known = self._layers is not None  # and compared: the same is made again
             if not known and block.is_cuda and self.expected <= self._declined:

@@ -18,12 +18,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 SHORT = torch.float8_e4m3fn
 TILE = 128
 PROGRAMS = 2
-"""Programs that share a multiprocessor: while one rounds what it computed, the other computes."""
+"""Programs of `linear_gelu` that share a multiprocessor: while one rounds what it computed, the other computes."""
 
-STAGES = 3
 CHANNELS = 64
 TOKENS = 32
-WARPS = 8
+"""Tiles in which tokens are mixed: channels, and tokens that are looked at together."""
 
 
 @triton.jit
@@ -40,6 +39,22 @@ def _tanh(numbers, quick: tl.constexpr):
             "tanh.approx.f32 $0, $1;", "=r,r", [numbers], dtype=tl.float32, is_pure=True, pack=1
         )
     return 2.0 * tl.sigmoid(2.0 * numbers) - 1.0
+
+
+@triton.jit
+def _products(rows, weight, top, left, depth, tile: tl.constexpr):
+    """Of some rows and some weights."""
+    sums = tl.zeros((tile, tile), dtype=tl.float32)
+    for start in range(0, depth, tile):
+        sums = tl.dot(rows.load([top, start]), weight.load([left, start]).T, sums)
+    return sums
+
+
+@triton.jit
+def _some(numbers_at, left, width, tile: tl.constexpr):
+    """Of one number for each column, those of some columns."""
+    columns = left + tl.arange(0, tile)
+    return tl.load(numbers_at + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -63,12 +78,7 @@ def _linear_gelu(
     # Neighbouring programs share rows, and all of them the weights.
     for number in tl.range(tl.program_id(0), across * tl.cdiv(height, tile), programs, flatten=True):
         top, left = (number // across) * tile, (number % across) * tile
-        sums = tl.zeros((tile, tile), dtype=tl.float32)
-        for start in range(0, depth, tile):
-            sums = tl.dot(rows.load([top, start]), weight.load([left, start]).T, sums)
-        columns = left + tl.arange(0, tile)
-        bias = tl.load(bias_at + columns, mask=columns < width, other=0.0).to(tl.float32)
-        x = sums * scale + bias[None, :]
+        x = _products(rows, weight, top, left, depth, tile) * scale + _some(bias_at, left, width, tile)
         half = 0.5 * x
         gelu = half + half * _tanh(0.7978845608028654 * x * (1.0 + 0.044715 * x * x), quick)
         out.store([top, left], _short(gelu * up, limit))
@@ -84,13 +94,12 @@ def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, up: T
     out = torch.empty(height, width, dtype=SHORT, device=rows.device)
     tiles = triton.cdiv(height, TILE) * triton.cdiv(width, TILE)
     programs = min(tiles, PROGRAMS * _multiprocessors(rows.device))
-    block = [TILE, TILE]
     with _on(rows.device):
         _linear_gelu[(programs,)](
-            TensorDescriptor.from_tensor(rows.contiguous(), block),
-            TensorDescriptor.from_tensor(weight.contiguous(), block),
+            _tiled(rows),
+            _tiled(weight),
             bias,
-            TensorDescriptor.from_tensor(out, block),
+            _tiled(out),
             scale,
             up,
             height,
@@ -101,7 +110,7 @@ def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, up: T
             programs=programs,
             quick=rows.is_cuda,
             num_warps=4,
-            num_stages=STAGES,
+            num_stages=3,
         )
     return out
 
@@ -112,93 +121,123 @@ def _(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, up: Tensor) -> 
 
 
 @triton.jit
+def _linear_sum(rows, weight, bias_at, times_at, x, out, scale_at, width, depth, tile: tl.constexpr):
+    across = tl.cdiv(width, tile)
+    top, left = (tl.program_id(0) // across) * tile, (tl.program_id(0) % across) * tile
+    sums = _products(rows, weight, top, left, depth, tile) * tl.load(scale_at) + _some(bias_at, left, width, tile)
+    before = x.load([top, left])
+    after = before.to(tl.float32) + sums * _some(times_at, left, width, tile)
+    out.store([top, left], after.to(before.dtype))
+
+
+@torch.library.custom_op("patchcleanser::linear_sum", mutates_args=())
+def linear_sum(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, times: Tensor, x: Tensor) -> Tensor:
+    """X […, out] + times × a linear layer of rows [n, in], which, like its weights [out, in], have eight bits."""
+    width, depth = weight.shape
+    flat = x.reshape(-1, width)
+    out = torch.empty_like(flat)
+    with _on(rows.device):
+        _linear_sum[(triton.cdiv(len(rows), TILE) * triton.cdiv(width, TILE),)](
+            _tiled(rows),
+            _tiled(weight),
+            bias,
+            times,
+            _tiled(flat),
+            _tiled(out),
+            scale,
+            width,
+            depth,
+            tile=TILE,
+            num_warps=4,
+            num_stages=3,
+        )
+    return out.view(x.shape)
+
+
+@linear_sum.register_fake
+def _(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, times: Tensor, x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@triton.jit
 def _mix_tokens(
     x_at,
-    more_at,
-    times_at,
     mix_at,
     scale_at,
     shift_at,
     up_at,
     out_at,
     short_at,
-    tokens,
-    width,
-    spacing,
+    tokens: tl.constexpr,
+    width: tl.constexpr,
+    spacing: tl.constexpr,
     limit: tl.constexpr,
-    most: tl.constexpr,
+    tile: tl.constexpr,
     channels: tl.constexpr,
     some: tl.constexpr,
 ):
-    first = tl.program_id(0).to(tl.int64) * tokens * width
-    columns = tl.program_id(1) * channels + tl.arange(0, channels)
-    inside = columns < width
-    times = tl.load(times_at + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
-    rows = tl.arange(0, most)
-    sums = tl.zeros((most, channels), dtype=tl.float32)
+    across: tl.constexpr = width // channels
+    down: tl.constexpr = tl.cdiv(tokens, tile)
+    number = tl.program_id(0)
+    first = (number // (down * across)).to(tl.int64) * tokens * width
+    rows = (number // across % down) * tile + tl.arange(0, tile)
+    columns = (number % across) * channels + tl.arange(0, channels)
+    sums = tl.zeros((tile, channels), dtype=tl.float32)
     for start in range(0, tokens, some):
         others = start + tl.arange(0, some)
-        there = (others < tokens)[:, None] & inside[None, :]
-        at = first + others[:, None] * width + columns[None, :]
-        x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
-        x += tl.load(more_at + at, mask=there, other=0.0).to(tl.float32) * times
-        shares = tl.load(
-            mix_at + rows[:, None] * spacing + others[None, :],
-            mask=(rows < tokens)[:, None] & (others < tokens)[None, :],
-            other=0.0,
+        # What lies behind the last token is another image's, and no share of nothing: it might be no number.
+        x = tl.load(
+            x_at + first + others[:, None] * width + columns[None, :], mask=(others < tokens)[:, None], other=0.0
         )
-        sums = tl.dot(shares, x.to(shares.dtype), sums)
-    scale = tl.load(scale_at + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
-    there = (rows < tokens)[:, None] & inside[None, :]
+        sums = tl.dot(tl.load(mix_at + rows[:, None] * spacing + others[None, :]), x, sums)
+    there = (rows < tokens)[:, None]
     place = rows[:, None] * width + columns[None, :]
-    at = first + place
-    x = tl.load(x_at + at, mask=there, other=0.0).to(tl.float32)
-    x += tl.load(more_at + at, mask=there, other=0.0).to(tl.float32) * times
-    x += tl.load(shift_at + place, mask=there, other=0.0).to(tl.float32) + sums * scale
-    tl.store(out_at + at, x.to(out_at.dtype.element_ty), mask=there)
-    tl.store(short_at + at, _short(x * tl.load(up_at).to(tl.float32), limit), mask=there)
+    x = tl.load(x_at + first + place, mask=there, other=0.0).to(tl.float32)
+    x += tl.load(shift_at + place, mask=there, other=0.0).to(tl.float32)
+    x += sums * tl.load(scale_at + columns).to(tl.float32)[None, :]
+    tl.store(out_at + first + place, x.to(out_at.dtype.element_ty), mask=there)
+    tl.store(short_at + first + place, _short(x * tl.load(up_at).to(tl.float32), limit), mask=there)
 
 
 @torch.library.custom_op("patchcleanser::mix_tokens", mutates_args=())
-def mix_tokens(
-    x: Tensor, more: Tensor, times: Tensor, mix: Tensor, scale: Tensor, shift: Tensor, up: Tensor
-) -> tuple[Tensor, Tensor]:
-    """ResMLP's mixing of tokens, of y = x + more × times [N, tokens, width]: y + shift + scale × (mix @ y).
+def mix_tokens(x: Tensor, mix: Tensor, scale: Tensor, shift: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """ResMLP's mixing of tokens, x + shift + scale × (mix @ x): as it is [N, tokens, width], and as rows in eight bits.
 
-    Once as it is, and once, times `up`, as rows in eight bits. Rows of `mix` may be spaced.
+    Those are multiplied by `up` before. `mix` has whole tiles, filled up with zeros, and `width` whole channels'.
     """
     number, tokens, width = x.shape
-    x, more = x.contiguous(), more.contiguous()
+    x = x.contiguous()
     out, short = torch.empty_like(x), torch.empty(number * tokens, width, dtype=SHORT, device=x.device)
     with _on(x.device):
-        _mix_tokens[(number, triton.cdiv(width, CHANNELS))](
+        _mix_tokens[(number * triton.cdiv(tokens, TILE) * (width // CHANNELS),)](
             x,
-            more,
-            times,
             mix,
             scale,
             shift,
             up,
             out,
             short,
-            tokens,
-            width,
-            mix.stride(0),
+            tokens=tokens,
+            width=width,
+            spacing=mix.stride(0),
             limit=torch.finfo(SHORT).max,
-            most=triton.next_power_of_2(tokens),
+            tile=TILE,
             channels=CHANNELS,
             some=TOKENS,
-            num_warps=WARPS,
-            num_stages=STAGES,
+            num_warps=4,
+            num_stages=3,
         )
     return out, short
 
 
 @mix_tokens.register_fake
-def _(
-    x: Tensor, more: Tensor, times: Tensor, mix: Tensor, scale: Tensor, shift: Tensor, up: Tensor
-) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, mix: Tensor, scale: Tensor, shift: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty(x.shape[0] * x.shape[1], x.shape[2], dtype=SHORT)
+
+
+def _tiled(matrix: Tensor) -> TensorDescriptor:
+    """A matrix of which a GPU fetches tiles by itself; what lies outside of it is zero."""
+    return TensorDescriptor.from_tensor(matrix.contiguous(), [TILE, TILE])
 
 
 @lru_cache

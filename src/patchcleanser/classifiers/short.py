@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from timm.models.vision_transformer import Block, LayerScale
 from torch import Tensor, nn
+from torch.nn import functional
 
 from patchcleanser.classifiers.rewrites import FirstTokenBlock, FoldedResBlock, FusedMlp, does_nothing, replaced
 from patchcleanser.classifiers.rounding import Seen, rounded
@@ -25,6 +26,9 @@ MOST = 2.0**14
 
 FUSED_ON = (9, 0)
 """The kind of GPU that kernels of our own were written for, and measured on: Hopper."""
+
+MIXED = 128
+"""Tiles in which tokens are mixed, and their channels."""
 
 
 class Short(NamedTuple):
@@ -50,6 +54,7 @@ class EightLinear(nn.Module):
     up: Tensor
     down: Tensor
     eight_down: Tensor
+    whole: Tensor
 
     def __init__(self, layer: nn.Linear, short: Short) -> None:
         super().__init__()
@@ -59,6 +64,7 @@ class EightLinear(nn.Module):
         self.register_buffer("up", (short.up * plain).to(layer.weight.dtype))
         self.register_buffer("down", plain / short.up)
         self.register_buffer("eight_down", plain / short.eight_up)
+        self.register_buffer("whole", self.down * self.eight_down)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[…, in] → […, out]."""
@@ -95,24 +101,21 @@ class Gelu(nn.Module):
 class EightMlp(nn.Module):
     """Linear, GELU, linear in eight bits; with a kernel of our own, hidden numbers are never anything else."""
 
-    down: Tensor
-
     def __init__(self, first: EightLinear, second: EightLinear, *, fused: bool) -> None:
         super().__init__()
         self.first, self.act, self.second, self.fused = first, Gelu(), second, fused
-        self.register_buffer("down", first.down * first.eight_down)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[…, in] → […, out]."""
-        return self.behind(self.first.short(inputs)).view(*inputs.shape[:-1], -1)
+        return self.second.product(self.hidden(self.first.short(inputs))).view(*inputs.shape[:-1], -1)
 
-    def behind(self, rows: Tensor) -> Tensor:
-        """Rows [n, in], in eight bits already → [n, out]."""
+    def hidden(self, rows: Tensor) -> Tensor:
+        """Rows [n, in] in eight bits → what the second layer is given, in eight bits."""
         first, second = self.first, self.second
         if not self.fused:
-            return second.product(second.short(self.act(first.product(rows))))
-        hidden = torch.ops.patchcleanser.linear_gelu(rows, first.eight, first.bias, self.down, second.up)
-        return second.product(hidden)
+            return second.short(self.act(first.product(rows)))
+        outputs: Tensor = torch.ops.patchcleanser.linear_gelu(rows, first.eight, first.bias, first.whole, second.up)
+        return outputs
 
 
 class EightBlock(nn.Module):
@@ -147,38 +150,41 @@ class EightBlock(nn.Module):
 
 
 class EightResBlock(nn.Module):
-    """ResMLP's block, likewise; with a kernel of our own, mixing tokens is one pass over memory in all."""
+    """ResMLP's block; with kernels of our own, three passes over memory in all."""
 
     mix: Tensor
     scale: Tensor
     shift: Tensor
     ls2: Tensor
-    mixes = False
 
     def __init__(self, block: FoldedResBlock, mlp: EightMlp) -> None:
         super().__init__()
         self.mlp, self.tokens = mlp, block.tokens
-        for name in ("mix", "scale", "shift", "ls2"):
+        for name in ("scale", "shift", "ls2"):
             self.register_buffer(name, getattr(block, name).contiguous())
+        mix = block.mix
+        self.fused = mlp.fused and len(block.ls2) % MIXED == 0
+        if self.fused:  # in whole tiles, with nothing in the rest of them
+            mix = functional.pad(mix, (0, -mix.shape[1] % MIXED, 0, -len(mix) % MIXED))
+        self.register_buffer("mix", mix)
 
     @staticmethod
-    def of(block: nn.Module) -> EightResBlock | None:
-        """None if it is not such a block, or its linear layers are not in eight bits."""
-        if not isinstance(block, FoldedResBlock) or not isinstance(block.mlp, EightMlp):
-            return None
-        return EightResBlock(block, block.mlp)
+    def of(block: FoldedResBlock) -> EightResBlock | None:
+        """None if its linear layers are not in eight bits."""
+        mlp = block.mlp
+        return EightResBlock(block, mlp) if isinstance(mlp, EightMlp) else None
 
-    def forward(self, x: Tensor, more: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """X + more × times [N, tokens, width] → the same of what comes out."""
-        if self.mlp.fused and self.mixes:
-            up = self.mlp.first.up
-            x, short = torch.ops.patchcleanser.mix_tokens(x, more, times, self.mix, self.scale, self.shift, up)
-        else:
-            x = torch.addcmul(x, more, times)
-            mixed = torch.bmm(self.mix[:, : self.tokens].expand(len(x), -1, -1), x)
-            x = torch.addcmul(x + self.shift, mixed, self.scale)
-            short = self.mlp.first.short(x)
-        return x, self.mlp.behind(short).view_as(x), self.ls2
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, tokens, width] → the same."""
+        mlp = self.mlp
+        if self.fused:
+            ours, second = torch.ops.patchcleanser, mlp.second
+            x, rows = ours.mix_tokens(x, self.mix, self.scale, self.shift, mlp.first.up)
+            outputs: Tensor = ours.linear_sum(mlp.hidden(rows), second.eight, second.bias, second.whole, self.ls2, x)
+            return outputs
+        mixed = torch.bmm(self.mix[: self.tokens, : self.tokens].expand(len(x), -1, -1), x)
+        x = torch.addcmul(x + self.shift, mixed, self.scale)
+        return torch.addcmul(x, mlp(x), self.ls2)
 
 
 class Chained(nn.Module):
@@ -191,15 +197,12 @@ class Chained(nn.Module):
     @staticmethod
     def of(parts: nn.Sequential) -> Chained | None:
         """None if it does not begin with several such blocks."""
-        for kind in (EightBlock, EightResBlock):
-            blocks: list[nn.Module] = []
-            for part in parts:
-                if (block := kind.of(part)) is None:
-                    break
-                blocks.append(block)
-            if len(blocks) > 1:
-                return Chained(blocks, list(parts)[len(blocks) :])
-        return None
+        blocks: list[nn.Module] = []
+        for part in parts:
+            if (block := EightBlock.of(part)) is None:
+                break
+            blocks.append(block)
+        return Chained(blocks, list(parts)[len(blocks) :]) if len(blocks) > 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, tokens, width] → what comes out behind the last."""
@@ -231,8 +234,9 @@ def shortened(module: nn.Module, shorts: Mapping[str, Short]) -> nn.Module:
         return block
 
     # The last block of a ViT works on one token, and looks into its layers.
-    for kind, rule in ((nn.Linear, eight), (nn.Sequential, mlp), (nn.Sequential, Chained.of)):
-        module = replaced(module, {FirstTokenBlock: as_it_is, kind: rule})
+    module = replaced(module, {FirstTokenBlock: as_it_is, nn.Linear: eight})
+    module = replaced(module, {FirstTokenBlock: as_it_is, nn.Sequential: mlp})
+    module = replaced(module, {FoldedResBlock: EightResBlock.of, nn.Sequential: Chained.of})
     return module.eval()
 
 

@@ -144,7 +144,7 @@ def _epoch(run: Run, step: Step, pixels: Tensor, labels: Tensor, kept: Any) -> N
     recipe, accelerator, started = run.recipe, run.accelerator, time.monotonic()
     greedy = isinstance(recipe.cutout, GreedyCutout) and len(run.history) < recipe.greedy_from * recipe.epochs
     step.cutout = Cutout(**_plain(recipe.cutout)) if greedy else recipe.cutout
-    order = run.order.permutation(kept)
+    order = torch.from_numpy(run.order.permutation(kept)).to(run.device)  # at once: a GPU comes to rest for each
     steps = max(1, len(order) // recipe.batch)
     share = max(1, recipe.batch // accelerator.num_processes)
     run.module.train()
@@ -154,7 +154,7 @@ def _epoch(run: Run, step: Step, pixels: Tensor, labels: Tensor, kept: Any) -> N
         step.progress = run.step / (steps * recipe.epochs)
         for group in run.optimizer.param_groups:
             group["lr"] = recipe.rate * rate_at(step.progress, recipe)
-        loss, right = step(_floats(pixels, mine), labels[torch.as_tensor(mine, device=run.device)])
+        loss, right = step(_floats(pixels, mine), labels[mine])
         losses.append(loss)
         rights.append(right)
         run.step += 1

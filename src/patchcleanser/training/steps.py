@@ -234,6 +234,10 @@ def _optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         )
     except ValueError as error:
         raise TrainingError(f"this timm has no {recipe.optimizer} ({error}); install timm 1.0.22 or later") from error
+    if recipe.optimizer == "muon":
+        from patchcleanser.training.muon import TogetherMuon
+
+        return TogetherMuon(optimizer.param_groups, **optimizer.defaults)
     return optimizer
 
 
