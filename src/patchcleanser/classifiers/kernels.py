@@ -35,10 +35,12 @@ def _short(numbers, limit: tl.constexpr):
 def _tanh(numbers, quick: tl.constexpr):
     """By the instruction that a GPU has for it, or, where kernels are only interpreted, from an exponential."""
     if quick:
-        return tl.inline_asm_elementwise(
+        found = tl.inline_asm_elementwise(
             "tanh.approx.f32 $0, $1;", "=r,r", [numbers], dtype=tl.float32, is_pure=True, pack=1
         )
-    return 2.0 * tl.sigmoid(2.0 * numbers) - 1.0
+    else:
+        found = 2.0 * tl.sigmoid(2.0 * numbers) - 1.0
+    return found
 
 
 @triton.jit
@@ -177,7 +179,7 @@ def _mix_tokens(
     some: tl.constexpr,
 ):
     across: tl.constexpr = width // channels
-    down: tl.constexpr = tl.cdiv(tokens, tile)
+    down: tl.constexpr = (tokens + tile - 1) // tile
     number = tl.program_id(0)
     first = (number // (down * across)).to(tl.int64) * tokens * width
     rows = (number // across % down) * tile + tl.arange(0, tile)
