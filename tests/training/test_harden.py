@@ -177,6 +177,7 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
     settings = HardenSettings(epochs=4, batch=16, rate=1e-3, tries=1, holdout=0.3, every=2)
     unbroken = harden(classifier, photos, THREAT, settings=settings)
     monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_SHARE", 1e9)
     monkeypatch.setattr("patchcleanser.training.student.TELL_SECONDS", 0)
     times: list[float] = []
 

@@ -16,7 +16,9 @@ NAME = "checkpoint.pt"
 """Of the file, in the folder that the weights will be written to."""
 
 SAVE_SECONDS = 10
-"""After the first time, and then this long after the last one, a checkpoint is written."""
+SAVE_SHARE = 0.05
+"""After the first time, and then this long after the last one, a checkpoint is written: later, if writing one takes so
+long that more than this share of the time would go into it (a ViT-B's has over a GB)."""
 
 
 class Checkpoint:
@@ -24,7 +26,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
         self.path, self.key = folder / NAME, dict(key)
-        self._saved = -float("inf")
+        self._due = -float("inf")
 
     def read(self, device: torch.device) -> Any:
         """The state that was left, or None."""
@@ -44,8 +46,10 @@ class Checkpoint:
 
     def write(self, state: Callable[[], Any], *, last: bool = False) -> None:
         """Leave the state, if this is the first or the last one or some time has passed."""
-        if not last and time.monotonic() - self._saved < SAVE_SECONDS:
+        started = time.monotonic()
+        if not last and started < self._due:
             return
         with whole_file(self.path) as part:
             torch.save({"key": self.key, "state": state()}, part)
-        self._saved = time.monotonic()
+        ended = time.monotonic()
+        self._due = ended + max(SAVE_SECONDS, (ended - started) / SAVE_SHARE)
