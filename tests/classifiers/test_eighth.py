@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers import eighth as room
-from patchcleanser.classifiers.copied import Copied, halved
+from patchcleanser.classifiers.copied import Copied, Graph, halved
 from patchcleanser.classifiers.eighth import Eighth, seen_inputs
 from patchcleanser.classifiers.masked import Request
 from patchcleanser.classifiers.rounding import Seen, rounded
 from patchcleanser.classifiers.short import EightLinear, Gelu, Short, apart, shortened
 from patchcleanser.classifiers.split import Split
 from patchcleanser.classifiers.ways import UnusableError, Way
+from patchcleanser.errors import OutputError
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "vit_small_patch16_224": {"img_size": 32, "embed_dim": 256, "num_heads": 4, "depth": 2},
@@ -48,7 +49,9 @@ def test_a_network_in_eight_bits_says_nearly_what_it_says_in_float32(name: str) 
         half = halved(copy.deepcopy(module))(inputs.half()).float()
         short = apart(halved(copy.deepcopy(module)))
         seen = seen_inputs(short, inputs.half())
-        short = shortened(short, {name: Short.of(short.get_submodule(name), one) for name, one in seen.items()})
+        short = shortened(
+            short, {name: Short.of(short.get_submodule(name), one) for name, one in seen.items()}, fused=False
+        )
         found = short(inputs.half()).float()
     layers = [part for part in short.modules() if isinstance(part, EightLinear)]
     assert len(layers) >= 4
@@ -315,6 +318,79 @@ def test_a_copy_of_the_way_is_made_with_the_sizes_it_was_compared_with(defense: 
     other = copy.deepcopy(way)
     other.logits(0.01 * images)  # makes it again
     assert (other.logits(images) == before).all()
+
+
+def test_memory_that_was_given_back_changes_no_answer(defense: DoubleMasking) -> None:
+    images = photos(64)
+    way = defense.masked.ways[0]
+    before = way.logits(images)
+    defense.masked._make_room()
+    assert way._copy is None  # type: ignore[attr-defined]
+    assert (way.logits(0.01 * images) != before).any()  # makes it again
+    assert (way.logits(images) == before).all()
+
+
+def test_a_way_that_was_compared_with_other_kernels_is_refused(defense: DoubleMasking) -> None:
+    way = defense.masked.ways[0]
+    way.logits(photos(64))
+    other = copy.deepcopy(way)
+    other._fused = True  # type: ignore[attr-defined]
+    with pytest.raises(UnusableError, match="other kernels than are here"):
+        other.logits(photos(64))
+
+
+class Recorded:
+    """Plays back what it was made of, as a CUDA graph does, or cannot be made."""
+
+    made: ClassVar[list[torch.Size]] = []
+    error: ClassVar[Exception | None] = None
+
+    def __init__(self, copied: TorchClassifier, inputs: Tensor) -> None:
+        if self.error is not None:
+            raise self.error
+        self.copied, self.shape = copied, inputs.shape
+        self.made.append(inputs.shape)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        assert inputs.shape == self.shape
+        return 1 + self.copied.checked_logits(inputs)  # so that it is seen who answered
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
+    monkeypatch.setattr(room, "Graph", Recorded)
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: None)
+    monkeypatch.setattr(Recorded, "made", [])
+    monkeypatch.setattr(Recorded, "error", None)
+    return Recorded
+
+
+def test_blocks_of_another_size_are_not_played_back(recorded: type[Recorded]) -> None:
+    classifier = TorchClassifier(nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 10)).eval())
+    block, other = torch.rand(4, 3, 32, 32), torch.rand(4, 3, 48, 48)
+    answers = room._on_a_gpu(classifier, block)
+    torch.testing.assert_close(answers(block), 1 + classifier.checked_logits(block))
+    torch.testing.assert_close(answers(other), classifier.checked_logits(other))
+    assert recorded.made == [block.shape]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("capture failed"), OutputError("the model failed"), UnusableError("no")]
+)
+def test_what_cannot_be_recorded_is_asked_each_time(
+    error: Exception, recorded: type[Recorded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorded, "error", error)
+    classifier = TorchClassifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 10)).eval())
+    block = torch.rand(4, 3, 2, 2)
+    torch.testing.assert_close(room._on_a_gpu(classifier, block)(block), classifier.checked_logits(block))
+
+
+def test_a_graph_refuses_inputs_of_another_shape() -> None:
+    graph = object.__new__(Graph)
+    graph._inputs = torch.zeros(4, 3, 8, 8)
+    with pytest.raises(ValueError, match=r"of inputs \(4, 3, 8, 8\), got \(4, 1, 8, 8\)"):
+        graph(torch.zeros(4, 1, 8, 8))
 
 
 def test_no_way_is_prepared_that_no_piece_is_large_enough_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,9 +36,9 @@ def both(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, nn.Modu
         plain = apart(halved(module))
         seen = seen_inputs(plain, inputs)
         shorts = {name: Short.of(plain.get_submodule(name), one) for name, one in seen.items()}
-        chained = shortened(copy.deepcopy(plain), shorts)
-        monkeypatch.setattr(room.Chained, "of", staticmethod(lambda parts: None))
-        return shortened(plain, shorts), chained, inputs
+        chained = shortened(copy.deepcopy(plain), shorts, fused=False)
+        monkeypatch.setattr(room.Chained, "within", staticmethod(lambda model: None))
+        return shortened(plain, shorts, fused=False), chained, inputs
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name.startswith("vit")])
@@ -61,15 +62,29 @@ def test_what_is_too_large_inside_a_chain_is_no_number_in_its_image_alone(monkey
         assert chained(inputs).isnan().all(1).tolist() == [number == 3 for number in range(8)]
 
 
-def test_only_blocks_that_are_known_are_chained(monkeypatch: pytest.MonkeyPatch) -> None:
+def hooked(module: Any) -> None:
+    module.blocks[1].register_forward_hook(lambda block, given, found: 0.5 * found)
+
+
+def going_through_its_blocks(module: Any) -> None:
+    module.set_grad_checkpointing(True)
+
+
+def with_something_behind_attention(module: Any) -> None:
+    for block in module.blocks:
+        block.drop_path1 = nn.Tanh()
+
+
+@pytest.mark.parametrize("change", [hooked, going_through_its_blocks, with_something_behind_attention])
+def test_only_blocks_that_are_known_are_chained(change: Callable[[Any], None]) -> None:
     torch.manual_seed(0)
     module = timm.create_model("vit_small_patch16_224", num_classes=10, **NETWORKS["vit_small_patch16_224"]).eval()
-    module.blocks[1].register_forward_hook(lambda block, given, found: 0.5 * found)
+    change(module)
     inputs = torch.randn(4, 3, 64, 64).half()
     with torch.inference_mode():
         plain = apart(halved(module))
         shorts = {n: Short.of(plain.get_submodule(n), one) for n, one in seen_inputs(plain, inputs).items()}
-        short = shortened(plain, shorts)
+        short = shortened(plain, shorts, fused=False)
         assert not any(isinstance(part, Chained) for part in short.modules())
         assert any(isinstance(part, EightMlp) for part in short.modules())
         assert torch.isfinite(short(inputs)).all()

@@ -19,7 +19,7 @@ from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.networks import build_network
 from patchcleanser.classifiers.precision import in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.classifiers.short import EightBlock, EightResBlock, Short, apart, shortened
+from patchcleanser.classifiers.short import EightBlock, EightResBlock, Short, apart, has_kernels, shortened
 from patchcleanser.classifiers.split import Split
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import LabelTable
@@ -261,7 +261,7 @@ def test_kernels_of_our_own_say_what_the_layers_they_replace_say_and_nothing_of_
     with torch.inference_mode():
         module = apart(halved(module))
         shorts = {n: Short.of(module.get_submodule(n), one) for n, one in seen_inputs(module, inputs).items()}
-        module = shortened(module, shorts)
+        module = shortened(module, shorts, fused=has_kernels(inputs.device))
         (block, *_) = (part for part in module.modules() if isinstance(part, (EightBlock, EightResBlock)))
         if not block.mlp.fused:
             pytest.skip("kernels of our own are for other GPUs")

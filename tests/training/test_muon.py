@@ -8,9 +8,13 @@ import pytest
 import timm
 import torch
 from timm.optim import create_optimizer_v2
+from timm.optim.muon import Muon
 from torch import nn
 
+from patchcleanser.errors import TrainingError
+from patchcleanser.training import steps
 from patchcleanser.training.muon import TogetherMuon
+from patchcleanser.training.recipes import Recipe
 
 
 def trained(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -62,3 +66,40 @@ def test_it_goes_on_from_what_timms_had_kept() -> None:
     trained(second, together, 1)
     for wanted, found, start in zip(first.parameters(), second.parameters(), before.parameters(), strict=True):
         assert (found - wanted).norm() <= 0.02 * (wanted - start).norm()
+
+
+def test_groups_that_are_not_muons_are_left_to_timm() -> None:
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Flatten(), nn.Linear(3072, 16), nn.Linear(16, 10))
+    second = copy.deepcopy(first)
+    options = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+    plain, together = (
+        kind([{"params": list(module.parameters()), "use_muon": False}], **options)
+        for kind, module in ((Muon, first), (TogetherMuon, second))
+    )
+    trained(first, plain, 2)
+    trained(second, together, 2)
+    for wanted, found in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+MUON = Recipe(epochs=1, batch=8, optimizer="muon", rate=1e-3)
+
+
+def test_a_first_muon_of_timms_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Linear(16, 10)
+    made = create_optimizer_v2(module, opt="muon", lr=1e-3)
+    assert isinstance(steps._optimizer(module, MUON), TogetherMuon)
+    del made.defaults["scale_eps"]
+    monkeypatch.setattr(steps, "create_optimizer_v2", lambda *given, **options: made)
+    assert steps._optimizer(module, MUON) is made
+
+
+@pytest.mark.parametrize("error", [ValueError("Optimizer muon not found"), AssertionError()])
+def test_a_timm_without_muon_gets_one_sentence(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def older(*given: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(steps, "create_optimizer_v2", older)
+    with pytest.raises(TrainingError, match=r"this timm has no muon .* install timm 1\.0\.23 or later"):
+        steps._optimizer(nn.Linear(16, 10), MUON)

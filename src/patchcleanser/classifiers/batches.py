@@ -139,6 +139,7 @@ class Batches:
                 ) from error
         if shared:  # it is not known which labels are doubtful without
             raise UnusableError("there is no room for what pairs share")
+        self._make_room()
         if self.classifier.device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(piece) // 2
@@ -146,6 +147,9 @@ class Batches:
         self.chunk = max(1, min(self.chunk or half, half))
         halves = piece.part(0, half), piece.part(half, len(piece))
         return torch.cat([self._logits(part, way) for part in halves])
+
+    def _make_room(self) -> None:
+        """Give back what memory can be done without."""
 
     def _forward(self, piece: Piece, way: Way | None) -> Tensor:
         runs: list[Tensor] = []

@@ -184,8 +184,10 @@ class Graph:
         self._copied = copied  # whose weights it reads
         self._inputs = inputs.clone()
         self._graph = torch.cuda.CUDAGraph()
+        self._played: torch.cuda.Event | None = None
         # On the network's device, which need not be the current one: of another's stream the graph would stay empty.
-        with torch.cuda.device(inputs.device):
+        # And on the stream that was current, whatever becomes of the recording: older torch stays where it failed.
+        with torch.cuda.device(inputs.device), torch.cuda.stream(torch.cuda.current_stream(inputs.device)):
             side = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream(inputs.device))
             with torch.cuda.stream(side):
@@ -198,10 +200,17 @@ class Graph:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """What the network makes of inputs of that shape."""
+        if inputs.shape != self._inputs.shape:  # copying would repeat them where it can
+            raise ValueError(f"the graph is of inputs {tuple(self._inputs.shape)}, got {tuple(inputs.shape)}")
         with self._lock:
+            stream = torch.cuda.current_stream(inputs.device)
+            if self._played is not None:  # by another stream, perhaps, which is at it still
+                stream.wait_event(self._played)
             self._inputs.copy_(inputs)
             self._graph.replay()
-            return self._outputs.clone()
+            outputs = self._outputs.clone()
+            self._played = stream.record_event()
+            return outputs
 
 
 class _Block:

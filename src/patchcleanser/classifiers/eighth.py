@@ -17,9 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import Graph, block_size, filled, guarded, halved, rounded_to_half
 from patchcleanser.classifiers.rounding import Seen
-from patchcleanser.classifiers.short import SHORT, EightLinear, Short, apart, shortened
+from patchcleanser.classifiers.short import SHORT, EightLinear, Short, apart, has_kernels, shortened
 from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
-from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
@@ -50,7 +49,8 @@ class Eighth(Derived):
         self._copy: Callable[[Tensor], Tensor] | None = None
         """Answers a block."""
         self._layers: dict[str, Short] | None = None
-        """Layers in eight bits, by name: with others, it would be another way than was compared."""
+        self._fused = False
+        """Layers in eight bits, by name, and whether kernels of our own are used: else it is not what was compared."""
         self._refused = ""
         self._declined = 0
         """So many labels were not worth preparing it."""
@@ -64,6 +64,10 @@ class Eighth(Derived):
         """Drop the copy, and what was seen for it."""
         super().forget()
         self._copy, self._layers, self._refused, self._declined = None, None, "", 0
+
+    def shrink(self) -> None:
+        """Drop the copy, and keep what was seen for it."""
+        self._copy = None
 
     def fewest(self, numbers: int) -> int:
         """Whole blocks: the copy is compiled for batches of one size."""
@@ -115,10 +119,14 @@ class Eighth(Derived):
             if math.isfinite(half) and self.expected / len(block) * half * SAVED < PREPARING:
                 self._declined = self.expected
                 raise _DeclinedError("preparing eight bits takes longer than they save")
+            fused = has_kernels(block.device)
+            if known and fused != self._fused:
+                raise UnusableError("it was compared with other kernels than are here")
             if self._layers is None:
+                self._fused = fused
                 self._layers = {n: Short.of(cast("nn.Linear", copied.module.get_submodule(n)), seen[n]) for n in seen}
                 seen.clear()
-            copied.module = shortened(copied.module, self._layers)
+            copied.module = shortened(copied.module, self._layers, fused=fused)
             answers = _on_a_gpu(copied, block) if block.is_cuda else partial(_asked, copied)
             if math.isfinite(half):
                 # Where more labels are doubtful than it saves, half precision alone, compiled, is faster.
@@ -153,10 +161,13 @@ def _on_a_gpu(copied: TorchClassifier, block: Tensor) -> Callable[[Tensor], Tens
     """The copy's answers to blocks like this one: compiled, and played back, since Python would not keep up."""
     for part in _repeated(copied.module):
         part.compile(dynamic=False)
-    _asked(copied, block)
-    with suppress(OutputError, RuntimeError):  # a network that waits for its own numbers cannot be recorded
-        return guarded(partial(Graph, copied), block)
-    return partial(_asked, copied)
+    asked = partial(_asked, copied)
+    asked(block)
+    shape = block.shape
+    with suppress(UnusableError, RuntimeError):  # a network that waits for its own numbers cannot be recorded
+        graph = guarded(partial(Graph, copied), block)
+        return lambda given: graph(given) if given.shape == shape else asked(given)
+    return asked
 
 
 def seen_inputs(module: nn.Module, examples: Tensor) -> dict[str, Seen]:

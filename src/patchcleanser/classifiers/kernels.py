@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-SHORT = torch.float8_e4m3fn
-TILE = 128
+from patchcleanser.classifiers.short import SHORT, TILE
+
 PROGRAMS = 2
 """Programs of `linear_gelu` that share a multiprocessor: while one rounds what it computed, the other computes."""
 
@@ -234,7 +234,7 @@ def mix_tokens(x: Tensor, mix: Tensor, scale: Tensor, shift: Tensor, up: Tensor)
 
 @mix_tokens.register_fake
 def _(x: Tensor, mix: Tensor, scale: Tensor, shift: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty(x.shape[0] * x.shape[1], x.shape[2], dtype=SHORT)
+    return x.new_empty(x.shape), x.new_empty(x.shape[0] * x.shape[1], x.shape[2], dtype=SHORT)
 
 
 def _tiled(matrix: Tensor) -> TensorDescriptor:

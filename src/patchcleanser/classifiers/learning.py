@@ -165,6 +165,11 @@ class Learning(Batches):
         if (self._size(sample, 0, 1), self.roomy) == room:  # else by batches of a size that nobody compared
             self._held = Held(fast, [s.table for s in ordered])
 
+    def _make_room(self) -> None:
+        """Chunks become smaller, and some ways are for large ones only."""
+        for way in self.ways:
+            way.shrink()
+
     def release(self) -> None:
         """Nobody will ask for labels of the images that were learnt from."""
         self._held = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import torch
-from timm.models.vision_transformer import Block, LayerScale
+from timm.models.vision_transformer import Block, LayerScale, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,8 +27,8 @@ MOST = 2.0**14
 FUSED_ON = (9, 0)
 """The kind of GPU that kernels of our own were written for, and measured on: Hopper."""
 
-MIXED = 128
-"""Tiles in which tokens are mixed, and their channels."""
+TILE = 128
+"""What these kernels work on at a time, in rows and columns."""
 
 
 class Short(NamedTuple):
@@ -136,14 +136,14 @@ class EightBlock(nn.Module):
 
     @staticmethod
     def of(block: nn.Module) -> EightBlock | None:
-        """None if it is not such a block, or its linear layers are not all in eight bits."""
+        """None if it is not such a block, or its MLP is not in eight bits."""
         known = (
             type(block) is Block and type(block.mlp) is EightMlp and does_nothing(block.drop_path1, block.drop_path2)
         )
         return EightBlock(block) if known and type(block.ls2) in (nn.Identity, LayerScale) else None
 
     def forward(self, x: Tensor, more: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """X + more × times [N, tokens, width] → the same of what comes out."""
+        """The sum x + more × times [N, tokens, width] → what comes out, as such a sum."""
         x = torch.addcmul(x, more, times)
         x = x + self.ls1(self.attn(self.norm1(x)))
         return x, self.mlp(self.norm2(x)), self.times
@@ -163,9 +163,9 @@ class EightResBlock(nn.Module):
         for name in ("scale", "shift", "ls2"):
             self.register_buffer(name, getattr(block, name).contiguous())
         mix = block.mix
-        self.fused = mlp.fused and len(block.ls2) % MIXED == 0
+        self.fused = mlp.fused and len(block.ls2) % TILE == 0
         if self.fused:  # in whole tiles, with nothing in the rest of them
-            mix = functional.pad(mix, (0, -mix.shape[1] % MIXED, 0, -len(mix) % MIXED))
+            mix = functional.pad(mix, (0, -mix.shape[1] % TILE, 0, -len(mix) % TILE))
         self.register_buffer("mix", mix)
 
     @staticmethod
@@ -195,14 +195,20 @@ class Chained(nn.Module):
         self.blocks, self.rest = nn.ModuleList(blocks), nn.Sequential(*rest)
 
     @staticmethod
-    def of(parts: nn.Sequential) -> Chained | None:
-        """None if it does not begin with several such blocks."""
+    def within(model: VisionTransformer) -> VisionTransformer | None:
+        """The ViT with its blocks chained, in place; None if they do not begin with several such blocks.
+
+        Other networks may go through their blocks one by one.
+        """
         blocks: list[nn.Module] = []
-        for part in parts:
+        for part in model.blocks:
             if (block := EightBlock.of(part)) is None:
                 break
             blocks.append(block)
-        return Chained(blocks, list(parts)[len(blocks) :]) if len(blocks) > 1 else None
+        if len(blocks) < 2 or model.grad_checkpointing:
+            return None
+        model.blocks = Chained(blocks, list(model.blocks)[len(blocks) :])
+        return model
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, tokens, width] → what comes out behind the last."""
@@ -218,10 +224,9 @@ def apart(module: nn.Module) -> nn.Module:
     return replaced(module, {FusedMlp: lambda mlp: nn.Sequential(mlp.fc1, Gelu(), mlp.fc2)})
 
 
-def shortened(module: nn.Module, shorts: Mapping[str, Short]) -> nn.Module:
-    """The module with these layers in eight bits, in place; they are given by name."""
+def shortened(module: nn.Module, shorts: Mapping[str, Short], *, fused: bool) -> nn.Module:
+    """The module with these layers in eight bits, in place; they are given by name. `fused`: by kernels of our own."""
     found = {module.get_submodule(name): short for name, short in shorts.items()}
-    fused = has_kernels(next(module.parameters()).device)
 
     def eight(layer: nn.Linear) -> nn.Module | None:
         return EightLinear(layer, found[layer]) if layer in found else None
@@ -236,7 +241,7 @@ def shortened(module: nn.Module, shorts: Mapping[str, Short]) -> nn.Module:
     # The last block of a ViT works on one token, and looks into its layers.
     module = replaced(module, {FirstTokenBlock: as_it_is, nn.Linear: eight})
     module = replaced(module, {FirstTokenBlock: as_it_is, nn.Sequential: mlp})
-    module = replaced(module, {FoldedResBlock: EightResBlock.of, nn.Sequential: Chained.of})
+    module = replaced(module, {FoldedResBlock: EightResBlock.of, VisionTransformer: Chained.within})
     return module.eval()
 
 

@@ -83,6 +83,9 @@ class Way(ABC):
     def forget(self) -> None:  # noqa: B027
         """Drop what was made; it is made again when it is needed."""
 
+    def shrink(self) -> None:  # noqa: B027
+        """Give memory back; just the same is made again when it is needed."""
+
     def renew(self) -> None:  # noqa: B027
         """Forget what may have become old; called whenever the way is compared with the exact one."""
 

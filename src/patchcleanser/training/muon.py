@@ -35,7 +35,8 @@ class TogetherMuon(Muon):  # type: ignore[misc]
                 loss = closure()
         for group in self.param_groups:
             matrices = [p for p in group["params"] if p.grad is not None and _is_a_matrix(p)]
-            if matrices and not group.get("use_fallback", False) and group.get("algo", "muon") == "muon":
+            mine = group.get("use_muon", True) and not group.get("use_fallback", False)
+            if matrices and mine and group.get("algo", "muon") == "muon":
                 self._change(matrices, group)
         super().step()
         return loss
@@ -43,7 +44,10 @@ class TogetherMuon(Muon):  # type: ignore[misc]
     def _change(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         rate, momentum = group["lr"], group["momentum"]
         grads = [p.grad for p in matrices if p.grad is not None]
-        kept = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in matrices]
+        for p in matrices:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        kept = [self.state[p]["momentum_buffer"] for p in matrices]
         torch._foreach_mul_(matrices, 1 - rate * group["weight_decay"])
         torch._foreach_lerp_(kept, grads, 1 - momentum)
         wanted = torch._foreach_lerp(grads, kept, momentum) if group["nesterov"] else kept

@@ -232,9 +232,9 @@ def _optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = create_optimizer_v2(
             module, opt=recipe.optimizer, lr=recipe.rate, weight_decay=recipe.weight_decay, **more
         )
-    except ValueError as error:
-        raise TrainingError(f"this timm has no {recipe.optimizer} ({error}); install timm 1.0.22 or later") from error
-    if recipe.optimizer == "muon":
+    except (AssertionError, ValueError) as error:
+        raise TrainingError(f"this timm has no {recipe.optimizer} ({error}); install timm 1.0.23 or later") from error
+    if recipe.optimizer == "muon" and "scale_eps" in optimizer.defaults:  # the first Muon of timm's had less to it
         from patchcleanser.training.muon import TogetherMuon
 
         return TogetherMuon(optimizer.param_groups, **optimizer.defaults)
