@@ -4,8 +4,7 @@
     python benchmarks/speed.py --suite gpu          # CUDA: ViT-B/16, ResNetV2-50, ResMLP-24
     python benchmarks/speed.py --suite growth       # cost against masks, images and patches
 
-The authors' loop is restated from the paper's Algorithms 1 and 2 with their batch of 16 images: one
-forward pass per mask or pair of masks, float32, no TF32. Rows go into results/speed/speed.json.
+Rows go into results/speed/speed.json, each as soon as it is there.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from authors import Authors
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -41,6 +41,11 @@ BATCH = 16
 
 MANY = 512
 """Images that ours works on at once on a GPU, as in a run."""
+
+TASKS = ("labels", "labels, nothing shared", "table", "certify", "predict clean", "predict worst")
+
+SAME = ("hardware", "model", "weights", "task", "masks", "patches", "images")
+"""Rows that are alike in these are of one kind."""
 
 
 class Model(NamedTuple):
@@ -75,40 +80,6 @@ class WorstCase(DoubleMasking):
         yield table.masks()
         yield table.rows(range(len(table.mask_set)))
         return double_masking(table.one(), table.row)
-
-
-class Authors:
-    """One forward pass per mask or pair, as the paper's algorithms are written."""
-
-    def __init__(self, classifier: TorchClassifier, defense: DoubleMasking, side: int) -> None:
-        self.classifier = classifier
-        keeps = torch.from_numpy(defense.mask_set((side, side)).visible())
-        self.keeps = keeps.to(classifier.device)
-        self.masks = len(keeps)
-
-    def labels(self, inputs: Tensor, keep: Tensor) -> Tensor:
-        """One forward pass."""
-        return self.classifier.module(torch.where(keep, inputs, 0.0)).argmax(1)
-
-    def table(self, inputs: Tensor) -> list[Tensor]:
-        """Labels of one batch under every pair of masks, in the order (0,0), (0,1), …"""
-        with torch.inference_mode(), plain_float32(self.classifier.device):
-            return [
-                self.labels(inputs, self.keeps[i] & self.keeps[j])
-                for i in range(self.masks)
-                for j in range(i, self.masks)
-            ]
-
-    def clean(self, inputs: Tensor) -> list[Tensor]:
-        """A clean image, all masks agree: one pass per mask."""
-        with torch.inference_mode(), plain_float32(self.classifier.device):
-            return [self.labels(inputs, keep) for keep in self.keeps]
-
-    def worst(self, inputs: Tensor) -> list[Tensor]:
-        """Every mask disagrees: the first round, then every second mask for each of them."""
-        with torch.inference_mode(), plain_float32(self.classifier.device):
-            second = [self.labels(inputs, a & b) for a in self.keeps for b in self.keeps]
-        return self.clean(inputs) + second
 
 
 def images_of(side: int, number: int, data: str | None) -> list[Tensor]:
@@ -255,97 +226,127 @@ def compile_first(defense: DoubleMasking, model: Model, images: list[Tensor]) ->
     print(json.dumps({"model": model.name, "first_call_s": round(time.perf_counter() - started, 1)}), flush=True)
 
 
-def rows_of(model: Model, given: argparse.Namespace) -> list[dict[str, Any]]:
-    spec = model.spec.format(mobilenet=given.mobilenet or "none")
-    spec = f"trained:{given.trained}/{model.name}" if given.trained else spec
-    classifier = loaded(spec, "cuda" if given.suite == "gpu" else "cpu")
-    device = classifier.device
-    threat = Threat.parse(model.patch, grid="input")
-    defense = DoubleMasking(classifier, threat, masks=6, precision="fast")
-    worst = WorstCase(classifier, threat, masks=6, precision="fast")
-    authors = Authors(classifier, defense, model.side)
-    images = images_of(model.side, BATCH, given.data)
-    inputs = torch.cat([classifier.prepare(image[None].to(device)) for image in images])
-    chance = "weights=none" in spec  # many labels are computed again: margins of a network of chance are small
-    more = images_of(model.side, 64 if chance else given.many, given.data) if device.type == "cuda" else images
-    some = more[:256]  # for labels alone, which take as long for each image
-    theirs: list[Tensor] = []
+class Task(NamedTuple):
+    """What is timed: ours for so many images, and the authors' loop for so many."""
 
-    def their_table() -> None:
-        theirs[:] = authors.table(inputs)
+    ours: Callable[[], Any]
+    images: int
+    loop: Callable[[], Any]
+    of: int
 
-    if device.type == "cuda":
-        compile_first(defense, model, images)
-    for each in (defense, worst):  # without it predictions are exact
-        each.calibrate(more)
-    labels = undefended(classifier, more)
-    authors.clean(inputs)  # makes the kernels of their batch, as predict above made ours
-    once: dict[str, Any] = {"repeats": 1, "warm": False} if model.side > 32 else {}
-    clean, hard = (lambda: authors.clean(inputs[:1])), (lambda: authors.worst(inputs[:1]))
-    agreed = images[:1]
-    tasks: dict[str, tuple[Callable[[], Any], int, Callable[[], Any], int]] = {
-        "labels": (lambda: unchecked(defense, some), len(some), their_table, BATCH),
-        "labels, nothing shared": (lambda: unshared(defense, some), len(some), their_table, BATCH),
-        "table": (lambda: defense.certify(more, labels, maps=True), len(more), their_table, BATCH),
-        "certify": (lambda: defense.certify(more, labels), len(more), their_table, BATCH),
-        "predict clean": (lambda: defense.predict(agreed), 1, clean, 1),
-        "predict worst": (lambda: worst.predict(images[:1]), 1, hard, 1),
-    }
-    top, cost = peak(device), flops(classifier, inputs)
-    rows: list[dict[str, Any]] = []
-    known: dict[Any, float] = {}
-    for task, (ours, number, loop, theirs_number) in tasks.items():
-        if given.tasks and task not in given.tasks:
-            continue
-        if task == "labels, nothing shared" and not shares(defense, images[0]):
-            continue
-        if task == "predict clean":  # one whose masks agree, as they do for most images
-            agreed[:] = [next((i for i in images if defense.predict([i])[0].case is Case.AGREED), images[0])]
-        if device.type == "cuda":
+
+class Duel:
+    """A network, ours and the authors' loop around it, and what was timed of the loop so far."""
+
+    def __init__(self, model: Model, given: argparse.Namespace) -> None:
+        self.model, self.given = model, given
+        spec = model.spec.format(mobilenet=given.mobilenet or "none")
+        spec = f"trained:{given.trained}/{model.name}" if given.trained else spec
+        self.classifier = loaded(spec, "cuda" if given.suite == "gpu" else "cpu")
+        self.device = self.classifier.device
+        threat = Threat.parse(model.patch, grid="input")
+        self.defense = DoubleMasking(self.classifier, threat, masks=6, precision="fast")
+        self.worst = WorstCase(self.classifier, threat, masks=6, precision="fast")
+        self.authors = Authors(self.classifier, self.defense, model.side)
+        self.images = images_of(model.side, BATCH, given.data)
+        self.inputs = torch.cat([self.classifier.prepare(image[None].to(self.device)) for image in self.images])
+        self.chance = "weights=none" in spec  # many labels are computed again: margins of a network of chance are small
+        many = 64 if self.chance else given.many
+        self.more = images_of(model.side, many, given.data) if self.device.type == "cuda" else self.images
+        self.theirs: list[Tensor] = []
+        self.seconds: dict[Callable[[], Any], float] = {}
+        """An image of each loop that was timed."""
+
+    def warm_up(self) -> None:
+        """Compile, learn which labels are doubtful, and make the kernels of the authors' batch."""
+        if self.device.type == "cuda":
+            compile_first(self.defense, self.model, self.images)
+        for each in (self.defense, self.worst):  # without it predictions are exact
+            each.calibrate(self.more)
+        self.authors.clean(self.inputs)
+        self.peak, self.flops = peak(self.device), flops(self.classifier, self.inputs)
+
+    def their_table(self) -> None:
+        """The authors' labels, kept to be compared with."""
+        self.theirs[:] = self.authors.table(self.inputs)
+
+    def tasks(self) -> dict[str, Task]:
+        """Those that were asked for, by name."""
+        defense, more, some = self.defense, self.more, self.more[:256]  # labels take as long for each image
+        labels = undefended(self.classifier, more)
+        loop, one = self.their_table, self.images[:1]
+        found = {
+            "labels": Task(lambda: unchecked(defense, some), len(some), loop, BATCH),
+            "labels, nothing shared": Task(lambda: unshared(defense, some), len(some), loop, BATCH),
+            "table": Task(lambda: defense.certify(more, labels, maps=True), len(more), loop, BATCH),
+            "certify": Task(lambda: defense.certify(more, labels), len(more), loop, BATCH),
+            "predict clean": Task(lambda: defense.predict(one), 1, lambda: self.authors.clean(self.inputs[:1]), 1),
+            "predict worst": Task(lambda: self.worst.predict(one), 1, lambda: self.authors.worst(self.inputs[:1]), 1),
+        }
+        if not shares(defense, self.images[0]):
+            del found["labels, nothing shared"]
+        if "predict clean" in (self.given.tasks or found):  # of one whose masks agree, as they do for most images
+            agreed = next((i for i in self.images if defense.predict([i])[0].case is Case.AGREED), one[0])
+            found["predict clean"] = found["predict clean"]._replace(ours=lambda: defense.predict([agreed]))
+        return {name: task for name, task in found.items() if name in (self.given.tasks or found)}
+
+    def timed(self, name: str, task: Task) -> tuple[float, list[float]]:
+        """Seconds of ours, and the ratios of turns if it was timed in turns with the loop, which is timed once."""
+        once: dict[str, Any] = {"repeats": 1, "warm": False} if self.model.side > 32 else {}
+        if name == "predict clean":
+            ours, self.seconds[task.loop], turns = in_turns(task.ours, task.loop, self.device)
+            return ours, turns
+        own = {"repeats": 1} if name.startswith("labels") else once if task.images > 1 else {"repeats": 8}
+        return timed(task.ours, self.device, **own), []
+
+    def time_loop(self, name: str, task: Task) -> float:
+        """Seconds of the authors' loop, an image."""
+        if task.loop not in self.seconds:
+            once = self.model.side > 32 and (task.images > 1 or name == "predict worst")
+            self.seconds[task.loop] = timed(task.loop, self.device, 1 if once else 3, warm=not once) / task.of
+        return self.seconds[task.loop]
+
+    def row(self, name: str, task: Task) -> dict[str, Any]:
+        """One task, timed."""
+        if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        turns: list[float] = []
-        with power(device) as watts:
-            if task == "predict clean":
-                our_seconds, known[loop], turns = in_turns(ours, loop, device)
-            else:
-                own = {"repeats": 1} if task.startswith("labels") else once if number > 1 else {"repeats": 8}
-                our_seconds = timed(ours, device, **own)
-        memory = memory_mb(device)
-        if loop not in known:
-            seconds = timed(loop, device, **(once if number > 1 or task == "predict worst" else {}))
-            known[loop] = seconds / theirs_number
-        ratio = known[loop] * number / our_seconds
+        with power(self.device) as watts:
+            ours, turns = self.timed(name, task)
+        memory, theirs = memory_mb(self.device), self.time_loop(name, task)
         row: dict[str, Any] = {
             "hardware": versions()["hardware"],
-            "device": device.type,
+            "device": self.device.type,
             "threads": torch.get_num_threads(),
-            "task": task,
-            "model": model.name,
-            "weights": "random" if chance else "trained",
-            "images": number,
-            "real_images": model.side == 32 or bool(given.data),
-            "ours_ms": round(1000 * our_seconds / number, 3),
-            "authors_ms": round(1000 * known[loop], 3),
-            "ratio": round(ratio, 2),
+            "task": name,
+            "model": self.model.name,
+            "weights": "random" if self.chance else "trained",
+            "images": task.images,
+            "real_images": self.model.side == 32 or bool(self.given.data),
+            "ours_ms": round(1000 * ours / task.images, 3),
+            "authors_ms": round(1000 * theirs, 3),
+            "ratio": round(theirs * task.images / ours, 2),
             "memory_mb": memory,
             **({"ratios_in_turns": turns} if turns else {}),
         }
-        if task == "table":
-            equal, facts = tables_equal(defense, images, theirs)
+        if name == "table":
+            equal, facts = tables_equal(self.defense, self.images, self.theirs)
             if watts:
-                facts["joules_an_image"] = round(float(np.mean(watts)) * our_seconds / number, 2)
-            row |= {"labels_equal": equal, **facts, "gflops_an_image": round(cost * 666 / 1e9, 1)}
-        if (task == "table" or task.startswith("labels")) and top is not None:
-            row["share_of_peak"] = round(cost * 666 * number / our_seconds / top, 3)
-        print(json.dumps(row), flush=True)
-        rows.append(row)
-    return rows
+                facts["joules_an_image"] = round(float(np.mean(watts)) * ours / task.images, 2)
+            row |= {"labels_equal": equal, **facts, "gflops_an_image": round(self.flops * 666 / 1e9, 1)}
+        if (name == "table" or name.startswith("labels")) and self.peak is not None:
+            row["share_of_peak"] = round(self.flops * 666 * task.images / ours / self.peak, 3)
+        return row
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """All tasks, each row as soon as it is there."""
+        self.warm_up()
+        for name, task in self.tasks().items():
+            yield self.row(name, task)
 
 
-def growth(model: Model) -> list[dict[str, Any]]:
+def growth(model: Model) -> Iterator[dict[str, Any]]:
     """Cost against the number of masks, of images and of patches, beside the number of distinct unions."""
     classifier = load_classifier(model.spec, device="cpu")
-    rows: list[dict[str, Any]] = []
     plans = [(k, 8, 1) for k in (2, 3, 4, 5, 6)] + [(4, n, 1) for n in (1, 2, 4, 16, 32)] + [(2, 2, 2), (3, 2, 2)]
     for masks, number, patches in plans:
         images = images_of(model.side, number, None)
@@ -356,39 +357,40 @@ def growth(model: Model) -> list[dict[str, Any]]:
         row |= {"unions": unions, "ms_an_image": round(1000 * seconds / number, 2)}
         row |= {"ms_a_union": round(1000 * seconds / number / unions, 4), "memory_mb": memory_mb(classifier.device)}
         row |= {"hardware": versions()["hardware"], "threads": torch.get_num_threads()}
-        print(json.dumps(row), flush=True)
-        rows.append(row)
-    return rows
+        yield row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--suite", choices=[*SUITES], default="cpu")
     parser.add_argument("--models", nargs="*", help="only these")
-    parser.add_argument(
-        "--tasks", nargs="*", help="only these: labels, 'labels, nothing shared', table, certify, 'predict clean', …"
-    )
+    parser.add_argument("--tasks", nargs="*", help=f"only these: {', '.join(map(repr, TASKS))}")
     parser.add_argument("--data", help="real images for 224×224 networks, as for --data of certify")
     parser.add_argument("--trained", help="folder of trained networks, one folder each, instead of random weights")
     parser.add_argument("--many", type=int, default=MANY, help="images that ours works on at once on a GPU")
     parser.add_argument("--mobilenet", help="weight file of torchvision's mobilenet_v2")
     parser.add_argument("--out", type=Path, default=Path("results/speed/speed.json"))
     given = parser.parse_args()
+    known = [model.name for model in SUITES[given.suite]]
+    if wrong := set(given.models or []) - set(known):
+        parser.error(f"--suite {given.suite} has no {', '.join(sorted(wrong))}; it has {', '.join(known)}")
+    if wrong := set(given.tasks or []) - set(TASKS):
+        parser.error(f"no task is called {', '.join(sorted(wrong))}; there are {', '.join(map(repr, TASKS))}")
     for model in SUITES[given.suite]:
         if not given.models or model.name in given.models:
-            keep(growth(model) if given.suite == "growth" else rows_of(model, given), given.out)
+            for row in growth(model) if given.suite == "growth" else Duel(model, given).rows():
+                print(json.dumps(row), flush=True)
+                keep(row, given.out)  # at once: whatever comes next may end it
 
 
-def keep(rows: list[dict[str, Any]], path: Path) -> None:
-    """Rows into the file, in place of older ones of the same kind."""
+def keep(row: dict[str, Any], path: Path) -> None:
+    """A row into the file, in place of an older one of the same kind."""
     words = " ".join(word for word in sys.argv[1:] if "/" not in word)
-    stamped = [{**row, "command": f"python benchmarks/speed.py {words}", "versions": versions()} for row in rows]
-    key = ("hardware", "model", "weights", "task", "masks", "patches", "images")
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    fresh = {tuple(row.get(k) for k in key) for row in stamped}
+    kept = [other for other in kept if any(other.get(k) != row.get(k) for k in SAME)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    merged = [row for row in kept if tuple(row.get(k) for k in key) not in fresh] + stamped
-    path.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+    stamped = {**row, "command": f"python benchmarks/speed.py {words}", "versions": versions()}
+    path.write_text(json.dumps([*kept, stamped], indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

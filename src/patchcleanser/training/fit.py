@@ -84,16 +84,7 @@ def fit(
         telling, guide = _guided(module.to(accelerator.device), asked, data.images[:2], preprocessing)
     run = Run(module, recipe, seed, accelerator, guide)
     threat = threat or Threat.share(0.024)
-    key = {
-        "recipe": recipe.fingerprint,
-        "seed": seed,
-        "data": data.fingerprint,
-        "images": len(data),
-        "patch": str(threat),
-        "teacher": None if teacher is None else module_digest(teacher.module),
-        "criterion": CRITERION,
-    }
-    checkpoint = Checkpoint(out, key)
+    checkpoint = Checkpoint(out, _key(data, recipe, seed, threat, teacher))
     if (state := checkpoint.read(run.device)) is not None:
         run.restore(state)
         del state  # or its tensors would stay on the device
@@ -121,14 +112,34 @@ def fit(
                 watch(run.history[-1], recipe.epochs)
     if board is not None:
         board.close()
-    if run.best is not None:
-        run.module.load_state_dict(run.best[1])
-    elif run.ema is not None:  # nothing was held out to choose by
-        run.module.load_state_dict(run.ema.module.state_dict())
     if accelerator.is_main_process:
         write_log(run.history, out / "metrics.csv")
+    return _fitted(run)
+
+
+def _key(
+    data: ArrayDataset, recipe: Recipe, seed: int, threat: Threat, teacher: TorchClassifier | None
+) -> dict[str, Any]:
+    """What a checkpoint must agree in to be taken up."""
+    return {
+        "recipe": recipe.fingerprint,
+        "seed": seed,
+        "data": data.fingerprint,
+        "images": len(data),
+        "patch": str(threat),
+        "teacher": None if teacher is None else module_digest(teacher.module),
+        "criterion": CRITERION,
+    }
+
+
+def _fitted(run: Run) -> Fitted:
+    """The module with the best weights, or the last ones if nothing was held out to choose by."""
+    if run.best is not None:
+        run.module.load_state_dict(run.best[1])
+    elif run.ema is not None:
+        run.module.load_state_dict(run.ema.module.state_dict())
     best = run.history[run.best[0] - 1] if run.best is not None else run.history[-1]
-    return Fitted(run.module.eval(), run.history, best, accelerator.is_main_process)
+    return Fitted(run.module.eval(), run.history, best, run.accelerator.is_main_process)
 
 
 def _guided(
