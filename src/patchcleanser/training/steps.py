@@ -16,7 +16,7 @@ from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import TrainingError
 from patchcleanser.training.augment import augment
-from patchcleanser.training.cutout import Cutout, shown
+from patchcleanser.training.cutout import Cutout, GreedyCutout, shown
 from patchcleanser.training.guidance import Guide, Telling
 from patchcleanser.training.journal import Epoch
 from patchcleanser.training.losses import interval_loss, margin_loss, pixel_ends, window_loss
@@ -122,9 +122,12 @@ class Step:
     def _shown(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Inputs under masks; a mask-aware network is told what is hidden."""
         run = self.run
-        run.module.eval()  # masks are chosen by the model as it answers in use
+        asks = isinstance(self.cutout, GreedyCutout)
+        if asks:
+            run.module.eval()  # masks are chosen by the model as it answers in use
         hidden = self.cutout.chosen(inputs, self.losses(inputs, labels), run.generator)
-        run.module.train()
+        if asks:
+            run.module.train()
         return shown(run.module, inputs, hidden)
 
     @property
