@@ -134,7 +134,7 @@ def _linear_sum(rows, weight, bias_at, times_at, x, out, scale_at, width, depth,
 
 @torch.library.custom_op("patchcleanser::linear_sum", mutates_args=())
 def linear_sum(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, times: Tensor, x: Tensor) -> Tensor:
-    """X […, out] + times × a linear layer of rows [n, in], which, like its weights [out, in], have eight bits."""
+    """The sum x […, out] + times × a linear layer of rows [n, in]; these and its weights [out, in] have eight bits."""
     width, depth = weight.shape
     flat = x.reshape(-1, width)
     out = torch.empty_like(flat)
@@ -244,7 +244,7 @@ def _tiled(matrix: Tensor) -> TensorDescriptor:
 
 @lru_cache
 def _multiprocessors(device: torch.device) -> int:
-    """How many there are; where kernels are interpreted, none."""
+    """How many there are; where kernels are interpreted, one."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
