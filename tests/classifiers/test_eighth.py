@@ -17,7 +17,7 @@ from patchcleanser.classifiers.copied import Copied, Graph, halved
 from patchcleanser.classifiers.eighth import Eighth, seen_inputs
 from patchcleanser.classifiers.masked import Request
 from patchcleanser.classifiers.rounding import Seen, rounded
-from patchcleanser.classifiers.short import EightLinear, Gelu, Short, apart, shortened
+from patchcleanser.classifiers.short import EightLinear, Gelu, Short, apart, is_fused, shortened
 from patchcleanser.classifiers.split import Split
 from patchcleanser.classifiers.ways import UnusableError, Way
 from patchcleanser.errors import OutputError
@@ -335,7 +335,7 @@ def test_a_way_that_was_compared_with_other_kernels_is_refused(defense: DoubleMa
     way.logits(photos(64))
     other = copy.deepcopy(way)
     other._fused = True  # type: ignore[attr-defined]
-    with pytest.raises(UnusableError, match="other kernels than are here"):
+    with pytest.raises(UnusableError, match="kernels that are not for this device"):
         other.logits(photos(64))
 
 
@@ -368,7 +368,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
 def test_blocks_of_another_size_are_not_played_back(recorded: type[Recorded]) -> None:
     classifier = TorchClassifier(nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 10)).eval())
     block, other = torch.rand(4, 3, 32, 32), torch.rand(4, 3, 48, 48)
-    answers = room._on_a_gpu(classifier, block)
+    answers = room._on_a_gpu(classifier, block, False)
     torch.testing.assert_close(answers(block), 1 + classifier.checked_logits(block))
     torch.testing.assert_close(answers(other), classifier.checked_logits(other))
     assert recorded.made == [block.shape]
@@ -383,7 +383,28 @@ def test_what_cannot_be_recorded_is_asked_each_time(
     monkeypatch.setattr(Recorded, "error", error)
     classifier = TorchClassifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 10)).eval())
     block = torch.rand(4, 3, 2, 2)
-    torch.testing.assert_close(room._on_a_gpu(classifier, block)(block), classifier.checked_logits(block))
+    torch.testing.assert_close(room._on_a_gpu(classifier, block, False)(block), classifier.checked_logits(block))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_where_kernels_of_our_own_fail_torchs_are_used_unless_others_were_compared(
+    known: bool, recorded: type[Recorded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorded, "error", RuntimeError("capture failed"))
+    inputs = photos(8).half()
+    with torch.inference_mode():
+        module = apart(halved(network("vit_small_patch16_224")))
+        shorts = {n: Short.of(module.get_submodule(n), one) for n, one in seen_inputs(module, inputs).items()}
+        plain = shortened(copy.deepcopy(module), shorts, fused=False)
+        fused = TorchClassifier(shortened(module, shorts, fused=True))
+        assert is_fused(fused.module)
+        if known:
+            with pytest.raises(UnusableError):  # Triton's are for GPUs
+                room._on_a_gpu(fused, inputs, known)
+        else:
+            answers = room._on_a_gpu(fused, inputs, known)
+            assert not is_fused(fused.module)
+            torch.testing.assert_close(answers(inputs), plain(inputs).float())
 
 
 def test_a_graph_refuses_inputs_of_another_shape() -> None:

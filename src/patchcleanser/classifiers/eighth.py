@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import Graph, block_size, filled, guarded, halved, rounded_to_half
 from patchcleanser.classifiers.rounding import Seen
-from patchcleanser.classifiers.short import SHORT, EightLinear, Short, apart, has_kernels, shortened
+from patchcleanser.classifiers.short import SHORT, EightLinear, Short, apart, has_kernels, is_fused, shortened, unfuse
 from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
 
 if TYPE_CHECKING:
@@ -119,15 +119,15 @@ class Eighth(Derived):
             if math.isfinite(half) and self.expected / len(block) * half * SAVED < PREPARING:
                 self._declined = self.expected
                 raise _DeclinedError("preparing eight bits takes longer than they save")
-            fused = has_kernels(block.device)
-            if known and fused != self._fused:
-                raise UnusableError("it was compared with other kernels than are here")
+            fused = self._fused if known else has_kernels(block.device)
+            if fused and not has_kernels(block.device):
+                raise UnusableError("it was compared with kernels that are not for this device")
             if self._layers is None:
-                self._fused = fused
                 self._layers = {n: Short.of(cast("nn.Linear", copied.module.get_submodule(n)), seen[n]) for n in seen}
                 seen.clear()
             copied.module = shortened(copied.module, self._layers, fused=fused)
-            answers = _on_a_gpu(copied, block) if block.is_cuda else partial(_asked, copied)
+            answers = _on_a_gpu(copied, block, known) if block.is_cuda else partial(_asked, copied)
+            self._fused = is_fused(copied.module)
             if math.isfinite(half):
                 # Where more labels are doubtful than it saves, half precision alone, compiled, is faster.
                 self.bearable = 0.9 - _seconds(lambda: answers(block), block.device) / half
@@ -157,13 +157,21 @@ def _asked(copied: TorchClassifier, block: Tensor) -> Tensor:
         return guarded(copied.checked_logits, block)
 
 
-def _on_a_gpu(copied: TorchClassifier, block: Tensor) -> Callable[[Tensor], Tensor]:
-    """The copy's answers to blocks like this one: compiled, and played back, since Python would not keep up."""
+def _on_a_gpu(copied: TorchClassifier, block: Tensor, known: bool) -> Callable[[Tensor], Tensor]:
+    """The copy's answers to blocks like this one: compiled, and played back, since Python would not keep up.
+
+    Where kernels of our own fail, and it is not `known` to have been compared with them, it does without.
+    """
     for part in _repeated(copied.module):
         part.compile(dynamic=False)
-    asked = partial(_asked, copied)
-    asked(block)
-    shape = block.shape
+    asked, shape = partial(_asked, copied), block.shape
+    try:
+        asked(block)
+    except UnusableError:
+        if known or not is_fused(copied.module):
+            raise
+        unfuse(copied.module)
+        asked(block)
     with suppress(UnusableError, RuntimeError):  # a network that waits for its own numbers cannot be recorded
         graph = guarded(partial(Graph, copied), block)
         return lambda given: graph(given) if given.shape == shape else asked(given)

@@ -256,6 +256,18 @@ def has_kernels(device: torch.device) -> bool:
     return True
 
 
+def is_fused(module: nn.Module) -> bool:
+    """Whether a part of it goes by kernels of our own."""
+    return any(part.fused for part in module.modules() if isinstance(part, (EightMlp, EightResBlock)))
+
+
+def unfuse(module: nn.Module) -> None:
+    """Do without them from now on."""
+    for part in module.modules():
+        if isinstance(part, (EightMlp, EightResBlock)):
+            part.fused = False
+
+
 def _power_of_two(number: float) -> float:
     """The largest power of two that is no larger: multiplying by it changes no digit.
 
