@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import timm
@@ -85,6 +86,11 @@ def test_groups_that_are_not_muons_are_left_to_timm() -> None:
 
 
 MUON = Recipe(epochs=1, batch=8, optimizer="muon", rate=1e-3)
+
+
+def test_a_muon_of_timms_whose_parts_are_elsewhere_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "patchcleanser.training.muon", None)
+    assert type(steps._optimizer(nn.Linear(16, 10), MUON)) is Muon
 
 
 def test_a_first_muon_of_timms_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,12 @@ import torch
 from timm.optim.muon import (
     _COEFFICIENTS,
     Muon,
+    _is_suitable_for_muon,
     get_lr_scale,
     resolve_ns_coefficients,
     zeropower_via_newtonschulz,
 )
 from torch import Tensor
-
-SMALLEST = 4
-NARROWEST = 128
-"""Matrices with fewer rows or columns, or so many times as many of one as of the other, are not Muon's, says timm."""
 
 
 class TogetherMuon(Muon):  # type: ignore[misc]
@@ -34,7 +31,7 @@ class TogetherMuon(Muon):  # type: ignore[misc]
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            matrices = [p for p in group["params"] if p.grad is not None and _is_a_matrix(p)]
+            matrices = [p for p in group["params"] if p.grad is not None and p.ndim == 2 and _is_suitable_for_muon(p)]
             mine = group.get("use_muon", True) and not group.get("use_fallback", False)
             if matrices and mine and group.get("algo", "muon") == "muon":
                 self._change(matrices, group)
@@ -51,6 +48,7 @@ class TogetherMuon(Muon):  # type: ignore[misc]
         torch._foreach_mul_(matrices, 1 - rate * group["weight_decay"])
         torch._foreach_lerp_(kept, grads, 1 - momentum)
         wanted = torch._foreach_lerp(grads, kept, momentum) if group["nesterov"] else kept
+        coefficients = resolve_ns_coefficients(group["ns_coefficients"], _COEFFICIENTS)
         alike: dict[torch.Size, list[int]] = defaultdict(list)
         for number, p in enumerate(matrices):
             alike[p.shape].append(number)
@@ -59,7 +57,7 @@ class TogetherMuon(Muon):  # type: ignore[misc]
             changes = zeropower_via_newtonschulz(
                 torch.stack([wanted[number] for number in numbers]),
                 group["ns_steps"],
-                resolve_ns_coefficients(group["ns_coefficients"], _COEFFICIENTS),
+                coefficients,
                 eps=group["eps"],
                 safety_factor=group["safety_factor"],
                 scale_eps=group["scale_eps"],
@@ -67,10 +65,3 @@ class TogetherMuon(Muon):  # type: ignore[misc]
             scale = get_lr_scale(shape, group["adjust_lr_fn"]) if group["adjust_lr_fn"] else 1.0
             same = [matrices[number] for number in numbers]
             torch._foreach_add_(same, list(changes.to(same[0].dtype)), alpha=-rate * scale)
-
-
-def _is_a_matrix(parameter: Tensor) -> bool:
-    if parameter.ndim != 2:
-        return False
-    few, many = sorted(parameter.shape)
-    return few >= SMALLEST and many <= NARROWEST * few
