@@ -10,41 +10,25 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-import timm
 import torch
+from speed import loaded, timed
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from patchcleanser import TorchClassifier
-from patchcleanser.classifiers.copied import Copied, block_size
+from patchcleanser.classifiers.copied import block_size
 from patchcleanser.classifiers.eighth import Eighth
-from patchcleanser.classifiers.split import Split
 
 SIDE = 224
 UNIONS = 666
 ROUNDS = 20
 
 
-def milliseconds(work: Callable[[], object]) -> float:
-    """Of one call, the mean of twenty after five."""
-    for _ in range(5):
-        work()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    for _ in range(ROUNDS):
-        work()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / ROUNDS
-
-
 def kernels(work: Callable[[], object], most: int) -> list[dict[str, object]]:
-    """The kernels of one call that take longest."""
+    """The kernels that take longest, in one of the rounds."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(ROUNDS):
-            work()
+        work()
         torch.cuda.synchronize()
     found = [event for event in seen.key_averages() if event.self_device_time_total > 0]
     found.sort(key=lambda event: -event.self_device_time_total)
@@ -66,26 +50,34 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("parts.py: error: this needs a CUDA device")
     for name in given.models:
-        torch.manual_seed(0)
-        module = timm.create_model(name, pretrained=False, num_classes=10).eval().cuda()
-        torch.nn.init.normal_(module.get_classifier().weight, std=0.02)
-        classifier = TorchClassifier(module, classes=10)
-        way = Eighth(classifier, finer=Copied(classifier, finer=Split(classifier)))
+        (way, *_) = loaded(f"timm:{name}?weights=none", "cuda").ways()
+        if not isinstance(way, Eighth):
+            sys.exit("parts.py: error: this GPU has no products of eight bits")
         way.expected = way.finer.expected = 10**9
         number = block_size(3 * SIDE * SIDE)
         images = torch.randn(number, 3, SIDE, SIDE, device="cuda").half()
-        images = images.contiguous(memory_format=torch.channels_last)
-        with torch.inference_mode():
-            started = time.monotonic()
-            way.logits(images)
-            torch.cuda.synchronize()
-            made = time.monotonic() - started
-            block = milliseconds(lambda w=way, i=images: w.logits(i))  # type: ignore[misc]
-            row = {"model": name, "images": number, "ms_a_block": round(block, 3)}
-            row |= {"ms_a_table": round(block * UNIONS / number, 2), "prepared_in_s": round(made, 1)}
+        for row in told(name, way, images.contiguous(memory_format=torch.channels_last), given.kernels):
             print(json.dumps(row), flush=True)
-            for kernel in kernels(lambda w=way, i=images: w.logits(i), given.kernels):  # type: ignore[misc]
-                print(json.dumps(kernel), flush=True)
+
+
+def told(name: str, way: Eighth, images: Tensor, most: int) -> Iterator[dict[str, object]]:
+    """A block's time, and then its kernels'."""
+
+    def blocks() -> None:
+        for _ in range(ROUNDS):
+            way.logits(images)
+
+    with torch.inference_mode():
+        prepared = timed(lambda: way.logits(images), images.device, 1, warm=False)
+        block = 1000 * timed(blocks, images.device) / ROUNDS
+        yield {
+            "model": name,
+            "images": len(images),
+            "ms_a_block": round(block, 3),
+            "ms_a_table": round(block * UNIONS / len(images), 2),
+            "prepared_in_s": round(prepared, 1),
+        }
+        yield from kernels(blocks, most)
 
 
 if __name__ == "__main__":

@@ -261,10 +261,15 @@ class Duel:
         """Compile, learn which labels are doubtful, and make the kernels of the authors' batch."""
         if self.device.type == "cuda":
             compile_first(self.defense, self.model, self.images)
-        for each in (self.defense, self.worst):  # without it predictions are exact
-            each.calibrate(self.more)
+        self.defense.calibrate(self.more)  # without it predictions are exact
+        if self.wants("predict worst"):
+            self.worst.calibrate(self.more)
         self.authors.clean(self.inputs)
         self.peak, self.flops = peak(self.device), flops(self.classifier, self.inputs)
+
+    def wants(self, name: str) -> bool:
+        """Whether a task was asked for."""
+        return not self.given.tasks or name in self.given.tasks
 
     def their_table(self) -> None:
         """The authors' labels, kept to be compared with."""
@@ -285,10 +290,10 @@ class Duel:
         }
         if not shares(defense, self.images[0]):
             del found["labels, nothing shared"]
-        if "predict clean" in (self.given.tasks or found):  # of one whose masks agree, as they do for most images
+        if self.wants("predict clean"):  # of one whose masks agree, as they do for most images
             agreed = next((i for i in self.images if defense.predict([i])[0].case is Case.AGREED), one[0])
             found["predict clean"] = found["predict clean"]._replace(ours=lambda: defense.predict([agreed]))
-        return {name: task for name, task in found.items() if name in (self.given.tasks or found)}
+        return {name: task for name, task in found.items() if self.wants(name)}
 
     def timed(self, name: str, task: Task) -> tuple[float, list[float]]:
         """Seconds of ours, and the ratios of turns if it was timed in turns with the loop, which is timed once."""
