@@ -1,4 +1,4 @@
-"""Blocks in eight bits that leave their last sums to each other say what they said before."""
+"""Layers in eight bits: near what they replace, never silent about what is too large, alone or chained."""
 
 from __future__ import annotations
 
@@ -14,13 +14,38 @@ from torch import Tensor, nn
 from patchcleanser.classifiers import short as room
 from patchcleanser.classifiers.copied import halved
 from patchcleanser.classifiers.eighth import seen_inputs
-from patchcleanser.classifiers.short import Chained, EightLinear, EightMlp, Short, apart, shortened
+from patchcleanser.classifiers.rounding import Seen
+from patchcleanser.classifiers.short import Chained, EightLinear, EightMlp, Gelu, Short, apart, shortened
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "vit_small_patch16_224": {"img_size": 64, "embed_dim": 256, "num_heads": 4, "depth": 4},
     "vit_small_patch14_dinov2": {"img_size": 56, "embed_dim": 256, "num_heads": 4, "depth": 4, "init_values": 0.7},
     "resmlp_12_224": {"img_size": 64},
 }
+
+
+def test_what_is_too_large_for_eight_bits_is_no_number() -> None:
+    plain = nn.Linear(256, 256).half()
+    layer = EightLinear(plain, Short.of(plain, Seen(1.0, torch.eye(256))))
+    inputs = torch.randn(4, 256).half()
+    inputs[1, 3], inputs[2, 5] = 60.0, torch.inf  # 448 / 8 is 56
+    outputs = layer(inputs)
+    assert outputs.isnan().all(1).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("usual", [0.0, 1e-7, 1.0, 1e4])
+def test_numbers_of_any_usual_size_are_told_apart(usual: float) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(256, 256).half()
+    inputs = (torch.randn(8, 256) * usual).half()
+    short = Short.of(plain, Seen.of(inputs))
+    outputs, exact = EightLinear(plain, short)(inputs), plain.float()(inputs.float())
+    assert (outputs - exact).abs().max() <= 0.1 * exact.abs().max()
+
+
+def test_gelu_is_the_tanh_form() -> None:
+    numbers = torch.linspace(-20, 20, 1001)
+    torch.testing.assert_close(Gelu()(numbers), nn.functional.gelu(numbers, approximate="tanh"), atol=1e-6, rtol=1e-5)
 
 
 def both(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, nn.Module, Tensor]:
