@@ -202,7 +202,8 @@ def test_what_moved_too_far_by_a_finer_way_is_learnt_for_that_one(monkeypatch: p
     widened: list[Recheck] = []
     widen = Recheck.widen
     monkeypatch.setattr(Recheck, "widen", lambda self, fast, finer: (widened.append(self), widen(self, fast, finer))[1])
-    monkeypatch.setattr(step.recheck._moved, "_bounds", {label: torch.full((10,), 1e-4) for label in range(10)})
+    narrow = {(label, torch.device("cpu")): torch.full((10,), 1e-4) for label in range(10)}
+    monkeypatch.setattr(step.recheck._moved, "_bounds", narrow)
     labels = labels_of(defense, images)
     assert widened
     assert all(recheck is step.recheck for recheck in widened)

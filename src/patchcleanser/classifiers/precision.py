@@ -60,19 +60,19 @@ class _Movements:
         two = moved.gather(1, fast.topk(min(2, fast.shape[1]), dim=1).indices)
         self._closest = max(self._closest, float((two[:, 0] - two[:, -1]).abs().nan_to_num(nan=torch.inf).amax()))
         self._moved = torch.cat([self._moved, moved])
-        self._bounds: dict[int, Tensor] = {}
+        self._bounds: dict[tuple[int, torch.device], Tensor] = {}
 
-    def bounds(self, labels: list[int]) -> Tensor:
-        """How near each class may come to each of these before a label is doubtful [len(labels), C].
+    def bounds(self, labels: list[int], device: torch.device) -> Tensor:
+        """How near each class may come to each of these before a label is doubtful [len(labels), C], on a device.
 
         Of most pairs of classes the sample holds no close call: what the first two of any label moved counts for all.
         """
         for label in labels:
-            if label not in self._bounds:
+            if (label, device) not in self._bounds:
                 apart = (self._moved - self._moved[:, label : label + 1]).abs().amax(0)
                 apart = apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
-                self._bounds[label] = SAFETY * apart.clamp_min(self._closest)
-        return torch.stack([self._bounds[label] for label in labels])
+                self._bounds[label, device] = SAFETY * apart.clamp_min(self._closest).to(device)
+        return torch.stack([self._bounds[label, device] for label in labels])
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Recheck:
             raise RuntimeError("nothing was learnt yet about fast labels")
         size = fast.abs().nan_to_num(posinf=0.0).amax(1, keepdim=True)
         labels, which = torch.unique(first[:, 0], return_inverse=True)
-        return self._moved.bounds(labels.tolist())[which] + self._precision * size
+        return self._moved.bounds(labels.tolist(), fast.device)[which] + self._precision * size
 
     def sampled(self, number: int) -> Tensor:
         """Which of the next labels are audited, bool [number]."""

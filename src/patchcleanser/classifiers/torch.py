@@ -12,7 +12,7 @@ from patchcleanser.classifiers.base import Classifier, is_out_of_memory, logits_
 from patchcleanser.classifiers.fast import ways_of
 from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.classifiers.ways import Way
+from patchcleanser.classifiers.ways import Way, layers
 from patchcleanser.errors import InputError, OutputError, TrainModeError
 
 
@@ -99,11 +99,13 @@ class TorchClassifier(Classifier):
 
 def refuse_train_mode(module: nn.Module) -> None:
     """Raise TrainModeError if the output would depend on chance or on the rest of the batch."""
-    for name, child in module.named_modules():
-        where = f"layer {name!r} ({type(child).__name__})" if name else "the model"
-        if child.training:
-            raise TrainModeError(f"{where} is in train mode; call model.eval() first")
-        if isinstance(child, nn.modules.batchnorm._BatchNorm) and child.running_mean is None:
+    for layer in layers(module):
+        by_batch = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
+        if layer.training or by_batch:
+            name = next(name for name, one in module.named_modules() if one is layer)
+            where = f"layer {name!r} ({type(layer).__name__})" if name else "the model"
+            if layer.training:
+                raise TrainModeError(f"{where} is in train mode; call model.eval() first")
             raise TrainModeError(
                 f"{where} normalises with batch statistics even in eval mode; use track_running_stats=True"
             )
