@@ -18,10 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from patchcleanser.classifiers.short import SHORT, TILE
 
 PROGRAMS = 2
-"""Programs that share a multiprocessor: while one changes what it computed, and writes it, the other computes."""
-
-STEP = 64
-"""Numbers of each row that `linear_sum` multiplies at a time: with more, two programs do not fit."""
+"""Programs of `linear_gelu` that share a multiprocessor: while one rounds what it computed, the other computes."""
 
 CHANNELS = 64
 TOKENS = 32
@@ -47,10 +44,10 @@ def _tanh(numbers, quick: tl.constexpr):
 
 
 @triton.jit
-def _products(rows, weight, top, left, depth, tile: tl.constexpr, step: tl.constexpr):
+def _products(rows, weight, top, left, depth, tile: tl.constexpr):
     """Of some rows and some weights."""
     sums = tl.zeros((tile, tile), dtype=tl.float32)
-    for start in range(0, depth, step):
+    for start in range(0, depth, tile):
         sums = tl.dot(rows.load([top, start]), weight.load([left, start]).T, sums)
     return sums
 
@@ -83,7 +80,7 @@ def _linear_gelu(
     # Neighbouring programs share rows, and all of them the weights.
     for number in tl.range(tl.program_id(0), across * tl.cdiv(height, tile), programs, flatten=True):
         top, left = (number // across) * tile, (number % across) * tile
-        x = _products(rows, weight, top, left, depth, tile, tile) * scale + _some(bias_at, left, width, tile)
+        x = _products(rows, weight, top, left, depth, tile) * scale + _some(bias_at, left, width, tile)
         half = 0.5 * x
         gelu = half + half * _tanh(0.7978845608028654 * x * (1.0 + 0.044715 * x * x), quick)
         out.store([top, left], _short(gelu * up, limit))
@@ -97,7 +94,8 @@ def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, up: T
     """
     (height, depth), width = rows.shape, len(weight)
     out = torch.empty(height, width, dtype=SHORT, device=rows.device)
-    programs = _programs(out)
+    tiles = triton.cdiv(height, TILE) * triton.cdiv(width, TILE)
+    programs = min(tiles, PROGRAMS * _multiprocessors(rows.device))
     with _on(rows.device):
         _linear_gelu[(programs,)](
             _tiled(rows),
@@ -125,29 +123,13 @@ def _(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, up: Tensor) -> 
 
 
 @triton.jit
-def _linear_sum(
-    rows,
-    weight,
-    bias_at,
-    times_at,
-    x,
-    out,
-    scale_at,
-    height,
-    width,
-    depth,
-    tile: tl.constexpr,
-    step: tl.constexpr,
-    programs: tl.constexpr,
-):
-    scale = tl.load(scale_at)
+def _linear_sum(rows, weight, bias_at, times_at, x, out, scale_at, width, depth, tile: tl.constexpr):
     across = tl.cdiv(width, tile)
-    for number in tl.range(tl.program_id(0), across * tl.cdiv(height, tile), programs, flatten=True):
-        top, left = (number // across) * tile, (number % across) * tile
-        sums = _products(rows, weight, top, left, depth, tile, step) * scale + _some(bias_at, left, width, tile)
-        before = x.load([top, left])
-        after = before.to(tl.float32) + sums * _some(times_at, left, width, tile)
-        out.store([top, left], after.to(before.dtype))
+    top, left = (tl.program_id(0) // across) * tile, (tl.program_id(0) % across) * tile
+    sums = _products(rows, weight, top, left, depth, tile) * tl.load(scale_at) + _some(bias_at, left, width, tile)
+    before = x.load([top, left])
+    after = before.to(tl.float32) + sums * _some(times_at, left, width, tile)
+    out.store([top, left], after.to(before.dtype))
 
 
 @torch.library.custom_op("patchcleanser::linear_sum", mutates_args=())
@@ -156,22 +138,18 @@ def linear_sum(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, times:
     width, depth = weight.shape
     flat = x.reshape(-1, width)
     out = torch.empty_like(flat)
-    programs = _programs(flat)
     with _on(rows.device):
-        _linear_sum[(programs,)](
-            _tiled(rows, STEP),
-            _tiled(weight, STEP),
+        _linear_sum[(triton.cdiv(len(rows), TILE) * triton.cdiv(width, TILE),)](
+            _tiled(rows),
+            _tiled(weight),
             bias,
             times,
             _tiled(flat),
             _tiled(out),
             scale,
-            len(flat),
             width,
             depth,
             tile=TILE,
-            step=STEP,
-            programs=programs,
             num_warps=4,
             num_stages=3,
         )
@@ -259,15 +237,9 @@ def _(x: Tensor, mix: Tensor, scale: Tensor, shift: Tensor, up: Tensor) -> tuple
     return x.new_empty(x.shape), x.new_empty(x.shape[0] * x.shape[1], x.shape[2], dtype=SHORT)
 
 
-def _tiled(matrix: Tensor, columns: int = TILE) -> TensorDescriptor:
+def _tiled(matrix: Tensor) -> TensorDescriptor:
     """A matrix of which a GPU fetches tiles by itself; what lies outside of it is zero."""
-    return TensorDescriptor.from_tensor(matrix.contiguous(), [TILE, columns])
-
-
-def _programs(out: Tensor) -> int:
-    """How many go over the tiles of what comes out [n, out]."""
-    tiles = triton.cdiv(out.shape[0], TILE) * triton.cdiv(out.shape[1], TILE)
-    return int(min(tiles, PROGRAMS * _multiprocessors(out.device)))
+    return TensorDescriptor.from_tensor(matrix.contiguous(), [TILE, TILE])
 
 
 @lru_cache
