@@ -260,8 +260,15 @@ def test_images_the_module_cannot_take_are_explained(module: nn.Module, shape: t
         DoubleMasking(module.eval(), THREAT, masks=2).predict(torch.rand(1, *shape))
 
 
-def one_child_in_train_mode() -> nn.Module:
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Dropout(0.5), nn.Flatten())).eval()
+class Nameless(nn.Sequential):
+    """Its layers have no names."""
+
+    def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
+        yield prefix, self
+
+
+def one_child_in_train_mode(kind: type[nn.Sequential] = nn.Sequential) -> nn.Module:
+    module = kind(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Dropout(0.5), nn.Flatten())).eval()
     module[1][0].train()
     return module
 
@@ -271,13 +278,14 @@ def one_child_in_train_mode() -> nn.Module:
     [
         (nn.Sequential(nn.Flatten(), nn.Dropout()).train(), r"the model is in train mode; call model\.eval\(\) first"),
         (one_child_in_train_mode(), r"layer '1\.0' \(Dropout\) is in train mode; call model\.eval\(\) first"),
+        (one_child_in_train_mode(Nameless), r"layer \(Dropout\) is in train mode; call model\.eval\(\) first"),
         (
             nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)).eval(),
             r"layer '1' \(BatchNorm2d\) normalises with batch statistics even in eval mode; use track_running_stats",
         ),
         (nn.BatchNorm2d(3, track_running_stats=False).eval(), "the model normalises with batch statistics"),
     ],
-    ids=["whole model", "one child", "batch statistics", "nothing but batch statistics"],
+    ids=["whole model", "one child", "a child without a name", "batch statistics", "nothing but batch statistics"],
 )
 def test_train_mode_and_batch_statistics_are_refused(module: nn.Module, words: str) -> None:
     for wrap in (TorchClassifier, lambda m: DoubleMasking(m, THREAT), lambda m: MinorityReports(m, THREAT)):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -190,6 +192,46 @@ def test_buffers_that_are_not_stored_and_hooks_are_noticed_too(change: str) -> N
         module.head.register_forward_hook(lambda module, inputs, output: -output)
     with pytest.raises(UnusableError, match="changed"):
         way.logits(photos(2))
+
+
+@pytest.mark.parametrize("change", ["moved", "replaced"])
+def test_a_layer_that_went_elsewhere_or_became_another_is_noticed_too(change: str) -> None:
+    stem, body = nn.Sequential(nn.Conv2d(3, 3, 1)), nn.Sequential(nn.ReLU(), nn.Conv2d(3, 3, 1), nn.ReLU())
+    module = nn.Sequential(stem, body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)).eval()
+    way = Copied(TorchClassifier(module, classes=4))
+    way.logits(photos(2))
+    if change == "moved":
+        body.append(stem.pop(0))
+    else:
+        body[0] = nn.Identity().eval()
+    with pytest.raises(UnusableError, match="changed"):
+        way.logits(photos(2))
+
+
+def test_an_answer_of_the_old_copy_is_not_given_though_another_thread_knows_the_new_network() -> None:
+    asked, go_on = threading.Event(), threading.Event()
+    go_on.set()
+
+    class Slow(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            asked.set()
+            assert go_on.wait(60)
+            return super().forward(x)
+
+    module = Slow().eval()
+    way = Copied(TorchClassifier(module, classes=4))
+    way.logits(photos(2))
+    with torch.no_grad():
+        module.head.weight *= -3
+    asked.clear()
+    go_on.clear()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(way.logits, photos(2))
+        assert asked.wait(60)
+        way.renew()  # as whoever calibrates does
+        go_on.set()
+        with pytest.raises(UnusableError, match="changed while it was asked"):
+            answer.result()
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, None])

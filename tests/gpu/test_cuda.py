@@ -21,6 +21,7 @@ from patchcleanser.classifiers.precision import in_tf32, plain_float32, plain_fl
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.short import EightBlock, EightResBlock, Short, apart, has_kernels, shortened
 from patchcleanser.classifiers.split import Split
+from patchcleanser.classifiers.ways import UnusableError
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.data import in_memory
@@ -192,6 +193,22 @@ def test_single_predictions_are_played_back_from_a_graph_and_stay_those_of_the_i
     assert [fast.predict(image[None])[0].label for image in images] == [v.label for v in exact.predict(images)]
     assert isinstance(fast.masked.way, Copied)
     assert any(isinstance(graph, Graph) for graph in fast.masked.way._copy._graphs.values())
+
+
+def test_a_network_that_changed_is_noticed_while_its_graph_is_played_and_made_again_at_once() -> None:
+    module = vit().cuda()
+    way = Copied(TorchClassifier(module, classes=10))
+    image = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(1)).cuda()
+    with torch.inference_mode():
+        before = [way.logits(image) for _ in range(6)][-1]
+    assert any(isinstance(graph, Graph) for graph in way._copy._graphs.values())
+    with torch.no_grad():
+        module.head.bias += 1
+    with torch.inference_mode():
+        with pytest.raises(UnusableError, match="changed"):
+            way.logits(image)
+        way.renew()
+        assert (way.logits(image) - before - 1).abs().max() < 0.1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -98,9 +98,12 @@ class Copied(Derived):
         """Logits of the copy."""
         if self._copy is None:
             self._follow()
-        found = self._computed(self._made(), block_size(inputs[0].numel()), inputs)
+        player = self._made()
+        found = self._computed(player, block_size(inputs[0].numel()), inputs)
         # While a GPU is at work on it: walking over a network takes a third of the time of a prediction.
         self._follow()
+        if self._copy is not player:  # another thread compared it with a changed network meanwhile
+            raise UnusableError(f"{type(self.classifier.module).__name__} changed while it was asked")
         return found
 
     def sharing(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:

@@ -102,8 +102,8 @@ def refuse_train_mode(module: nn.Module) -> None:
     for layer in layers(module):
         by_batch = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
         if layer.training or by_batch:
-            name = next(name for name, one in module.named_modules() if one is layer)
-            where = f"layer {name!r} ({type(layer).__name__})" if name else "the model"
+            name = next((f" {name!r}" for name, one in module.named_modules() if one is layer), "")
+            where = "the model" if layer is module else f"layer{name} ({type(layer).__name__})"
             if layer.training:
                 raise TrainModeError(f"{where} is in train mode; call model.eval() first")
             raise TrainModeError(

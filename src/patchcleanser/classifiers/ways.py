@@ -211,9 +211,10 @@ def _parts(module: nn.Module) -> set[int]:
 
 
 def _places(module: nn.Module) -> list[tuple[int, int]]:
-    """Where weights are and how often they were written to, and who hooked into the network."""
+    """Which layers there are, where weights are and how often they were written to, and who hooked into the network."""
     places: list[tuple[int, int]] = []
     for part in layers(module):
+        places.append((id(part), len(part._modules)))
         for tensor in (*part._parameters.values(), *part._buffers.values()):
             if tensor is not None:
                 places.append((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version))
@@ -223,17 +224,17 @@ def _places(module: nn.Module) -> list[tuple[int, int]]:
 
 
 def layers(module: nn.Module) -> list[nn.Module]:
-    """The module and everything in it, each once; `modules()` takes three times as long, since it makes names.
+    """What `modules()` gives, each layer before its own, in less time: that makes their names, too.
 
-    Before every batch it is looked at whether a network is still what it was; one prediction is one batch.
+    With every batch it is looked at whether a network is still what it was; one prediction is one batch.
     """
-    found = {id(module): module}
-    waiting = [module]
+    found: dict[int, nn.Module] = {}
+    waiting: list[nn.Module | None] = [module]
     while waiting:
-        for child in waiting.pop()._modules.values():
-            if child is not None and id(child) not in found:
-                found[id(child)] = child
-                waiting.append(child)
+        one = waiting.pop()
+        if one is not None and id(one) not in found:
+            found[id(one)] = one
+            waiting.extend(reversed(list(one._modules.values())))
     return list(found.values())
 
 
