@@ -212,6 +212,7 @@ class Batches:
         short = None if way is None or source or not self._compared(subjects[0].pixels.shape) else way.rounds
         images = copies([s.pixels for s in subjects], local, rounded=short)
         boxes = boxes_of([(s.table, piece.unions[local == k]) for k, s in enumerate(subjects)])
+        boxes = boxes[np.argsort(np.argsort(local, kind="stable"))]  # from image by image to the order of the pairs
         preprocessing, channels = self.classifier.preprocessing, images.shape[1]
         size = (images.shape[2], images.shape[3])
         images = covered(

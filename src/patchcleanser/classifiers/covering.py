@@ -20,7 +20,8 @@ def boxes_of(wanted: Sequence[tuple[LabelTable, Indices]]) -> NDArray[np.int32]:
     """The boxes of all wanted unions in order, filled up to the same number of windows."""
     found = [table.mask_set.unions.boxes[unions] for table, unions in wanted]
     most = max(boxes.shape[1] for boxes in found)
-    return np.concatenate([np.pad(b, ((0, 0), (0, most - b.shape[1]), (0, 0))) for b in found])
+    whole = [b if b.shape[1] == most else np.pad(b, ((0, 0), (0, most - b.shape[1]), (0, 0))) for b in found]
+    return np.concatenate(whole)
 
 
 def copies(pixels: Sequence[Tensor], which: NDArray[np.intp], *, rounded: torch.dtype | None = None) -> Tensor:
