@@ -1,4 +1,4 @@
-"""The commands as people run them: a process, its words, its exit code."""
+"""train and harden: words, files, exit codes; and what only a process of its own can show."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ from patchcleanser.data.pictures import as_picture
 from patchcleanser.errors import PatchCleanserError
 from patchcleanser.training.cards import write_model
 
+from .conftest import Command
+
 QUICK = ["--data", "sample", "--set", "batch=50", "--set", "holdout=0.1", "--device", "cpu"]
 
 
-def run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def as_process(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "patchcleanser", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_help_is_quick_to_say_what_there_is() -> None:
-    done = run("--help")
+    done = as_process("--help")
     assert done.returncode == 0
     assert "train" in done.stdout
     assert "harden" in done.stdout
 
 
-def test_train_writes_weights_and_a_card_that_load(tmp_path: Path) -> None:
+def test_train_writes_weights_and_a_card_that_load(run: Command, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = run("train", "--model", "net:tiny", "--set", "epochs=1", *QUICK, "--out", str(out), "--json")
-    assert done.returncode == 0, done.stderr
-    card = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    card = json.loads(done.out)
     assert card == json.loads((out / "card.json").read_text())
     assert not (out / "checkpoint.pt").exists()
     assert card["data"]["images"] == 300
@@ -52,22 +54,24 @@ def test_train_writes_weights_and_a_card_that_load(tmp_path: Path) -> None:
     verdicts = DoubleMasking(model, Threat.square(5), masks=2).predict([load_dataset("sample").image(0)])
     assert 0 <= verdicts[0].label < 10
     again = run("train", "--model", "net:tiny", *QUICK, "--out", str(out))
-    assert again.returncode == 2
-    assert "holds a finished run; use it as trained:" in again.stderr
+    assert again.code == 2
+    assert "holds a finished run; use it as trained:" in again.err
 
 
-def test_training_goes_on_from_a_finished_model_and_the_card_names_its_weights_by_their_hash(tmp_path: Path) -> None:
+def test_training_goes_on_from_a_finished_model_and_the_card_names_its_weights_by_their_hash(
+    run: Command, tmp_path: Path
+) -> None:
     first = read_card(zoo_folder("tiny"))
     change = ("--set", "epochs=1", "--set", "rate=1e-9")
     done = run("train", "--model", "zoo:tiny", *change, *QUICK, "--out", str(tmp_path), "--json")
-    assert done.returncode == 0, done.stderr
-    card = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    card = json.loads(done.out)
     assert card["model"] == first["model"]  # the network, wherever its weights came from
     assert card["start"] == {"model": "zoo:tiny", "weights_sha256": first["weights_sha256"]}
     assert card["best_epoch"]["accuracy"] > 0.5  # it did not start from nothing
 
 
-def test_a_finished_network_goes_on_with_other_classes_behind_a_new_last_layer(tmp_path: Path) -> None:
+def test_a_finished_network_goes_on_with_other_classes_behind_a_new_last_layer(run: Command, tmp_path: Path) -> None:
     pictures, out = tmp_path / "pictures", tmp_path / "out"
     sample = load_dataset("sample")
     for index in range(30):
@@ -76,12 +80,12 @@ def test_a_finished_network_goes_on_with_other_classes_behind_a_new_last_layer(t
         as_picture(sample.image(index)).save(folder / f"{index}.png")
     small = ("--data", f"folder:{pictures}", "--set", "epochs=1", "--set", "batch=10", "--device", "cpu")
     refused = run("train", "--model", "zoo:tiny", *small, "--out", str(out))
-    assert refused.returncode == 2
-    assert "10 classes, the data has 3; write trained:FOLDER?classes=3" in refused.stderr
+    assert refused.code == 2
+    assert "10 classes, the data has 3; write trained:FOLDER?classes=3" in refused.err
     change = ("--set", "rate=1e-9", "--set", "holdout=0")
     done = run("train", "--model", "inpaint:zoo:tiny?classes=3", *small, *change, "--out", str(out), "--json")
-    assert done.returncode == 0, done.stderr
-    card = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    card = json.loads(done.out)
     assert card["model"] == "inpaint:net:tiny?classes=3"
     assert card["start"]["weights_sha256"] == read_card(zoo_folder("tiny"))["weights_sha256"]
     old, new = (load_classifier(spec, device="cpu") for spec in ("zoo:tiny", f"trained:{out}"))
@@ -94,8 +98,10 @@ def test_a_finished_network_goes_on_with_other_classes_behind_a_new_last_layer(t
     assert after["fc.weight"].shape[0] == 3
 
 
-def test_torchvisions_networks_and_ones_own_can_be_trained_though_they_do_not_say_their_classes(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
+def test_torchvisions_networks_and_ones_own_can_be_trained_though_they_do_not_say_their_classes(
+    run: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "ones_own.py").write_text(
         "import torchvision\nfrom patchcleanser import Preprocessing, TorchClassifier\n"
         "def make(classes=10):\n"
         "    network = torchvision.models.squeezenet1_1(num_classes=classes).eval()\n"
@@ -103,20 +109,20 @@ def test_torchvisions_networks_and_ones_own_can_be_trained_though_they_do_not_sa
     )
     small = ("--limit", "20", "--set", "epochs=1")
     for number, model in enumerate(
-        ("torchvision:squeezenet1_1?weights=none&num_classes=10&size=64", "python:mine:make")
+        ("torchvision:squeezenet1_1?weights=none&num_classes=10&size=64", "python:ones_own:make")
     ):
         out = tmp_path / str(number)
-        done = run("train", "--model", model, *QUICK, *small, "--out", str(out), "--json", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    wrong = run("train", "--model", "python:mine:make?classes=7", *QUICK, "--out", str(tmp_path / "no"), cwd=tmp_path)
-    assert wrong.returncode == 2
-    assert "the network has 7 classes, the data has 10" in wrong.stderr
+        done = run("train", "--model", model, *QUICK, *small, "--out", str(out), "--json")
+        assert done.code == 0, done.err
+    wrong = run("train", "--model", "python:ones_own:make?classes=7", *QUICK, "--out", str(tmp_path / "no"))
+    assert wrong.code == 2
+    assert "the network has 7 classes, the data has 10" in wrong.err
 
 
-def test_several_networks_are_not_trained_as_one(tmp_path: Path) -> None:
+def test_several_networks_are_not_trained_as_one(run: Command, tmp_path: Path) -> None:
     done = run("train", "--model", "mirror:mean:zoo:tiny,zoo:tiny", *QUICK, "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert "is several networks, which learn one by one" in done.stderr
+    assert done.code == 2
+    assert "is several networks, which learn one by one" in done.err
 
 
 def test_a_new_last_layer_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
@@ -153,13 +159,13 @@ def test_a_new_last_layer_keeps_all_else_that_the_card_says(tmp_path: Path, quer
     assert again.logits(inputs).shape == (2, 3)
 
 
-def test_harden_writes_a_copy_that_loads(tmp_path: Path) -> None:
+def test_harden_writes_a_copy_that_loads(run: Command, tmp_path: Path) -> None:
     out = tmp_path / "hard"
     words = ["--model", "zoo:tiny", "--images", "sample", "--patch", "5", "--limit", "40", "--epochs", "1"]
     done = run("harden", *words, "--device", "cpu", "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert "invariance" in done.stdout
-    assert "agreement" in done.stderr
+    assert done.code == 0, done.err
+    assert "invariance" in done.out
+    assert "agreement" in done.err
     card = json.loads((out / "card.json").read_text())
     assert card["model"] == "net:tiny"  # the network itself, not the folder it came from
     assert card["photos"]["number"] == 40
@@ -181,11 +187,11 @@ def test_harden_writes_a_copy_that_loads(tmp_path: Path) -> None:
         (["harden", "--model", "zoo:tiny", "--images", "sample", "--device", "tpu"], "device 'tpu' cannot be used"),
     ],
 )
-def test_mistakes_get_one_clear_sentence(tmp_path: Path, words: list[str], message: str) -> None:
+def test_mistakes_get_one_clear_sentence(run: Command, tmp_path: Path, words: list[str], message: str) -> None:
     done = run(*words, "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert message in done.stderr.replace("\n", " ")
-    assert "Traceback" not in done.stderr
+    assert done.code == 2
+    assert message in done.err.replace("\n", " ")
+    assert "Traceback" not in done.err
 
 
 def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(tmp_path: Path) -> None:
@@ -203,7 +209,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(tmp_path: Path) -> N
     assert process.returncode == 130
     assert "goes on where it was with:" in error
     assert "patchcleanser train --model net:tiny" in error
-    done = run(*words)
+    done = as_process(*words)
     assert done.returncode == 0, done.stderr
     assert "going on from the checkpoint" in done.stderr
     assert "12/12" in done.stderr

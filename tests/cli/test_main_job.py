@@ -7,43 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from PIL import Image
 
-from patchcleanser.cli.app import main
 from patchcleanser.core.records import Run, find_runs
 from patchcleanser.data import load_dataset
 
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Done]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """The command in this process, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def go(*words: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["patchcleanser", *words])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return Done(code, *capsys.readouterr())
-
-    return go
-
+from .conftest import Command
 
 SMALL = ["--limit", "6", "--masks", "2", "--device", "cpu"]
 

@@ -203,6 +203,7 @@ def test_the_pieces_of_one_image_can_be_spread_over_all_workers(
     assert rows(evaluate(job, tmp_path / "spread", batch=1, runner=runner)).equals(rows(local))
 
 
+@pytest.mark.slow
 def test_many_images_are_hashed_by_all_nodes_to_the_same_fingerprint(
     runner: RayRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +223,7 @@ def job_work(job: Job) -> Any:
     return Certification(job)
 
 
+@pytest.mark.slow
 def test_an_image_that_crashes_the_decoder_is_named_or_skipped(runner: RayRunner, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="reading 5 kills the process; leave such images out with --unreadable skip"):
         evaluate(noisy(12, deadly=5), tmp_path, batch=4, runner=runner)
@@ -392,6 +394,7 @@ def test_what_cannot_be_sent_is_made_there(runner: RayRunner, tmp_path: Path) ->
     assert rows(evaluate(job, tmp_path / "run", runner=runner)).equals(rows(evaluate(job, tmp_path / "local")))
 
 
+@pytest.mark.slow
 def test_reproduce_on_ray_finds_what_it_finds_here(cluster: Cluster, runner: RayRunner, tmp_path: Path) -> None:
     runner.close()  # its workers would hold all cores
     (tmp_path / "data").mkdir()
