@@ -25,6 +25,12 @@ class Authors:
         """One forward pass."""
         return self.classifier.module(torch.where(keep, inputs, 0.0)).argmax(1)
 
+    def undefended(self, inputs: Tensor) -> Tensor:
+        """No mask at all: what the network costs by itself."""
+        with torch.inference_mode(), plain_float32(self.classifier.device):
+            labels: Tensor = self.classifier.module(inputs).argmax(1)
+        return labels
+
     def table(self, inputs: Tensor) -> list[Tensor]:
         """Labels of one batch under every pair of masks, in the order (0,0), (0,1), …"""
         with torch.inference_mode(), plain_float32(self.classifier.device):

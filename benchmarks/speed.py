@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,6 +36,7 @@ from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.verdicts import Case, Verdict
 from patchcleanser.defenses.base import Game
 from patchcleanser.defenses.double_masking import double_masking
+from patchcleanser.errors import PatchCleanserError
 from patchcleanser.training.cards import versions
 
 BATCH = 16
@@ -256,10 +259,13 @@ class Duel:
         self.theirs: list[Tensor] = []
         self.seconds: dict[Callable[[], Any], float] = {}
         """An image of each loop that was timed."""
+        self.bare: dict[int, float] = {}
+        """An image of the network without any defense, by how many are asked for at once."""
 
     def warm_up(self) -> None:
         """Compile, learn which labels are doubtful, and make the kernels of the authors' batch."""
-        if self.device.type == "cuda":
+        blocks = any(self.wants(name) for name in TASKS if not name.startswith("predict"))
+        if self.device.type == "cuda" and blocks:
             compile_first(self.defense, self.model, self.images)
         self.defense.calibrate(self.more)  # without it predictions are exact
         if self.wants("predict worst"):
@@ -311,13 +317,21 @@ class Duel:
             self.seconds[task.loop] = timed(task.loop, self.device, 1 if once else 3, warm=not once) / task.of
         return self.seconds[task.loop]
 
+    def time_bare(self, task: Task) -> float:
+        """Seconds of the network without any defense, an image: one alone, or as many as the authors' loop takes."""
+        number = min(task.images, BATCH)
+        if number not in self.bare:
+            asked = self.inputs[:number]
+            self.bare[number] = timed(lambda: self.authors.undefended(asked), self.device, 8) / number
+        return self.bare[number]
+
     def row(self, name: str, task: Task) -> dict[str, Any]:
         """One task, timed."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         with power(self.device) as watts:
             ours, turns = self.timed(name, task)
-        memory, theirs = memory_mb(self.device), self.time_loop(name, task)
+        memory, theirs, bare = memory_mb(self.device), self.time_loop(name, task), self.time_bare(task)
         row: dict[str, Any] = {
             "hardware": versions()["hardware"],
             "device": self.device.type,
@@ -330,6 +344,8 @@ class Duel:
             "ours_ms": round(1000 * ours / task.images, 3),
             "authors_ms": round(1000 * theirs, 3),
             "ratio": round(theirs * task.images / ours, 2),
+            "undefended_ms": round(1000 * bare, 3),
+            "times_undefended": round(ours / task.images / bare, 2),
             "memory_mb": memory,
             **({"ratios_in_turns": turns} if turns else {}),
         }
@@ -338,8 +354,10 @@ class Duel:
             if watts:
                 facts["joules_an_image"] = round(float(np.mean(watts)) * ours / task.images, 2)
             row |= {"labels_equal": equal, **facts, "gflops_an_image": round(self.flops * 666 / 1e9, 1)}
-        if (name == "table" or name.startswith("labels")) and self.peak is not None:
-            row["share_of_peak"] = round(self.flops * 666 * task.images / ours / self.peak, 3)
+        if name == "table" or name.startswith("labels"):
+            speed = self.flops * 666 * task.images / ours
+            row["tflops"] = round(speed / 1e12, 3)
+            row |= {"share_of_peak": round(speed / self.peak, 3)} if self.peak is not None else {}
         return row
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -381,6 +399,10 @@ def main() -> None:
         parser.error(f"--suite {given.suite} has no {', '.join(sorted(wrong))}; it has {', '.join(known)}")
     if wrong := set(given.tasks or []) - set(TASKS):
         parser.error(f"no task is called {', '.join(sorted(wrong))}; there are {', '.join(map(repr, TASKS))}")
+    try:
+        load_dataset(given.data or "sample")  # before the first network, not after
+    except PatchCleanserError as error:
+        parser.error(f"--data: {error}")
     for model in SUITES[given.suite]:
         if not given.models or model.name in given.models:
             for row in growth(model) if given.suite == "growth" else Duel(model, given).rows():
@@ -390,7 +412,7 @@ def main() -> None:
 
 def keep(row: dict[str, Any], path: Path) -> None:
     """A row into the file, in place of an older one of the same kind."""
-    words = " ".join(word for word in sys.argv[1:] if "/" not in word)
+    words = shlex.join(re.sub(r"[^:]*/.*", "PATH", word) for word in sys.argv[1:])  # whose machine it was is nobody's
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     kept = [other for other in kept if any(other.get(k) != row.get(k) for k in SAME)]
     path.parent.mkdir(parents=True, exist_ok=True)
