@@ -47,7 +47,7 @@ MANY = 512
 
 TASKS = ("labels", "labels, nothing shared", "table", "certify", "predict clean", "predict worst")
 
-SAME = ("hardware", "model", "weights", "task", "masks", "patches", "images")
+SAME = ("hardware", "model", "weights", "real_images", "task", "masks", "patches", "images")
 """Rows that are alike in these are of one kind."""
 
 

@@ -24,6 +24,7 @@ Row = dict[str, Any]
 
 def _named(row: Row) -> str:
     chance = ", random weights" if row["weights"] == "random" else ""
+    chance += "" if row["real_images"] else ", random images"
     return f"{row['model']}, {TASKS[row['task']]}{chance}"
 
 
@@ -49,7 +50,7 @@ def ratios(rows: list[Row], device: str, name: str) -> Drawing | None:
     axes.set_yticks(places, [_named(row) for row in shown], fontsize=7)
     axes.set_xlabel("times as fast as the authors' loop, an image")
     title = f"Ours against the authors' loop on {shown[-1]['hardware']}"
-    return Drawing(name, title, "Both in one run, real images.", f"{title}: {len(shown)} tasks", figure)
+    return Drawing(name, title, "Both in one run.", f"{title}: {len(shown)} tasks", figure)
 
 
 def growth(rows: list[Row]) -> Drawing | None:

@@ -245,12 +245,14 @@ class MaskedClassifier(Learning):
 
     def _pass_on(self, done: Waiting, strict: bool, further: list[Waiting]) -> None:
         """Keep what is settled; what is not waits further on."""
-        again = done.unsure | done.sampled
+        again = (done.unsure | done.sampled).cpu()
         mine, others = torch.nonzero(~again)[:, 0], torch.nonzero(again)[:, 0]
-        if len(others):
-            further.append(done.pick(others).to(torch.device("cpu")))
+        if not len(others):
+            self._keep(done.piece, done.logits, strict, alone=False)
+            return
+        further.append(done.pick(others).to(torch.device("cpu")))
         if len(mine):
-            self._keep(done.piece.pick(mine.cpu().numpy()), done.logits[mine], strict, alone=False)
+            self._keep(done.piece.pick(mine.numpy()), done.logits[mine], strict, alone=False)
 
     def _keep(self, piece: Piece, logits: Tensor, strict: bool, *, alone: bool) -> None:
         """Write labels, margins and confidences down; `alone` is a pair that was computed exactly, in no company."""
@@ -258,10 +260,9 @@ class MaskedClassifier(Learning):
         if strict and not finite.all():
             raise OutputError(NOT_FINITE)
         logits = total(logits) if alone else self._settled(piece, total(logits))
-        labels = logits.argmax(dim=1).cpu().numpy()
-        margins = gaps(logits).cpu().numpy()
-        confidences = logits.softmax(dim=1).amax(dim=1).nan_to_num(0.0).cpu().numpy()
-        answered = finite.cpu().numpy()
+        sure = logits.softmax(dim=1).amax(dim=1).nan_to_num(0.0)
+        told = torch.stack([logits.argmax(dim=1).float(), gaps(logits), sure, finite.float()])  # a GPU is asked once
+        labels, margins, confidences, answered = told.cpu().numpy()
         for s in np.unique(piece.which):
             table, mine = piece.subjects[s].table, piece.which == s
             table.labels[piece.unions[mine]] = labels[mine]

@@ -169,8 +169,10 @@ class Recheck:
         if self._moved is None:
             raise RuntimeError("nothing was learnt yet about fast labels")
         size = fast.abs().nan_to_num(posinf=0.0).amax(1, keepdim=True)
-        labels, which = torch.unique(first[:, 0], return_inverse=True)
-        return self._moved.bounds(labels.tolist(), fast.device)[which] + self._precision * size
+        labels = first[:, 0].tolist()
+        places = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+        which = torch.tensor([places[label] for label in labels], device=fast.device)
+        return self._moved.bounds([*places], fast.device)[which] + self._precision * size
 
     def sampled(self, number: int) -> Tensor:
         """Which of the next labels are audited, bool [number]."""
