@@ -1,11 +1,13 @@
 """Settings shared by all tests."""
 
+import os
 import signal
 
 import torch
 
-# Tests run in one process per core; more threads in each would only fight over the cores.
+# Tests run in one process per core; more threads in each, or in what they start, would only fight over the cores.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What is started in the background (nohup, some CI) ignores Ctrl-C, and so would the programs that tests stop with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -196,7 +196,7 @@ def test_mistakes_get_one_clear_sentence(run: Command, tmp_path: Path, words: li
 
 def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ["train", "--model", "net:tiny", "--set", "epochs=12", *QUICK, "--out", str(out)]
+    words = ["train", "--model", "net:tiny", "--set", "epochs=12", *QUICK, "--limit", "120", "--out", str(out)]
     command = [sys.executable, "-u", "-m", "patchcleanser", *words]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     assert process.stderr is not None
