@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Iterator
 
 import torch
-from speed import loaded, timed
+from measuring import timed
+from speed import loaded
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 

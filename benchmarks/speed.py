@@ -12,22 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import resource
 import shlex
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from authors import Authors
+from measuring import flops, in_turns, memory_mb, peak, power, timed
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.classifiers.batches import Piece
@@ -99,71 +95,6 @@ def undefended(classifier: TorchClassifier, images: list[Tensor]) -> list[int]:
     with torch.inference_mode(), plain_float32(classifier.device):
         prepared = (classifier.prepare(image[None].to(classifier.device)) for image in images)
         return [int(classifier.checked_logits(one).argmax()) for one in prepared]
-
-
-def timed(work: Callable[[], Any], device: torch.device, repeats: int = 3, *, warm: bool = True) -> float:
-    """Seconds of the fastest of a few calls, after one that warms up."""
-    if warm:
-        work()
-    best = float("inf")
-    for _ in range(repeats):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - started)
-    return best
-
-
-def in_turns(
-    ours: Callable[[], Any], loop: Callable[[], Any], device: torch.device
-) -> tuple[float, float, list[float]]:
-    """Seconds of the fastest of eight calls of each, taken in turns, and the ratios of all turns in order of size.
-
-    What else a machine does then slows both.
-    """
-    ours(), loop()
-    turns = [(timed(ours, device, 1, warm=False), timed(loop, device, 1, warm=False)) for _ in range(8)]
-    own, theirs = (min(seconds) for seconds in zip(*turns, strict=True))
-    return own, theirs, sorted(round(b / a, 2) for a, b in turns)
-
-
-def peak(device: torch.device) -> float | None:
-    """Measured matrix peak in float16, FLOP/s; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.float16) for _ in range(2))
-    return 2 * 8192**3 / timed(lambda: [a @ b for _ in range(10)], device) * 10
-
-
-def flops(classifier: TorchClassifier, inputs: Tensor) -> int:
-    """Of one forward pass of one image."""
-    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        classifier.module(inputs[:1])
-    return int(counter.get_total_flops())
-
-
-def memory_mb(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated() / 1e6)
-    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-
-
-@contextmanager
-def power(device: torch.device) -> Iterator[list[float]]:
-    """Watts of a GPU, asked for five times a second; none where they cannot be had."""
-    watts: list[float] = []
-    if device.type != "cuda" or shutil.which("nvidia-smi") is None:
-        yield watts
-        return
-    query = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits", "-lms", "200"]
-    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as asking:
-        yield watts
-        asking.terminate()
-        said = (asking.stdout.read() if asking.stdout else "").split()
-    watts += [float(word) for word in said if word.replace(".", "", 1).isdigit()]
 
 
 def unchecked(defense: DoubleMasking, images: list[Tensor]) -> None:
@@ -251,6 +182,7 @@ class Duel:
         self.defense = DoubleMasking(self.classifier, threat, masks=6, precision="fast")
         self.worst = WorstCase(self.classifier, threat, masks=6, precision="fast")
         self.authors = Authors(self.classifier, self.defense, model.side)
+        self.unions = len(self.defense.mask_set((model.side, model.side)).unions)
         self.images = images_of(model.side, BATCH, given.data)
         self.inputs = torch.cat([self.classifier.prepare(image[None].to(self.device)) for image in self.images])
         self.chance = "weights=none" in spec  # many labels are computed again: margins of a network of chance are small
@@ -353,9 +285,9 @@ class Duel:
             equal, facts = tables_equal(self.defense, self.images, self.theirs)
             if watts:
                 facts["joules_an_image"] = round(float(np.mean(watts)) * ours / task.images, 2)
-            row |= {"labels_equal": equal, **facts, "gflops_an_image": round(self.flops * 666 / 1e9, 1)}
+            row |= {"labels_equal": equal, **facts, "gflops_an_image": round(self.flops * self.unions / 1e9, 1)}
         if name == "table" or name.startswith("labels"):
-            speed = self.flops * 666 * task.images / ours
+            speed = self.flops * self.unions * task.images / ours
             row["tflops"] = round(speed / 1e12, 3)
             row |= {"share_of_peak": round(speed / self.peak, 3)} if self.peak is not None else {}
         return row
@@ -400,7 +332,7 @@ def main() -> None:
     if wrong := set(given.tasks or []) - set(TASKS):
         parser.error(f"no task is called {', '.join(sorted(wrong))}; there are {', '.join(map(repr, TASKS))}")
     try:
-        load_dataset(given.data or "sample")  # before the first network, not after
+        images_of(224, 1, given.data)  # before the first network, not after
     except PatchCleanserError as error:
         parser.error(f"--data: {error}")
     for model in SUITES[given.suite]:
