@@ -86,10 +86,11 @@ class Coarse(Halved):
 def sketchy() -> TorchClassifier:
     """A network that takes no time, unsure of some images and sure of others."""
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 16, 4, 4), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)]
-    module = nn.Sequential(nn.BatchNorm2d(3, affine=False), *layers)
+    layers = [nn.Conv2d(3, 16, 4, 4), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.Flatten()]
+    head = nn.Linear(288, 10)
+    nn.init.normal_(head.weight, std=1.0)
+    module = nn.Sequential(nn.BatchNorm2d(3, affine=False), *layers, head)
     module.train()(photos(100))  # what is usual
-    nn.init.normal_(layers[-1].weight, std=1.0)  # type: ignore[arg-type]
     return TorchClassifier(module.eval(), classes=10)
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from patchcleanser.cli.app import main
 from patchcleanser.core.records import Run
 from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture
 from patchcleanser.reports.drawing import style
 from patchcleanser.reports.studies import read_study
 from patchcleanser.reports.sweeps import costs
+
+from .conftest import Command
 
 MODELS = {
     "ds": "zoo:tiny",
@@ -27,21 +27,12 @@ MODELS = {
 }
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["patchcleanser", *words])
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 @pytest.mark.parametrize("defense", MODELS)
-def test_a_baseline_is_certified_with_rows_and_reported(
-    defense: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_baseline_is_certified_with_rows_and_reported(defense: str, run: Command, tmp_path: Path) -> None:
     words = ["certify", "--defense", defense, "--model", MODELS[defense], "--limit", "4", "--patch", "2"]
-    assert run(monkeypatch, *words, "--device", "cpu", "--out", str(tmp_path / "run")) == 0
+    done = run(*words, "--device", "cpu", "--out", str(tmp_path / "run"))
+    assert done.code == 0
+    assert "masks" not in done.out
     rows = Run.open(tmp_path / "run").read().to_pylist()
     assert len(rows) == 4
     promise = "detection_certified" if defense == "patchguard++" else "certified"
@@ -51,30 +42,27 @@ def test_a_baseline_is_certified_with_rows_and_reported(
         assert row["row_certified"] is None  # there are no masks
         assert row["one_mask_labels"] is None
         assert row["classifications"] >= 1
-    assert "masks" not in capsys.readouterr().out
-    assert run(monkeypatch, "report", str(tmp_path / "run"), "--out", str(tmp_path / "report")) == 0
+    assert run("report", str(tmp_path / "run"), "--out", str(tmp_path / "report")).code == 0
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert "with 6×6 masks" not in page
     assert "36 masks" not in page
 
 
-def test_a_stopped_run_of_a_baseline_goes_on_with_the_same_rows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_stopped_run_of_a_baseline_goes_on_with_the_same_rows(run: Command, tmp_path: Path) -> None:
     words = ["certify", "--defense", "ds", "--limit", "6", "--batch", "2", "--device", "cpu", "--option", "keep=3"]
-    assert run(monkeypatch, *words, "--out", str(tmp_path / "run")) == 0
+    assert run(*words, "--out", str(tmp_path / "run")).code == 0
     whole = Run.open(tmp_path / "run").read().drop_columns(["seconds"])
     (tmp_path / "run" / "rows-00001.parquet").unlink()
-    assert run(monkeypatch, *words, "--out", str(tmp_path / "run")) == 0
+    assert run(*words, "--out", str(tmp_path / "run")).code == 0
     assert Run.open(tmp_path / "run").read().drop_columns(["seconds"]) == whole
     assert Run.open(tmp_path / "run").job["options"] == {"keep": 3}
 
 
-def test_the_figure_of_cost_has_a_point_for_each_defense(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_figure_of_cost_has_a_point_for_each_defense(run: Command, tmp_path: Path) -> None:
     kinds = ["ds", "cbn", "pg-bn", "bagcert", "ibp"]
     for defense in kinds:
         words = ["certify", "--defense", defense, "--model", MODELS[defense], "--limit", "3", "--patch", "2"]
-        assert run(monkeypatch, *words, "--device", "cpu", "--out", str(tmp_path / defense)) == 0
+        assert run(*words, "--device", "cpu", "--out", str(tmp_path / defense)).code == 0
     studies = [study for kind in kinds if (study := read_study(Run.open(tmp_path / kind), None)) is not None]
     with style():
         drawing = costs(studies)
@@ -85,19 +73,18 @@ def test_the_figure_of_cost_has_a_point_for_each_defense(monkeypatch: pytest.Mon
     assert costs(studies[:1]) is None  # one defense alone is compared with nothing
 
 
-def test_options_of_a_defense_s_parents_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_options_of_a_defense_s_parents_can_be_set(run: Command, tmp_path: Path) -> None:
     words = ["certify", "--defense", "pg-ds", "--limit", "2", "--patch", "2", "--device", "cpu"]
     options = ["--option", "ratio=0.3", "--option", "keep=3"]
-    assert run(monkeypatch, *words, *options, "--out", str(tmp_path / "run")) == 0
+    assert run(*words, *options, "--out", str(tmp_path / "run")).code == 0
     assert Run.open(tmp_path / "run").job["options"] == {"ratio": 0.3, "keep": 3}
 
 
-def test_a_baseline_answers_pictures(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_baseline_answers_pictures(run: Command, tmp_path: Path) -> None:
     as_picture(load_dataset("sample").image(0)).save(tmp_path / "a.png")
-    assert run(monkeypatch, "predict", str(tmp_path / "a.png"), "--defense", "ds", "--json") == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    done = run("predict", str(tmp_path / "a.png"), "--defense", "ds", "--json")
+    assert done.code == 0
+    (found,) = json.loads(done.out)
     assert found["classifications"] == 33
     assert "masks" not in found
 
@@ -116,21 +103,21 @@ def test_a_baseline_answers_pictures(
     ],
 )
 def test_what_a_baseline_cannot_do_is_refused_with_the_reason(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    words: list[str], said: str, run: Command, tmp_path: Path
 ) -> None:
     common = ["--patch", "2", "--limit", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
-    assert run(monkeypatch, "certify", *words, *common) != 0
-    assert said in capsys.readouterr().err
+    done = run("certify", *words, *common)
+    assert done.code != 0
+    assert said in done.err
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def test_attack_and_audit_say_that_they_need_masks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_attack_and_audit_say_that_they_need_masks(run: Command, tmp_path: Path) -> None:
     words = ["--defense", "ds", "--limit", "2", "--device", "cpu"]
-    assert run(monkeypatch, "attack", *words, "--out", str(tmp_path / "attack")) != 0
-    assert "only defenses with masks can be attacked or spread, and ds has none" in capsys.readouterr().err
-    assert run(monkeypatch, "certify", *words, "--out", str(tmp_path / "run")) == 0
-    capsys.readouterr()
-    assert run(monkeypatch, "audit", str(tmp_path / "run")) != 0
-    assert "was made by ds; only defenses with masks can be audited" in capsys.readouterr().err
+    attacked = run("attack", *words, "--out", str(tmp_path / "attack"))
+    assert attacked.code != 0
+    assert "only defenses with masks can be attacked or spread, and ds has none" in attacked.err
+    assert run("certify", *words, "--out", str(tmp_path / "run")).code == 0
+    audited = run("audit", str(tmp_path / "run"))
+    assert audited.code != 0
+    assert "was made by ds; only defenses with masks can be audited" in audited.err
