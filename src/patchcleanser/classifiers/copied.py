@@ -100,7 +100,7 @@ class Copied(Derived):
             self._follow()
         player = self._made()
         found = self._computed(player, block_size(inputs[0].numel()), inputs)
-        # While a GPU is at work on it: walking over a network takes a third of the time of a prediction.
+        # While a GPU is at work on it: walking over a network takes a fifth of the time of a prediction.
         self._follow()
         if self._copy is not player:  # another thread compared it with a changed network meanwhile
             raise UnusableError(f"{type(self.classifier.module).__name__} changed while it was asked")
