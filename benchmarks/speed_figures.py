@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from patchcleanser.reports.drawing import ACCENT, INK, SOFT, Drawing, blank, save, settled, style
+from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, save, settled, style
 
 TASKS = {
     "labels": "labels of a table, unchecked",
@@ -22,35 +22,54 @@ TASKS = {
 Row = dict[str, Any]
 
 
-def _named(row: Row) -> str:
-    chance = ", random weights" if row["weights"] == "random" else ""
-    chance += "" if row["real_images"] else ", random images"
-    return f"{row['model']}, {TASKS[row['task']]}{chance}"
-
-
 def ratios(rows: list[Row], device: str, name: str) -> Drawing | None:
     """Times faster than the authors' loop, by network and task, on the machine that was measured last."""
     shown = [row for row in rows if row.get("device") == device and row["task"] in TASKS]
     if not shown:
         return None
     shown = [row for row in shown if row["hardware"] == shown[-1]["hardware"]]
-    shown.sort(key=lambda row: (row["model"], list(TASKS).index(row["task"])))
-    figure, axes = blank(height=0.9 + 0.27 * len(shown), width=6.4)
-    places = np.arange(len(shown))[::-1].astype(float)
-    axes.barh(places, [row["ratio"] for row in shown], height=0.55, color=ACCENT, linewidth=0)
-    for place, row in zip(places, shown, strict=True):
-        words = f"{row['ratio']:.1f}×   {row['ours_ms']:,.1f} ms against {row['authors_ms']:,.0f} ms"
-        axes.text(row["ratio"] * 1.05, place, words, va="center", fontsize=7, color=INK)
+    shown.sort(key=lambda row: (_network(row), list(TASKS).index(row["task"]), not row["real_images"]))
+    lines = _lines(shown)
+    chance = any(not row["real_images"] for row in shown)
+    figure, axes = blank(height=0.9 + 0.17 * len(lines), width=6.4)
+    places = np.arange(len(lines))[::-1].astype(float)
+    for place, (_, row) in zip(places, lines, strict=True):
+        if row is None:
+            continue
+        colour, ink = (ACCENT, INK) if row["real_images"] else (SOFT, MUTED)
+        axes.barh(place, row["ratio"], height=0.8, color=colour, linewidth=0)
+        axes.text(row["ratio"] * 1.07, place, f"{row['ratio']:.1f}×", va="center", fontsize=7, color=ink)
+        words = f"{row['ours_ms']:,.1f} ms against {row['authors_ms']:,.0f}"
+        axes.text(1, place, words, transform=axes.get_yaxis_transform(), va="center", ha="right", fontsize=7, color=ink)
     axes.set_xscale("log")
-    largest = max(row["ratio"] for row in shown)
-    axes.set_xlim(1, max(60 * largest, largest**2))  # words stand behind the bars
+    axes.set_xlim(1, 40 * max(row["ratio"] for row in shown))  # words stand behind the bars
     axes.set_xticks([1, 10, 100], ["1×", "10×", "100×"])
+    axes.set_ylim(-0.8, len(lines) - 0.2)
     axes.grid(visible=False)
     axes.axvline(1, color=SOFT, linewidth=1)
-    axes.set_yticks(places, [_named(row) for row in shown], fontsize=7)
-    axes.set_xlabel("times as fast as the authors' loop, an image")
+    axes.set_yticks(places, [words for words, _ in lines], fontsize=7)
+    for (_, row), tick in zip(lines, axes.get_yticklabels(), strict=True):
+        tick.set(**({"fontweight": "bold", "color": INK} if row is None else {}))
+    axes.set_xlabel("times as fast as the authors' loop, an image" + (" (gray: random images)" if chance else ""))
     title = f"Ours against the authors' loop on {shown[-1]['hardware']}"
-    return Drawing(name, title, "Both in one run.", f"{title}: {len(shown)} tasks", figure)
+    return Drawing(name, title, "Both in one run.", f"{title}: {len(shown)} rows", figure)
+
+
+def _network(row: Row) -> str:
+    return f"{row['model']}{', random weights' if row['weights'] == 'random' else ''}"
+
+
+def _lines(rows: list[Row]) -> list[tuple[str, Row | None]]:
+    """Each network's name, then its rows; a task of real and of random images is named once."""
+    lines: list[tuple[str, Row | None]] = []
+    before: tuple[str, str] | None = None
+    for row in rows:
+        here = (_network(row), row["task"])
+        if before is None or before[0] != here[0]:
+            lines += [("", None)] * bool(lines) + [(here[0], None)]
+        lines.append(("" if here == before else TASKS[row["task"]], row))
+        before = here
+    return lines
 
 
 def growth(rows: list[Row]) -> Drawing | None:
