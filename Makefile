@@ -35,6 +35,7 @@ test-gpu: install
 
 bench: install
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/speed.py --suite growth
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -72,27 +72,36 @@ def _lines(rows: list[Row]) -> list[tuple[str, Row | None]]:
     return lines
 
 
-def growth(rows: list[Row]) -> Drawing | None:
-    """Cost of an image against the number of distinct unions of masks."""
-    shown = [row for row in rows if row["task"] == "growth"]
+def growth(rows: list[Row], device: str, name: str) -> Drawing | None:
+    """Cost of an image against the number of distinct unions of masks, on the machine that was measured last."""
+    shown = [row for row in rows if row["task"] == "growth" and row["device"] == device]
     if not shown:
         return None
+    shown = [row for row in shown if row["hardware"] == shown[-1]["hardware"]]
     figure, axes = blank(height=2.9, width=4.6)
-    for patches, colour in ((1, ACCENT), (2, INK)):
-        mine = [row for row in shown if row["patches"] == patches]
-        axes.plot([r["unions"] for r in mine], [r["ms_an_image"] for r in mine], "o", color=colour, markersize=5)
-    ends = np.array([min(r["unions"] for r in shown), max(r["unions"] for r in shown)], dtype=float)
-    middle = float(np.median([row["ms_a_union"] for row in shown]))
-    axes.plot(ends, middle * ends, color=SOFT, linewidth=1.2, zorder=0)
+    lines: list[str] = []
+    for model in dict.fromkeys(row["model"] for row in shown):
+        mine = [row for row in shown if row["model"] == model]
+        for patches, colour in ((1, ACCENT), (2, INK)):
+            some = [row for row in mine if row["patches"] == patches]
+            axes.plot([r["unions"] for r in some], [r["ms_an_image"] for r in some], "o", color=colour, markersize=5)
+        ends = np.array([min(r["unions"] for r in mine), max(r["unions"] for r in mine)], dtype=float)
+        middle = float(np.median([row["ms_a_union"] for row in mine]))
+        axes.plot(ends, middle * ends, color=SOFT, linewidth=1.2, zorder=0)
+        lines.append(f"{model} {middle:.3g}")
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
     axes.set_xlabel("distinct unions of masks")
     axes.set_ylabel("ms an image")
-    title = "Cost grows with the number of distinct unions"
-    caption = f"tiny, whole tables, 2 to 6 masks an axis, 1 to 32 images; dark: two patches; line: {middle:.2f} ms"
-    return Drawing("growth", title, caption, title, figure)
+    numbers = [row["images"] for row in shown]
+    title = f"Cost grows with the number of distinct unions on {shown[-1]['hardware']}"
+    caption = (
+        f"Whole tables, 2 to 6 masks an axis, {min(numbers)} to {max(numbers)} images; dark: two patches; "
+        f"lines, ms a union: {', '.join(lines)}"
+    )
+    return Drawing(name, title, caption, title, figure)
 
 
 def main() -> None:
@@ -101,7 +110,9 @@ def main() -> None:
     given = parser.parse_args()
     rows: list[Row] = json.loads(given.rows.read_text(encoding="utf-8"))
     with style():
-        for drawing in settled([ratios(rows, "cpu", "cpu"), ratios(rows, "cuda", "gpu"), growth(rows)]):
+        drawn = [ratios(rows, "cpu", "cpu"), ratios(rows, "cuda", "gpu")]
+        drawn += [growth(rows, "cpu", "growth"), growth(rows, "cuda", "gpu-growth")]
+        for drawing in settled(drawn):
             save(drawing, given.rows.parent)
 
 
