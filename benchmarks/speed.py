@@ -286,11 +286,13 @@ class Duel:
             row |= {"share_of_peak": round(speed / self.peak, 3)} if self.peak is not None else {}
         return row
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """All tasks, each row as soon as it is there."""
-        self.warm_up()
-        for name, task in self.tasks().items():
-            yield self.row(name, task)
+
+def duel(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All tasks, each row as soon as it is there."""
+    both = Duel(model, given)
+    both.warm_up()
+    for name, task in both.tasks().items():
+        yield both.row(name, task)
 
 
 def growth(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -363,11 +365,15 @@ def main() -> None:
         images_of(224, 1, given.data)  # before the first network, not after
     except PatchCleanserError as error:
         parser.error(f"--data: {error}")
-    for model in SUITES[given.suite]:
-        if not given.models or model.name in given.models:
-            for row in growth(model, given) if given.suite.endswith("growth") else Duel(model, given).rows():
-                print(json.dumps(row), flush=True)
-                keep(row, given.out)  # at once: whatever comes next may end it
+    measure = growth if given.suite.endswith("growth") else duel
+    try:
+        for model in SUITES[given.suite]:
+            if not given.models or model.name in given.models:
+                for row in measure(model, given):
+                    print(json.dumps(row), flush=True)
+                    keep(row, given.out)  # at once: whatever comes next may end it
+    except PatchCleanserError as error:
+        parser.exit(2, f"error: {error}\n")
 
 
 def keep(row: dict[str, Any], path: Path) -> None:
