@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.records import Row, Run
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.double_masking import double_masking
+from patchcleanser.training.cards import versions
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCH = 256
@@ -121,11 +121,8 @@ def main() -> None:
             **found,
             "page_mb": round(page.stat().st_size / 1e6, 2),
             "cores": os.cpu_count(),
-            "hardware": platform.processor() or platform.machine(),
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in ("patchcleanser", "numpy", "pyarrow", "matplotlib", "jinja2")},
-            },
+            "seed": "each batch's number",
+            "versions": {**versions(), **{name: version(name) for name in ("pyarrow", "matplotlib", "jinja2")}},
             "command": f"python benchmarks/report.py --rows {given.rows}",
         }
     print(json.dumps(row))

@@ -36,6 +36,7 @@ from patchcleanser.training.cards import versions
 
 IMAGES = 16
 BATCH = 2
+SEED = 0
 
 
 def heavy() -> Job:
@@ -46,9 +47,9 @@ def heavy() -> Job:
 
 def light(number: int) -> Job:
     """Nearly no arithmetic, so that what is left is overhead."""
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(SEED)
     pixels = draw.integers(0, 256, (number, 8, 8, 3), dtype=np.uint8)
-    weights = torch.randn(3, 192, generator=torch.Generator().manual_seed(0))
+    weights = torch.randn(3, 192, generator=torch.Generator().manual_seed(SEED))
     classifier = CallableClassifier(lambda x: x.flatten(1) @ weights.T, array="torch", fingerprint="linear")
     images = ArrayDataset("noise", pixels, draw.integers(0, 3, number), ("a", "b", "c"))
     return Job(classifier, images, Threat.square(2), masks=2)
@@ -157,7 +158,7 @@ def simulate(
     slow: dict[int, float] | None = None,
     deaths: float = 0.0,
     twice: bool = True,
-    seed: int = 0,
+    seed: int = SEED,
 ) -> dict[str, float]:
     """The pool's rules with measured times: who is free takes the next batch; lost ones come back; late ones twice.
 
@@ -263,6 +264,7 @@ def main() -> None:
     told = {
         "command": " ".join(["python", "benchmarks/scale.py", *sys.argv[1:]]),
         "versions": {**versions(), "ray": __import__("ray").__version__},
+        "seed": SEED,
         "cores": os.cpu_count(),
         "load_before": [round(x, 2) for x in before],
         "load_after": [round(x, 2) for x in os.getloadavg()],

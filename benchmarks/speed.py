@@ -44,6 +44,9 @@ MANY = 512
 
 TASKS = ("labels", "labels, nothing shared", "table", "certify", "predict clean", "predict worst")
 
+SEED = 0
+"""Of random images and random weights."""
+
 SAME = ("hardware", "model", "weights", "real_images", "task", "masks", "patches", "images")
 """Rows that are alike in these are of one kind."""
 
@@ -87,7 +90,7 @@ def images_of(side: int, number: int, data: str | None) -> list[Tensor]:
     if side == 32 or data:
         dataset = load_dataset(data if data and side != 32 else "sample")
         return [dataset.image(i) for i in range(number)]
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(SEED)
     return [torch.rand(3, side, side, generator=draw) for _ in range(number)]
 
 
@@ -144,7 +147,7 @@ def tables_equal(defense: DoubleMasking, images: list[Tensor], authors: list[Ten
 
 def loaded(spec: str, device: str) -> TorchClassifier:
     """The network; one of chance is the same each time."""
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     classifier = load_classifier(spec, device=device)
     assert isinstance(classifier, TorchClassifier)
     if "weights=none" in spec:  # timm begins some heads with zeros, and then every label is a tie
@@ -342,6 +345,7 @@ def setting(model: Model, given: argparse.Namespace, classifier: TorchClassifier
         "model": model.name,
         "weights": "random" if "weights=none" in spec_of(model, given) else "trained",
         "real_images": model.side == 32 or bool(given.data),
+        "seed": SEED,
     }
 
 
