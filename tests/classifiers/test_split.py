@@ -18,7 +18,7 @@ from patchcleanser.classifiers.precision import (
     CALIBRATION,
     Recheck,
     TooFarError,
-    _settings,
+    _plain,
     gaps,
     in_tf32,
     plain_float32,
@@ -438,14 +438,14 @@ def test_short_products_are_refused_while_somebody_computes_in_float32() -> None
 
 def test_the_programs_settings_come_back() -> None:
     def settings() -> list[Any]:
-        return [getattr(place, name) for place, name, _ in _settings()]
+        return [getattr(wish.place, wish.name) for wish in _plain()]
 
     before = settings()
     with plain_float32_alone(torch.device("cpu")):
         plain = settings()
         with in_tf32():
             assert settings() != plain
-        assert settings() == plain == [value for _, _, value in _settings()]
+        assert settings() == plain == [wish.value for wish in _plain()]
     assert settings() == before
 
 

@@ -32,6 +32,7 @@ from patchcleanser.classifiers.precision import (
     plain_float32,
     ties,
     total,
+    tuned,
 )
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
 
@@ -184,6 +185,39 @@ def test_float32_settings_are_put_back() -> None:
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.backends.cuda.matmul.fp32_precision = kept
+
+
+def test_recurrent_layers_are_plain_float32_too() -> None:
+    with plain_float32(torch.device("cpu")):
+        assert {torch.backends.cudnn.rnn.fp32_precision, torch.backends.mkldnn.rnn.fp32_precision} == {"ieee"}
+
+
+def test_a_setting_that_followed_a_wider_one_follows_it_again() -> None:
+    backends = torch.backends
+    rooms = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul]
+    kept = [(room, room.fp32_precision) for room in (backends, *rooms)]
+    try:
+        backends.fp32_precision = "tf32"
+        with plain_float32(torch.device("cpu")):
+            assert [room.fp32_precision for room in rooms] == ["ieee"] * 3
+        assert [room.fp32_precision for room in rooms] == ["tf32"] * 3
+        backends.fp32_precision = "ieee"
+        assert [room.fp32_precision for room in rooms] == ["ieee"] * 3
+    finally:
+        for room, value in kept:
+            room.fp32_precision = value
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_settings_are_put_back_in_whichever_order_threads_leave(first: int) -> None:
+    assert not torch.backends.cudnn.benchmark
+    contexts = [tuned(torch.device("cuda")), plain_float32(torch.device("cpu"))]
+    for context in (contexts[first], contexts[1 - first]):
+        context.__enter__()
+    assert not torch.backends.cudnn.benchmark  # what one thread tries must not choose another's kernels
+    for context in (contexts[first], contexts[1 - first]):
+        context.__exit__(None, None, None)
+    assert not torch.backends.cudnn.benchmark
 
 
 def test_detection_asks_for_a_little_more_confidence_than_an_alert() -> None:

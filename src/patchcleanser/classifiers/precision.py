@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -221,11 +221,56 @@ def ties(logits: Tensor, dtype: torch.dtype, seen: float = 0.0) -> Tensor:
     return gaps(logits) <= max(TIE if dtype == torch.float32 else 2e-2, 4 * seen) * size
 
 
+class _Wish(NamedTuple):
+    """A setting of torch's that somebody wants while he is at work."""
+
+    place: Any
+    name: str
+    value: Any
+    weight: int = 0
+    """Of two wishes for one setting the weightier one counts."""
+
+
 _turn = threading.Condition()
 _inside = 0
 _alone: int | None = None
 """The thread that has these settings to itself, if one does."""
-_kept: list[tuple[Any, str, Any]] = []
+_wishes: list[_Wish] = []
+_before: dict[tuple[int, str], Any] = {}
+"""What the program had chosen for the settings that somebody wants otherwise now."""
+
+
+def _wish(*wishes: _Wish) -> None:
+    """Settings are the whole program's: they are changed for the first who wants them so, whatever others want."""
+    for wish in wishes:
+        _before.setdefault((id(wish.place), wish.name), getattr(wish.place, wish.name))
+    _wishes.extend(wishes)
+    _settle(wishes)
+
+
+def _leave(*wishes: _Wish) -> None:
+    """They are put back when the last one leaves, in whichever order threads come and go."""
+    for wish in wishes:
+        _wishes.remove(wish)
+    _settle(wishes)
+
+
+def _settle(wishes: Sequence[_Wish]) -> None:
+    for place, name in {(id(w.place), w.name): (w.place, w.name) for w in wishes}.values():
+        same = [wish for wish in _wishes if wish.place is place and wish.name == name]
+        if same:
+            setattr(place, name, max(same, key=lambda wish: wish.weight).value)
+        else:
+            _put_back(place, name, _before.pop((id(place), name)))
+
+
+def _put_back(place: Any, name: str, value: Any) -> None:
+    """One that followed a wider setting follows it again: reading it tells the wider one's value."""
+    if name == "fp32_precision":
+        setattr(place, name, "none")
+        if getattr(place, name) == value:
+            return
+    setattr(place, name, value)
 
 
 @contextmanager
@@ -239,9 +284,7 @@ def plain_float32(device: torch.device) -> Iterator[None]:
     with _turn:
         _turn.wait_for(lambda: _alone in (None, threading.get_ident()))
         if _inside == 0:
-            _kept[:] = [(place, name, getattr(place, name)) for place, name, _ in _settings()]
-            for place, name, value in _settings():
-                setattr(place, name, value)
+            _wish(*_plain())
         _inside += 1
     try:
         with torch.autocast(device.type, enabled=False):
@@ -250,8 +293,7 @@ def plain_float32(device: torch.device) -> Iterator[None]:
         with _turn:
             _inside -= 1
             if _inside == 0:
-                for place, name, value in _kept:
-                    setattr(place, name, value)
+                _leave(*_plain())
 
 
 @contextmanager
@@ -284,50 +326,46 @@ def in_tf32() -> Iterator[None]:
     if _alone != threading.get_ident():
         raise RuntimeError("in_tf32 outside plain_float32_alone would change what other threads compute")
     rooms = (torch.backends.cuda.matmul, torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
-    names = ("fp32_precision", "allow_tf32")
-    plain = [setting for setting in _settings() if setting[0] in rooms and setting[1] in names]
-    for place, name, value in plain:
-        setattr(place, name, "tf32" if value == "ieee" else True)
-    try:
+    short = [
+        wish._replace(value="tf32" if wish.value == "ieee" else True, weight=2)
+        for wish in _plain()
+        if wish.place in rooms and wish.name in ("fp32_precision", "allow_tf32")
+    ]
+    with _wished(*short):
         yield
-    finally:
-        for place, name, value in plain:
-            setattr(place, name, value)
 
 
 @contextmanager
-def _changed(place: Any, name: str, value: Any) -> Iterator[None]:
-    """A setting of torch's with another value; it is put back."""
-    before = getattr(place, name)
-    setattr(place, name, value)
+def _wished(*wishes: _Wish) -> Iterator[None]:
+    """Settings of torch's with other values; they are put back."""
+    with _turn:
+        _wish(*wishes)
     try:
         yield
     finally:
-        setattr(place, name, before)
+        with _turn:
+            _leave(*wishes)
 
 
 def long_sums() -> AbstractContextManager[None]:
     """Let a GPU put sums of half-precision products together in float32."""
-    return _changed(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False)
+    return _wished(_Wish(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False))
 
 
 def tuned(device: torch.device) -> AbstractContextManager[None]:
-    """Let cuDNN pick its kernels by trying them, for batches of one shape."""
-    return _changed(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark or device.type == "cuda")
+    """Let cuDNN pick its kernels by trying them, for batches of one shape; not while a thread wants plain float32."""
+    return _wished(_Wish(torch.backends.cudnn, "benchmark", True)) if device.type == "cuda" else nullcontext()
 
 
-def _settings() -> list[tuple[Any, str, Any]]:
-    """What makes float32 plain: place, name and value. Newer torch has one switch per kind of operation."""
+def _plain() -> list[_Wish]:
+    """What makes float32 plain. Newer torch has one switch per kind of operation."""
     backends = torch.backends
     if hasattr(backends.cuda.matmul, "fp32_precision"):
-        kinds = (
-            (backends.cuda, "matmul"),
-            (backends.cudnn, "conv"),
-            (backends.mkldnn, "matmul"),
-            (backends.mkldnn, "conv"),
-        )
-        plain: list[tuple[Any, str, Any]] = [(getattr(room, kind), "fp32_precision", "ieee") for room, kind in kinds]
+        kinds = [(backends.cuda, "matmul")]
+        kinds += [(room, kind) for room in (backends.cudnn, backends.mkldnn) for kind in ("conv", "rnn", "matmul")]
+        plain = [_Wish(getattr(room, kind), "fp32_precision", "ieee", 1) for room, kind in kinds if hasattr(room, kind)]
     else:
-        plain = [(backends.cuda.matmul, "allow_tf32", False), (backends.cudnn, "allow_tf32", False)]
+        plain = [_Wish(room, "allow_tf32", False, 1) for room in (backends.cuda.matmul, backends.cudnn)]
     # Kernels chosen by trying them can be others next time.
-    return [*plain, (backends.cudnn, "benchmark", False), (backends.cudnn, "deterministic", True)]
+    chosen = [_Wish(backends.cudnn, name, value, 1) for name, value in (("benchmark", False), ("deterministic", True))]
+    return plain + chosen
