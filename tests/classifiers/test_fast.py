@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,10 +16,10 @@ from torch import Tensor, nn
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.classifiers.copied import SHAPES, Copied, _Player
 from patchcleanser.classifiers.fast import Exported
-from patchcleanser.classifiers.precision import HOPELESS, Recheck
+from patchcleanser.classifiers.precision import HOPELESS, Recheck, others_wait, plain_float32
 from patchcleanser.classifiers.ways import Halved, UnusableError, Way
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.errors import TrainModeError
+from patchcleanser.errors import NotAFunctionError, OutputError, TrainModeError
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -250,6 +252,105 @@ def test_what_was_learnt_about_other_weights_is_not_used(
     assert not defense.masked.recheck.ready
     defense.certify(photos(8), [0] * 8)  # few as they are, they are compared again
     assert defense.masked.recheck.ready
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["data", "inference"])
+def test_weights_written_to_behind_torchs_back_are_noticed_when_clean_images_are_certified(
+    inference: bool, no_half: None
+) -> None:
+    with torch.inference_mode(inference):
+        module = Small().eval()
+    classifier = TorchClassifier(module, classes=4)
+    defense, exact = (DoubleMasking(classifier, Threat.square(2), masks=3, precision=p) for p in ("fast", "exact"))
+    defense.calibrate(photos(60))
+    assert defense.masked.recheck.ready
+    with torch.inference_mode(inference):
+        for weight in module.head.parameters():
+            numbers = weight if inference else weight.data
+            numbers.copy_(numbers.flip(0))  # their sum and length are the same
+    if inference:  # then at once
+        assert defense.predict(photos(4)) == exact.predict(photos(4))
+    assert (labels_of(defense, photos(4)) == labels_of(exact, photos(4))).all()
+    assert defense.predict(photos(4)) == exact.predict(photos(4))
+
+
+def test_a_copy_of_a_defense_trusts_nothing_before_it_has_compared_its_own_network(no_half: None) -> None:
+    module = Small().eval()
+    defense = DoubleMasking(TorchClassifier(module, classes=4), Threat.square(2), masks=3, precision="fast")
+    defense.calibrate(photos(60))
+    assert defense.masked.recheck.ready
+    for other in (pickle.loads(pickle.dumps(defense)), copy.deepcopy(defense)):
+        assert not other.masked.recheck.ready
+        assert other.predict(photos(4)) == defense.predict(photos(4))
+        other.calibrate(photos(60))
+        assert other.masked.recheck.ready
+    assert defense.masked.recheck.ready
+
+
+class Broken(Small):
+    """Divides by the brightness of a pixel, and takes the largest of all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x / x.sum(1, keepdim=True)).relu().amax((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_where_onnx_runtime_makes_numbers_of_what_is_none_it_is_not_used(no_half: None) -> None:
+    images = photos(60).clamp_min(0.02)
+    defense = DoubleMasking(TorchClassifier(Broken().eval(), classes=4), Threat.square(2), masks=3, precision="fast")
+    defense.calibrate(images)
+    images[:, :, 3:5, 3:5] = 0
+    with pytest.raises(OutputError, match="NaN"):
+        defense.certify(images[:1], [0])
+
+
+class Chance(Small):
+    """Chance drawn by Python, which is a constant in an export."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.new_tensor([0.02 * random.uniform(-1, 1), 0, 0, 0])
+
+
+class ByBatch(Small):
+    """Answers by the size of the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + 0.01 * (x.shape[0] > 8))
+
+
+@pytest.mark.parametrize("kind", [Chance, ByBatch])
+def test_a_classifier_that_is_no_function_is_refused_though_its_fast_way_is_one(
+    kind: type[Small], no_half: None
+) -> None:
+    defense = DoubleMasking(TorchClassifier(kind().eval(), classes=4), Threat.square(2), masks=3, precision="fast")
+    with pytest.raises(NotAFunctionError):
+        defense.certify(photos(60), [0] * 60)
+
+
+def test_nobody_is_in_float32_while_a_network_is_written_down() -> None:
+    order: list[str] = []
+    asked, inside = threading.Event(), threading.Event()
+
+    def predict() -> None:
+        with plain_float32(torch.device("cpu")):
+            inside.set()
+            asked.wait(10)
+            with plain_float32(torch.device("cpu")):  # whoever is in it goes on
+                order.append("in float32")
+
+    def write() -> None:
+        asked.set()
+        with others_wait():
+            order.append("writing")
+
+    threads = [threading.Thread(target=predict), threading.Thread(target=write)]
+    threads[0].start()
+    inside.wait(10)
+    threads[1].start()
+    for thread in threads:
+        thread.join(20)
+    assert order == ["in float32", "writing"]
+    with plain_float32(torch.device("cpu")), others_wait():  # and does not wait for itself
+        pass
 
 
 def test_where_the_first_way_is_too_coarse_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

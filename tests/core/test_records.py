@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from patchcleanser.core.metrics import Share, per_class, summary
 from patchcleanser.core.records import SCHEMA, Run, find_runs
@@ -81,6 +82,15 @@ def test_a_damaged_shard_is_named_with_what_to_do(tmp_path: Path) -> None:
     run.shard(0).write_bytes(run.shard(0).read_bytes()[:-20])
     with pytest.raises(RecordError, match=r"rows-00000.parquet is damaged .* delete it and run again"):
         run.read()
+
+
+def test_rows_of_an_older_version_are_read_beside_new_ones(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    run.write(0, [row(0), row(1)])
+    parquet.write_table(parquet.read_table(run.shard(0)).drop_columns(["caught"]), run.shard(0))
+    run.write(1, [row(2, caught=1), row(3)])
+    assert run.read(["index", "caught"]).to_pydict() == {"index": [0, 1, 2, 3], "caught": [None, None, 1, None]}
+    assert run.read().column_names == SCHEMA.names
 
 
 def test_rows_without_a_manifest_are_not_taken_for_ours(tmp_path: Path) -> None:

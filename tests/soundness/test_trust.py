@@ -5,6 +5,7 @@ Each was once found by a reviewer who trusted nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,6 +30,7 @@ from patchcleanser.classifiers.precision import (
     Recheck,
     gaps,
     half_type,
+    most_wrong,
     plain_float32,
     ties,
     total,
@@ -450,6 +452,18 @@ def test_a_wrong_fast_label_caught_by_an_audit_makes_the_whole_group_exact(monke
     for one, other in zip(exact.examine(images, [0] * 32, maps=True), found, strict=True):
         assert (one.table.labels == other.table.labels).all()
     assert defense.masked.recheck.hopeless
+    wrong, audited = (sum(getattr(e.table, name) for e in found) for name in ("caught", "audited"))
+    assert 0 < wrong < audited  # and what was caught is not forgotten with the labels
+    assert defense.masked.recheck.flip_rate > wrong / audited
+
+
+@pytest.mark.parametrize(("wrong", "seen"), [(0, 40), (1, 40), (5, 40), (39, 40), (40, 40)])
+def test_the_bound_on_wrong_labels_is_the_share_at_which_so_few_would_be_seen_in_one_of_twenty(
+    wrong: int, seen: int
+) -> None:
+    share = most_wrong(wrong, seen)
+    few = sum(math.comb(seen, k) * share**k * (1 - share) ** (seen - k) for k in range(wrong + 1))
+    assert few == pytest.approx(0.05 if wrong < seen else 1.0, rel=1e-6)
 
 
 def test_logits_that_move_with_the_batch_are_settled_alone() -> None:

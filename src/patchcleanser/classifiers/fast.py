@@ -20,7 +20,7 @@ from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import Copied
 from patchcleanser.classifiers.cuts import cut
 from patchcleanser.classifiers.eighth import Eighth
-from patchcleanser.classifiers.precision import half_type
+from patchcleanser.classifiers.precision import half_type, others_wait
 from patchcleanser.classifiers.shared import Sharing
 from patchcleanser.classifiers.split import Split
 from patchcleanser.classifiers.ways import Derived, Halved, UnusableError, Way, example_of, own_copy
@@ -34,6 +34,11 @@ RUN = 300_000
 
 EXPORTS = 2
 """A network is exported anew for each size of input; so many are kept."""
+
+
+DROPPING = frozenset({"ReduceMax", "ReduceMin", "GlobalMaxPool", "Sign"})
+"""Operations from which, in ONNX Runtime, a number may come though something that is none went in, or the other way:
+labels of such numbers are refused, or computed again, only if they are seen."""
 
 
 class Exported(Derived):
@@ -66,13 +71,13 @@ class Exported(Derived):
         if size not in self._sessions:
             if len(self._sessions) == EXPORTS:
                 self._sessions.pop(next(iter(self._sessions)))
-            self._sessions[size] = _session(self.classifier.module, inputs[:1], len(inputs))
+            with self._copied() as network:
+                self._sessions[size] = _session(network, inputs[:1].clone(), len(inputs))
         return self._answered(self._sessions[size], inputs)
 
     def _share(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
         """First layers of an export of their own, that takes crops of any size."""
-        with torch.inference_mode(False), torch.no_grad():  # what the exporter follows must not be an inference tensor
-            network = own_copy(self.classifier, lambda module: module.requires_grad_(False)).module
+        with self._copied() as network:
             example = example_of(size)
             parts = cut(network, example, masks)
             if parts is None:
@@ -82,6 +87,12 @@ class Exported(Derived):
             rest = _session(parts.rest, outputs, pairs)._replace(run=RUN * outputs.numel() // example.numel())
         fill = self.classifier.preprocessing.input_fill(size[0])
         return Sharing(parts.layout, masks, fill=fill, first=first.each, rest=lambda given: self._answered(rest, given))
+
+    @contextmanager
+    def _copied(self) -> Iterator[nn.Module]:
+        """A copy for the exporter, which leaves things of its own in what it follows; no inference tensors."""
+        with torch.inference_mode(False), torch.no_grad():
+            yield own_copy(self.classifier, lambda module: module.requires_grad_(False)).module
 
     def _answered(self, session: _Session, inputs: Tensor) -> Tensor:
         (logits,) = session.each([inputs])
@@ -164,11 +175,13 @@ def _session(module: nn.Module, inputs: Tensor, number: int, *, any_size: bool =
     example = inputs[:1].expand(2, *inputs.shape[1:]).contiguous()  # a batch of one would be taken for fixed
     file = io.BytesIO()
     try:
-        with _quiet():
+        with others_wait(), _quiet():
             program: Any = torch.onnx.export(
                 module, (example,), input_names=["x"], dynamic_shapes=(free,), dynamo=True, verbose=False
             )
             program.save(file)
+        if dropped := DROPPING & {node.op_type for node in program.model.graph.all_nodes()}:
+            raise ValueError(f"ONNX Runtime's {', '.join(sorted(dropped))} makes numbers of what is none")
         options = onnxruntime.SessionOptions()
         threads = torch.get_num_threads()
         together = number * Exported.chunks < threads

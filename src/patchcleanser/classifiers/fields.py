@@ -11,6 +11,8 @@ from timm.layers import BatchNormAct2d, DropPath, LayerNorm2d
 from torch import fx, nn
 from torch.nn import functional
 
+from patchcleanser.classifiers.precision import others_wait
+
 
 class NotLocalError(Exception):
     """What comes out of a layer depends on more than a window of pixels, or nobody knows on what."""
@@ -184,7 +186,8 @@ def fields_of(module: nn.Module, fields: Fields = PIXELS) -> Fields:
     if next(module.children(), None) is None:
         raise NotLocalError(type(module).__name__)
     try:
-        graph = _Tracer().trace(module)
+        with others_wait():
+            graph = _Tracer().trace(module)
     except Exception as error:  # code that asks what is in an image, or does what cannot be followed
         raise NotLocalError(f"{type(module).__name__} cannot be followed: {error}") from error
     return _followed(module, graph, fields)

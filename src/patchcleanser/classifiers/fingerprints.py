@@ -54,8 +54,8 @@ def module_digest(module: nn.Module) -> str:
 
 
 def module_sketch(module: nn.Module) -> str:
-    """The same at a glance, for this process only: of weights their place, their version, their sum and length."""
-    return _described(module, Walk(_glance))
+    """The same at a glance, for this process only: of weights their place, their version, and sums of them."""
+    return _described(module, Walk(glance))
 
 
 def _described(value: Any, walk: Walk) -> str:
@@ -120,11 +120,13 @@ def _tensor(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
 
 
-def _glance(tensor: Tensor) -> str:
+def glance(tensor: Tensor) -> str:
+    """What a tensor is, where, and sums of its numbers."""
     where = (
         f"{tensor.dtype} {tuple(tensor.shape)} {tensor.data_ptr()} {0 if tensor.is_inference() else tensor._version}"
     )
     if not tensor.is_floating_point():
         return where
-    plain = tensor.detach().float()
-    return f"{where} {float(plain.sum())} {float(plain.norm())}"
+    plain = tensor.detach().float().flatten()
+    order = torch.linspace(0.5, 1.5, len(plain), device=plain.device)  # the same numbers elsewhere are other weights
+    return f"{where} {torch.stack([plain.sum(), plain.norm(), (plain * order).sum()]).tolist()}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ from patchcleanser.core.threats import Grid
 from patchcleanser.errors import InputError
 
 Rows = NDArray[np.intp]
+
+PROBES = 4
+"""So many of the first answers are probed: is the classifier a function?"""
 
 FINER = 64
 """Fewer doubtful labels than this are computed exactly at once: so few keep no GPU busy, whichever way they go."""
@@ -120,6 +124,24 @@ class Learning(Batches):
         """Whether so few doubtful labels are computed exactly at once."""
         return labels < FINER
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy knows no faster way to trust: nobody can tell whether its network is the one that was compared."""
+        recheck = copy.copy(self.recheck)
+        recheck.begin()
+        fresh: dict[str, Any] = {
+            "recheck": recheck,
+            "way": None,
+            "finer": [],
+            "_failed": set(),
+            "_only": None,
+            "_held": None,
+        }
+        return {**vars(self), **fresh}
+
+    @abstractmethod
+    def _probe(self, one: Piece, answer: Tensor, way: Way | None) -> None:
+        """Refuse a classifier, or a fast way, that answers a pair differently in its batch, alone and in company."""
+
     @abstractmethod
     def _keep(self, piece: Piece, logits: Tensor, strict: bool, *, alone: bool) -> None:
         """Write labels, margins and confidences down; `alone` is a pair that was computed exactly, in no company."""
@@ -139,7 +161,8 @@ class Learning(Batches):
         """
         unions = sum(len(s.table.mask_set.unions) for s in subjects)
         worth, few = unions >= 4 * CALIBRATION, len(subjects) < FEWEST
-        if not self.fast or (self.recheck.ready and self._only is None and not worth):
+        known = self.recheck.ready and self._only is None and not worth
+        if not self.fast or (known and not any(step.way.old for step in self._steps[:1])):
             return
         self._only = list(subjects) if few else None
         if few and not worth:
@@ -196,8 +219,11 @@ class Learning(Batches):
         return examples, fast
 
     def _examples(self, piece: Piece, *, chosen: bool) -> list[Example]:
-        """Exact logits of a piece, which are kept."""
+        """Exact logits of a piece, which are kept; what goes by a faster way says nothing of the network itself."""
         examples = [Example(part, self._logits(part), chosen) for part in self._parts(piece, exact=True)]
+        for example in () if chosen else examples[:1]:
+            for at in np.linspace(0, len(example.piece) - 1, PROBES, dtype=int):
+                self._probe(example.piece.part(at, at + 1), example.exact[at], None)
         for part, logits, _ in examples:
             self._keep(part, logits, True, alone=len(part) == 1)
         return examples

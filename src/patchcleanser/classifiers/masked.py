@@ -13,7 +13,7 @@ from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.batches import Piece, Subject
-from patchcleanser.classifiers.learning import Launched, Learning, broken_rows
+from patchcleanser.classifiers.learning import PROBES, Launched, Learning, broken_rows
 from patchcleanser.classifiers.precision import (
     Precision,
     TooFarError,
@@ -27,9 +27,8 @@ from patchcleanser.core.tables import UNMASKED, Indices
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import NotAFunctionError, OutputError
 
-PROBES = 4
 PROBE_EVERY = 64
-"""The first pieces, and then every so manieth, are probed: is the classifier a function?"""
+"""After the first pieces every so manieth is probed."""
 
 FEW_NUMBERS = 32_768
 """Fewer logits are looked at on a CPU: each little question to a GPU takes its time. For more, torch would wake its
@@ -87,7 +86,7 @@ class MaskedClassifier(Learning):
         self._side: torch.cuda.Stream | None = None
         self._main: torch.cuda.Stream | None = None
         """While answers are looked at beside it, the stream that pieces go by."""
-        self._stored = 0
+        self._stored = self._rechecks = 0
         self._apart = 0.0
         """How far, relative to their size, exact logits were seen to move with the batch they are in."""
 
@@ -302,21 +301,28 @@ class MaskedClassifier(Learning):
         """Exact logits of the doubtful, the overflown and the audited; one that is audited must not be another."""
         recheck, audited = self.recheck, ~rest.unsure
         exact = self._logits(rest.piece)
+        if self._rechecks % PROBE_EVERY == 0:
+            self._probe(rest.piece.part(0, 1), exact[0], None)
+        self._rechecks += 1
         labels = total(exact).argmax(1)
-        if ((labels != total(rest.logits).argmax(1)) & audited).any():
-            raise WrongFastLabelError
-        if clean:
-            self._watch(rest, exact)
+        caught = (labels != total(rest.logits).argmax(1)) & audited
         flips = labels != rest.first
         recheck.rechecked += len(labels)
         recheck.flipped += int(flips.sum())
         recheck.audited += int(audited.sum())
+        recheck.caught += int(caught.sum())
         self.checks += len(labels)
-        for s, flip, sample in zip(rest.piece.which, flips.tolist(), audited.tolist(), strict=True):
+        told = torch.stack([flips, audited, caught], 1).tolist()
+        for s, (flip, sample, wrong) in zip(rest.piece.which, told, strict=True):
             table = rest.piece.subjects[s].table
             table.rechecked += 1
             table.flipped += flip
             table.audited += sample
+            table.caught += wrong
+        if caught.any():
+            raise WrongFastLabelError
+        if clean:
+            self._watch(rest, exact)
         return exact
 
     def _watch(self, rest: Waiting, finer: Tensor) -> None:

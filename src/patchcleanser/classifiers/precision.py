@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -35,6 +36,10 @@ HOPELESS = 0.5
 TIE = 1e-5
 """Kernels round differently for other batch sizes. A margin below this share of the logits' size
 (below 2e-2 for half-precision networks) is a tie, and its label is that of the image alone."""
+
+
+PATIENCE = 60.0
+"""Seconds to wait for other threads; then they are disturbed, which is an error there, and never a wrong label."""
 
 
 class WrongFastLabelError(Exception):
@@ -92,6 +97,8 @@ class Recheck:
     """Of the rechecked ones, those whose fast label was wrong."""
     audited: int = 0
     """Labels that would have been trusted, computed in float32 all the same; a wrong one stops the fast labels."""
+    caught: int = 0
+    """Of the audited ones, those that were wrong: then all labels of the group are computed exactly."""
     hopeless: bool = False
     """The fast way does not pay for this model on these images, or an audit caught a wrong label."""
 
@@ -183,9 +190,28 @@ class Recheck:
     def flip_rate(self) -> float:
         """With 95% confidence at most this share of the labels that were not computed in float32 is wrong.
 
-        None of the audited ones was, or there would be no fast labels: about 3 / n for n of them.
+        Clopper and Pearson's bound: if none of n audited ones was, about 3 / n.
         """
-        return 1 - 0.05 ** (1 / self.audited) if self.audited else 1.0
+        return most_wrong(self.caught, self.audited)
+
+
+def most_wrong(wrong: int, seen: int) -> float:
+    """The share that is wrong, at most, with 95% confidence, if so many of those seen were.
+
+    >>> round(most_wrong(0, 3000), 4), round(most_wrong(2, 3000), 4), most_wrong(0, 0)
+    (0.001, 0.0021, 1.0)
+    """
+    if wrong >= seen:
+        return 1.0
+    low, high = wrong / seen, 1.0
+    ways = [math.lgamma(seen + 1) - math.lgamma(k + 1) - math.lgamma(seen - k + 1) for k in range(wrong + 1)]
+    for _ in range(60):
+        share = (low + high) / 2
+        few = sum(
+            math.exp(number + k * math.log(share) + (seen - k) * math.log1p(-share)) for k, number in enumerate(ways)
+        )
+        low, high = (share, high) if few > 0.05 else (low, share)
+    return high
 
 
 def half_type(device: torch.device) -> torch.dtype | None:
@@ -235,6 +261,10 @@ _turn = threading.Condition()
 _inside = 0
 _alone: int | None = None
 """The thread that has these settings to itself, if one does."""
+_asking = 0
+"""How many threads wait to have them to themselves: nobody new comes in before these."""
+_mine = threading.local()
+"""How often this thread is inside."""
 _wishes: list[_Wish] = []
 _before: dict[tuple[int, str], Any] = {}
 """What the program had chosen for the settings that somebody wants otherwise now."""
@@ -281,19 +311,23 @@ def plain_float32(device: torch.device) -> Iterator[None]:
     when the last one leaves.
     """
     global _inside
+    within = getattr(_mine, "inside", 0)
     with _turn:
-        _turn.wait_for(lambda: _alone in (None, threading.get_ident()))
+        _turn.wait_for(lambda: within or _alone == threading.get_ident() or (_alone is None and not _asking))
         if _inside == 0:
             _wish(*_plain())
         _inside += 1
+    _mine.inside = within + 1
     try:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
+        _mine.inside = within
         with _turn:
             _inside -= 1
             if _inside == 0:
                 _leave(*_plain())
+                _turn.notify_all()
 
 
 @contextmanager
@@ -312,6 +346,32 @@ def plain_float32_alone(device: torch.device) -> Iterator[bool]:
             yield granted
     finally:
         if granted:
+            with _turn:
+                _alone = None
+                _turn.notify_all()
+
+
+@contextmanager
+def others_wait() -> Iterator[None]:
+    """No other thread is in plain float32 meanwhile; a thread that is in it itself cannot ask for that, and goes on.
+
+    Whatever follows a network's code to write it down (torch.fx, torch.export) changes how layers are called, for all.
+    """
+    global _alone, _asking
+    with _turn:
+        taken = _alone != threading.get_ident() and not getattr(_mine, "inside", 0)
+        if taken:
+            _asking += 1
+            try:
+                taken = _turn.wait_for(lambda: _inside == 0 and _alone is None, PATIENCE)
+            finally:
+                _asking -= 1
+                _turn.notify_all()
+            _alone = threading.get_ident() if taken else _alone
+    try:
+        yield
+    finally:
+        if taken:
             with _turn:
                 _alone = None
                 _turn.notify_all()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.fingerprints import module_sketch
+from patchcleanser.classifiers.fingerprints import glance, module_sketch
 from patchcleanser.classifiers.precision import HOPELESS
 from patchcleanser.errors import OutputError
 
@@ -89,6 +89,11 @@ class Way(ABC):
     def renew(self) -> None:  # noqa: B027
         """Forget what may have become old; called whenever the way is compared with the exact one."""
 
+    @property
+    def old(self) -> bool:
+        """Whether the network is another than the one it was compared with, as far as can be seen at a glance."""
+        return False
+
 
 class UnusableError(Exception):
     """This way does not work for this network."""
@@ -102,7 +107,8 @@ class Derived(Way):
     """A way made from the network, or compared with it, and so only good for the network as it was then.
 
     Changed weights and hooks are noticed at once, and nothing is answered until the way is compared with the network
-    again; other settings are noticed then.
+    again. Other settings, and weights that were written to behind torch's back (`weight.data`), are noticed when clean
+    images are certified.
     """
 
     def __init__(self, classifier: TorchClassifier) -> None:
@@ -165,6 +171,11 @@ class Derived(Way):
             self._sketch, self._seen, self.pays = sketch, seen, None
             self.forget()
 
+    @property
+    def old(self) -> bool:
+        """Whether anything about the network is another than when it was compared."""
+        return module_sketch(self.classifier.module) != self._sketch
+
     def _follow(self) -> None:
         """Refuse if weights are others: which labels are doubtful was learnt with the old ones."""
         seen = _places(self.classifier.ready_module)
@@ -211,13 +222,17 @@ def _parts(module: nn.Module) -> set[int]:
 
 
 def _places(module: nn.Module) -> list[tuple[int, int]]:
-    """Which layers there are, where weights are and how often they were written to, and who hooked into the network."""
+    """Which layers there are, where weights are and how often they were written to, and who hooked into the network.
+
+    Of inference tensors torch does not count that: their numbers are looked at.
+    """
     places: list[tuple[int, int]] = []
     for part in layers(module):
         places.append((id(part), len(part._modules)))
         for tensor in (*part._parameters.values(), *part._buffers.values()):
             if tensor is not None:
-                places.append((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version))
+                unwatched = tensor.is_inference()
+                places.append((tensor.data_ptr(), hash(glance(tensor)) if unwatched else tensor._version))
         for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values()):
             places.append((id(hook), 0))
     return places

@@ -59,7 +59,8 @@ SCHEMA = pa.schema(
         ("classifications", pa.int32()),
         ("rechecked", pa.int32()),  # fast labels computed again in float32
         ("flipped", pa.int32()),  # of those, the ones that were wrong
-        ("audited", pa.int32()),  # of those, the ones that were not doubtful; none of them was wrong
+        ("audited", pa.int32()),  # of those, the ones that were not doubtful
+        ("caught", pa.int32()),  # of those, the ones that were wrong; then the whole batch was computed in float32
         ("seconds", pa.float32()),
     ]
 )
@@ -91,6 +92,9 @@ ATTACKED = pa.schema(
 )
 SCHEMAS = {"certify": SCHEMA, "attack": ATTACKED}
 """The rows of each kind of run; a job that names no kind certifies."""
+
+LATER = ("caught",)
+"""Columns that older rows do not have."""
 
 TIMES = ("seconds",)
 """What may differ between two runs of one job."""
@@ -224,7 +228,11 @@ class Run:
             table = parquet.ParquetFile(path).read(columns=None if columns is None else list(columns))
         except (pa.ArrowInvalid, OSError) as error:
             raise RecordError(f"{path} is damaged ({error}); delete it and run again") from error
-        return table.select(list(columns)) if columns is not None else table
+        for name in LATER:
+            if name in self.schema.names and name not in table.column_names:
+                field = self.schema.field(name)
+                table = table.append_column(field, pa.nulls(len(table), field.type))
+        return table.select(list(columns) if columns is not None else self.schema.names)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

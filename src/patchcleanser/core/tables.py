@@ -36,6 +36,15 @@ class LabelTable:
         self.flipped = 0
         self.audited = 0
         """Of the rechecked ones, those that were not doubtful."""
+        self.caught = 0
+        """Of the audited ones, those that were wrong: then this is the table that was begun anew."""
+
+    def anew(self) -> LabelTable:
+        """An empty one for the same image, which does not forget what was counted."""
+        table = LabelTable(self.mask_set)
+        table.rechecked, table.flipped, table.audited = self.rechecked, self.flipped, self.audited
+        table.caught = self.caught
+        return table
 
     @property
     def spent(self) -> int:

@@ -231,7 +231,7 @@ class MaskDefense(Defense[V, C]):
             except WrongFastLabelError as error:
                 self.masked.recheck.hopeless |= turn >= AGAIN or not isinstance(error, TooFarError)
                 for subject in group:
-                    subject.table = LabelTable(subject.table.mask_set)
+                    subject.table = subject.table.anew()
         raise AssertionError("exact labels are never wrong")
 
     def _play(self, group: list[Subject], games: Sequence[Game[R]], *, clean: bool) -> list[R]:

@@ -109,6 +109,7 @@ def _labels(known: LabelTable, table: bool) -> Row:
         "rechecked": known.rechecked,
         "flipped": known.flipped,
         "audited": known.audited,
+        "caught": known.caught,
     }
 
 
