@@ -207,7 +207,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(tmp_path: Path) -> N
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "goes on where it was with:" in error
+    assert "goes on from what was kept:" in error
     assert "patchcleanser train --model net:tiny" in error
     done = as_process(*words)
     assert done.returncode == 0, done.stderr

@@ -219,7 +219,59 @@ def test_one_bad_picture_does_not_cost_the_others(run: Command, tmp_path: Path) 
     assert done.code == 2
     assert "cannot decode image a.png" in done.out
     assert "b.png: " in done.out
-    assert "1 of 2 pictures could not be read" in done.err
+    assert "1 of 2 pictures could not be answered" in done.err
+
+
+def test_a_picture_that_is_too_small_for_the_patch_does_not_cost_the_others(run: Command, tmp_path: Path) -> None:
+    for name, side in (("a.png", 40), ("b.png", 32), ("c.png", 40)):
+        Image.new("RGB", (side, side)).save(tmp_path / name)
+    done = run("predict", ".", "--patch", "36", "--masks", "2", "--device", "cpu", "--json")
+    assert done.code == 2
+    assert [(one["image"], "error" in one) for one in json.loads(done.out)] == [
+        ("a.png", False),
+        ("b.png", True),
+        ("c.png", False),
+    ]
+    assert json.loads(done.out)[1]["error"] == "b.png: patch of 36 px does not fit an image side of 32 px"
+
+
+def folder_of_classes(folder: Path) -> None:
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(folder / name / f"{name}.png")
+
+
+@pytest.mark.parametrize("out", ["photos", "photos/run"])
+def test_nothing_is_written_into_the_folder_of_the_images(out: str, run: Command, tmp_path: Path) -> None:
+    folder_of_classes(tmp_path / "photos")
+    where = ["--out", out, "--device", "cpu"]
+    for words in (
+        ["certify", "--data", "folder:photos", "--masks", "2"],
+        ["attack", "--data", "folder:photos", "--masks", "2"],
+        ["train", "--model", "net:tiny", "--data", "folder:photos"],
+        ["harden", "--model", "zoo:tiny", "--images", "photos"],
+    ):
+        done = run(*words, *where)
+        assert done.code == 2
+        assert "lies in the images' own folder photos" in done.err
+    assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == ["cat", "dog"]
+
+
+def test_the_first_image_is_named_too_if_the_patch_does_not_fit_it(run: Command, tmp_path: Path) -> None:
+    folder_of_classes(tmp_path / "photos")
+    done = run("certify", "--data", "folder:photos", "--patch", "36", "--masks", "2", "--device", "cpu", "--out", "r")
+    assert done.code == 2
+    assert "image cat/cat.png: patch of 36 px does not fit" in done.err
+    assert "--unreadable skip" in done.err
+
+
+def test_nothing_is_said_to_be_done_of_another_job(run: Command) -> None:
+    words = ["certify", "--limit", "4", "--device", "cpu", "--out", "run", "--masks"]
+    assert run(*words, "2").code == 0
+    done = run(*words, "3")
+    assert done.code == 2
+    assert "holds a run of another job" in done.err
+    assert "already done" not in done.err
 
 
 def test_masks_prints_the_proof_and_draws(run: Command) -> None:

@@ -40,6 +40,18 @@ def test_several_runs_are_reported_in_the_folder_that_holds_them(make_run: MakeR
     assert (tmp_path / "sweep" / "report" / "report.html").is_file()
 
 
+def test_tables_and_figures_of_an_earlier_report_do_not_stay(make_run: MakeRun, tmp_path: Path) -> None:
+    one, other, out = make_run("a"), make_run("b", masks=3), tmp_path / "report"
+    files = lambda: {str(p.relative_to(out)) for p in out.rglob("*.*")}  # noqa: E731
+    assert typed(one.folder, "--out", out).exit_code == 0
+    alone = files()
+    (out / "tables" / "mine.csv").write_text("not the report's")
+    assert typed(one.folder, other.folder, "--out", out).exit_code == 0
+    assert files() - alone > {"tables/mine.csv"}
+    assert typed(one.folder, "--out", out).exit_code == 0
+    assert files() == alone | {"tables/mine.csv"}
+
+
 def test_json_prints_the_summaries_by_run_folder(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     done = typed(run.folder, "--json", "--no-derive", "--out", tmp_path / "elsewhere", "--title", "A title")

@@ -96,6 +96,6 @@ def main() -> None:
         sys.exit(2)
     except (StoppedError, KeyboardInterrupt):
         again = shlex.join(["patchcleanser", *sys.argv[1:]])
-        console.print("\nstopped. What is done is kept; it goes on where it was with:", markup=False)
+        console.print("\nstopped. The same command goes on from what was kept:", markup=False)
         console.print(f"  {again}", markup=False, soft_wrap=True)
         sys.exit(130)

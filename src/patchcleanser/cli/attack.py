@@ -42,6 +42,7 @@ from patchcleanser.cli.options import (
     default_folder,
     defense_options,
     pair_if,
+    require_outside,
     threat_of,
 )
 from patchcleanser.errors import ContradictionError
@@ -102,6 +103,7 @@ def attack(
     from patchcleanser.evaluation.attacked import Assault, AttackJob
 
     skip, options = checked_run(batch, unreadable), defense_options(defense, threshold)
+    require_outside(out, data)
     settings = Settings(
         iterations=iterations,
         locations=locations,

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +47,7 @@ from patchcleanser.cli.options import (
     default_folder,
     defense_options,
     pair_if,
+    require_outside,
     slug,
     threat_of,
 )
@@ -99,6 +100,7 @@ def certify(
     from patchcleanser.evaluation.work import Certification
 
     skip, options = checked_run(batch, unreadable), defense_options(defense, threshold, option)
+    require_outside(out, data)
     place = Place(on, address, workers, gpus, cpus, spread)
     classifier = load_classifier(model, device=place.device(device))
     dataset = Images(data, split, root, labels, limit, subset, seed).load(classifier, quiet=as_json)
@@ -197,17 +199,19 @@ def run_work(
     from patchcleanser.evaluation.work import carry_out
 
     if not quiet:
-        _say_continued(folder)
+        _say_continued(folder, work.identity)
     with progress(words, quiet=quiet) as report:
         return carry_out(work, folder, batch=batch, about=about, watch=_watcher(report), runner=runner)
 
 
-def _say_continued(folder: Path) -> None:
-    """How much of a run is done, if it was begun before."""
+def _say_continued(folder: Path, identity: Mapping[str, Any]) -> None:
+    """How much of a run is done, if it was begun before; another job's is about to be refused."""
     from patchcleanser.core.records import MANIFEST, Run
 
-    if (folder / MANIFEST).is_file():
-        run = Run.open(folder)
+    if not (folder / MANIFEST).is_file():
+        return
+    run = Run.open(folder)
+    if {**run.job, "device": ""} == {**identity, "device": ""}:  # Ray's workers may have another than this machine
         done = len(run.read(["index"]))
         print(f"{folder}: {done} of {run.images} images are already done", file=sys.stderr)
 

@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-from patchcleanser.cli.options import AsJson, Device, Grid, Limit, Out, Patch, Seed, tell, threat_of, trainable
+from patchcleanser.cli.options import (
+    AsJson,
+    Device,
+    Grid,
+    Limit,
+    Out,
+    Patch,
+    Seed,
+    require_outside,
+    tell,
+    threat_of,
+    trainable,
+)
 from patchcleanser.errors import DataError
 
 
@@ -63,8 +75,9 @@ def harden(
         patience=patience,
     )
     threat = threat_of(patch, 1, grid)
-    classifier = trainable(model, device, out)
     names = [_named(name) for name in images]
+    require_outside(out, *names)
+    classifier = trainable(model, device, out)
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
     with progress(f"hardening {model}", quiet=as_json) as report:
 

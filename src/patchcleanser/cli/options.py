@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from patchcleanser.data import Dataset
     from patchcleanser.evaluation.work import Runner
 
-Out = Annotated[Path, typer.Option(help="Folder for weights, card and log.")]
+Out = Annotated[Path, typer.Option(help="Folder for weights and card, and for what is kept on the way.")]
 Model = Annotated[
     str, typer.Option(help="Classifier: zoo:NAME, timm:NAME, torchvision:NAME, onnx:FILE, python:module:make, …")
 ]
@@ -71,6 +71,17 @@ Spread = Annotated[
 ]
 PATCH = "2%"
 """The threat if nothing is said: 5×5 px at 32×32, 32×32 px at 224×224."""
+
+
+def require_outside(out: Path | None, *data: str) -> None:
+    """Nothing is written into a folder of images, where every folder is a class."""
+    for name in data:
+        kind, _, address = name.partition(":")
+        if kind == "folder" and address and (out or Path("runs")).resolve().is_relative_to(Path(address).resolve()):
+            raise InputError(
+                f"{out or 'runs'} lies in the images' own folder {address}, where every folder is taken for a class; "
+                "choose another --out"
+            )
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from patchcleanser.cli.options import (
     threat_of,
 )
 from patchcleanser.core.windows import Window
-from patchcleanser.errors import DataError, InputError
+from patchcleanser.errors import DataError, ImageError, InputError, ThreatError
 
 if TYPE_CHECKING:
     from patchcleanser.core.masks import MaskSet
@@ -74,12 +74,13 @@ def predict(
     for path in _files(images, SUFFIXES):
         try:
             pixels = decode(_read(path), str(path))
-        except DataError as error:
-            # One bad picture must not cost the answers to the others.
-            found.append({"image": str(path), "error": str(error)})
+            (verdict,) = built.predict([pixels])
+        except (DataError, ImageError, ThreatError) as error:
+            # One bad picture, or one that is too small for the patch, must not cost the answers to the others.
+            said = str(error).removeprefix("image 0: ")
+            found.append({"image": str(path), "error": said if str(path) in said else f"{path}: {said}"})
             broken += 1
         else:
-            (verdict,) = built.predict([pixels])
             height, width = built.place(pixels).shape[-2:]
             masks_of = built.mask_set((height, width)) if isinstance(built, MaskDefense) else None
             found.append({"image": str(path), **_facts(verdict, masks_of, classifier.names)})
@@ -89,7 +90,7 @@ def predict(
         print(json.dumps(found, indent=1))
     if broken:
         others = "; the others are answered above" if broken < len(found) else ""
-        raise DataError(f"{broken} of {len(found)} pictures could not be read{others}")
+        raise DataError(f"{broken} of {len(found)} pictures could not be answered{others}")
 
 
 def _files(paths: list[Path], suffixes: set[str]) -> list[Path]:

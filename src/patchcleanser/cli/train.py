@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchcleanser.cli.options import AsJson, Device, Limit, Out, Patch, Seed, tell, trainable
+from patchcleanser.cli.options import AsJson, Device, Limit, Out, Patch, Seed, require_outside, tell, trainable
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def train(
 
     chosen = _recipe(recipe, change or [])
     threat = Threat.parse(patch)
+    require_outside(out, data)
     torch.manual_seed(seed)  # the initial weights belong to the run
     classifier = trainable(model, device, out)
     dataset = _images(classifier, data, root, limit)

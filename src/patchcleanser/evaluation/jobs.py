@@ -105,6 +105,8 @@ class Job:
             except (DataError, ThreatError) as error:
                 failed = failed or error
                 if isinstance(error, ThreatError) and not skip:
+                    if self.threat.grid == "source":  # another image may be larger
+                        raise named_error(error, self.dataset.id(index)) from error
                     break
         if isinstance(failed, ThreatError):
             raise failed
@@ -136,6 +138,12 @@ TRIED = 20
 def fields_of(facts: Any) -> dict[str, Any]:
     """What a dataclass was made of: all that travels, since what it derived may be otherwise on another machine."""
     return {one.name: getattr(facts, one.name) for one in fields(facts)}
+
+
+def named_error(error: PatchCleanserError, name: str) -> PatchCleanserError:
+    """What is wrong with one image, and what to do about it."""
+    said = str(error) if name in str(error) else f"image {name}: {error}"
+    return type(error)(f"{said}; leave such images out with --unreadable skip")
 
 
 def _listed(value: Pair) -> list[int] | None:

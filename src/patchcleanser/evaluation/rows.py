@@ -22,8 +22,8 @@ from patchcleanser.core.verdicts import (
 )
 from patchcleanser.defenses.base import TableExamined
 from patchcleanser.defenses.contract import Examined
-from patchcleanser.errors import DataError, ImageError, PatchCleanserError, ThreatError
-from patchcleanser.evaluation.jobs import Job
+from patchcleanser.errors import DataError, ImageError, ThreatError
+from patchcleanser.evaluation.jobs import Job, named_error
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def load_batch(
             images.append(image.pin_memory() if pin else image.clone())  # a dataset may use its buffer again
         except (DataError, ImageError, ThreatError) as error:
             if not skip:
-                raise _named(error, row["id"]) from error
+                raise named_error(error, row["id"]) from error
             row["skipped"] = str(error)
     return Loaded(rows, images)
 
@@ -77,11 +77,6 @@ def _require_room(job: Job, image: Tensor) -> None:
     """The threat must fit the image; on the input grid every image has the classifier's size."""
     if job.threat.grid == "source":
         job.threat.shapes((image.shape[1], image.shape[2]))
-
-
-def _named(error: PatchCleanserError, name: str) -> PatchCleanserError:
-    said = str(error) if name in str(error) else f"image {name}: {error}"
-    return type(error)(f"{said}; leave such images out with --unreadable skip")
 
 
 def facts(found: Examined[Any, Any], *, table: bool = False) -> Row:

@@ -134,9 +134,12 @@ def inline(drawing: Drawing) -> str:
     return re.sub(r"^<svg[^>]*>", lambda _: head, text)
 
 
-def save(drawing: Drawing, folder: Path) -> None:
-    """The figure as SVG and PNG, on white."""
+def save(drawing: Drawing, folder: Path) -> list[Path]:
+    """The figure as SVG and PNG, on white; the files."""
+    files = {folder / f"{drawing.name}.{ending}": dpi for ending, dpi in (("svg", 72), ("png", 200))}
     with style():
-        for ending, dpi in (("svg", 72), ("png", 200)):
-            with whole_file(folder / f"{drawing.name}.{ending}") as part:
+        for path, dpi in files.items():
+            with whole_file(path) as part:
+                ending = path.suffix[1:]
                 drawing.figure.savefig(part, format=ending, dpi=dpi, facecolor="white", transparent=False)
+    return [*files]

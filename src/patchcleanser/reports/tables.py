@@ -202,9 +202,10 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 }
 
 
-def write_tables(tables: Sequence[Table], folder: Path) -> None:
-    """Every table in every format."""
+def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
+    """Every table in every format; the files."""
     for table in tables:
         for ending, written in FORMATS.items():
             with whole_file(folder / f"{table.name}.{ending}") as part:
                 part.write_text(written(table), encoding="utf-8", errors="replace", newline="")
+    return [folder / f"{table.name}.{ending}" for table in tables for ending in FORMATS]
