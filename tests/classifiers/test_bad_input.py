@@ -340,9 +340,9 @@ def test_the_image_that_is_too_small_is_named() -> None:
     ],
     ids=str,
 )
-def test_mask_counts_that_are_none_are_refused(options: dict, words: str, images: Tensor) -> None:
+def test_mask_counts_that_are_none_are_refused_at_once(options: dict, words: str) -> None:
     with pytest.raises(MaskError, match=words):
-        DoubleMasking(Means().eval(), THREAT, **options).predict(images)
+        DoubleMasking(Means().eval(), THREAT, **options)
 
 
 @pytest.mark.parametrize("chunk", [0, -1])

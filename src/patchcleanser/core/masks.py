@@ -91,11 +91,9 @@ class MaskSet:
         For any rectangle of an area, a family of covering rectangles is computed (families.py).
         For K patches the masks are the distinct unions of K of the masks for one patch.
         """
-        if masks is not None and stride is not None:
-            raise MaskError(f"give masks= or stride=, not both; got masks={masks} and stride={stride}")
+        counts, strides = axis_plan(masks, stride)
         room = threat.room(image)
         shapes = threat.shapes(image)
-        counts, strides = _pair(masks if masks is not None else 6, "masks"), _pair(stride, "stride")
         size = (room.height, room.width)
         if isinstance(threat.shape, AnyRectangle):
             reference = near_square(min(threat.shape.pixels(image), room.area), size)
@@ -223,6 +221,15 @@ def _strides(size: Size, shape: Size, counts: Size | None, strides: Size | None)
 
 def _mask_area(size: Size, shape: Size, strides: Size) -> int:
     return axis_starts(size[0], shape[0], strides[0])[1] * axis_starts(size[1], shape[1], strides[1])[1]
+
+
+def axis_plan(
+    masks: int | tuple[int, int] | None, stride: int | tuple[int, int] | None
+) -> tuple[Size | None, Size | None]:
+    """Masks per axis (6 if nothing is said), and pixels from mask to mask, if these are given instead."""
+    if masks is not None and stride is not None:
+        raise MaskError(f"give masks= or stride=, not both; got masks={masks} and stride={stride}")
+    return _pair(masks if masks is not None else 6, "masks"), _pair(stride, "stride")
 
 
 def _pair(value: int | tuple[int, int] | None, name: str) -> Size | None:

@@ -15,7 +15,7 @@ from patchcleanser.classifiers.batches import Subject
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.classifiers.masked import MaskedClassifier, Request
 from patchcleanser.classifiers.precision import Precision, TooFarError, WrongFastLabelError
-from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.masks import MaskSet, axis_plan
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
@@ -97,6 +97,7 @@ class MaskDefense(Defense[V, C]):
         super().__init__(classifier, threat)
         if mask_set is not None and (masks is not None or stride is not None):
             raise MaskError("give mask_set= or masks=/stride=, not both")
+        axis_plan(masks, stride)  # refused at once, not with the first image
         if chunk is not None and chunk < 1:
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
         self.masked = MaskedClassifier(self.classifier, grid=threat.grid, chunk=chunk, precision=precision)
