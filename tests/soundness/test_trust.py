@@ -6,6 +6,8 @@ Each was once found by a reviewer who trusted nothing.
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -194,20 +196,23 @@ def test_recurrent_layers_are_plain_float32_too() -> None:
         assert {torch.backends.cudnn.rnn.fp32_precision, torch.backends.mkldnn.rnn.fp32_precision} == {"ieee"}
 
 
+FOLLOWING = """
+import torch
+from patchcleanser.classifiers.precision import plain_float32
+backends = torch.backends
+rooms = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul]
+backends.fp32_precision = "tf32"
+with plain_float32(torch.device("cpu")):
+    assert [room.fp32_precision for room in rooms] == ["ieee"] * 4
+assert [room.fp32_precision for room in rooms] == ["tf32"] * 4
+backends.fp32_precision = "ieee"
+assert [room.fp32_precision for room in rooms] == ["ieee"] * 4
+"""
+
+
 def test_a_setting_that_followed_a_wider_one_follows_it_again() -> None:
-    backends = torch.backends
-    rooms = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul]
-    kept = [(room, room.fp32_precision) for room in (backends, *rooms)]
-    try:
-        backends.fp32_precision = "tf32"
-        with plain_float32(torch.device("cpu")):
-            assert [room.fp32_precision for room in rooms] == ["ieee"] * 3
-        assert [room.fp32_precision for room in rooms] == ["tf32"] * 3
-        backends.fp32_precision = "ieee"
-        assert [room.fp32_precision for room in rooms] == ["ieee"] * 3
-    finally:
-        for room, value in kept:
-            room.fp32_precision = value
+    done = subprocess.run([sys.executable, "-c", FOLLOWING], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # in a process of its own, whose settings nobody needs afterwards
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -258,40 +259,38 @@ class _Wish(NamedTuple):
 
 
 _turn = threading.Condition()
-_inside = 0
+_inside: set[object] = set()
+"""Who computes in plain float32, whichever thread it is."""
 _alone: int | None = None
 """The thread that has these settings to itself, if one does."""
-_asking = 0
-"""How many threads wait to have them to themselves: nobody new comes in before these."""
+_asking: set[object] = set()
+"""Who waits to have them to himself: nobody new comes in before."""
 _mine = threading.local()
 """How often this thread is inside."""
-_wishes: list[_Wish] = []
-_before: dict[tuple[int, str], Any] = {}
+_wanted: dict[object, tuple[_Wish, ...]] = {}
+"""What else somebody wants."""
+_before: dict[tuple[int, str], tuple[Any, str, Any]] = {}
 """What the program had chosen for the settings that somebody wants otherwise now."""
 
 
-def _wish(*wishes: _Wish) -> None:
-    """Settings are the whole program's: they are changed for the first who wants them so, whatever others want."""
-    for wish in wishes:
-        _before.setdefault((id(wish.place), wish.name), getattr(wish.place, wish.name))
-    _wishes.extend(wishes)
-    _settle(wishes)
+def _settle() -> None:
+    """Settings are the whole program's: they are what those who are at work want, and then what they were.
 
-
-def _leave(*wishes: _Wish) -> None:
-    """They are put back when the last one leaves, in whichever order threads come and go."""
-    for wish in wishes:
-        _wishes.remove(wish)
-    _settle(wishes)
-
-
-def _settle(wishes: Sequence[_Wish]) -> None:
-    for place, name in {(id(w.place), w.name): (w.place, w.name) for w in wishes}.values():
-        same = [wish for wish in _wishes if wish.place is place and wish.name == name]
-        if same:
-            setattr(place, name, max(same, key=lambda wish: wish.weight).value)
-        else:
-            _put_back(place, name, _before.pop((id(place), name)))
+    In whichever order threads come and go, and however they are interrupted: who leaves settles again.
+    """
+    best: dict[tuple[int, str], _Wish] = {}
+    for wishes in (*_wanted.values(), _plain() if _inside else ()):
+        for wish in wishes:
+            key = (id(wish.place), wish.name)
+            if key not in best or best[key].weight < wish.weight:
+                best[key] = wish
+    for key, (place, name, value, _) in best.items():
+        if key not in _before:
+            _before[key] = place, name, getattr(place, name)
+        setattr(place, name, value)
+    for key in [key for key in _before if key not in best]:
+        _put_back(*_before[key])
+        del _before[key]
 
 
 def _put_back(place: Any, name: str, value: Any) -> None:
@@ -310,23 +309,22 @@ def plain_float32(device: torch.device) -> Iterator[None]:
     The settings are global, so they are changed when the first thread comes in and put back
     when the last one leaves.
     """
-    global _inside
-    within = getattr(_mine, "inside", 0)
-    with _turn:
-        _turn.wait_for(lambda: within or _alone == threading.get_ident() or (_alone is None and not _asking))
-        if _inside == 0:
-            _wish(*_plain())
-        _inside += 1
-    _mine.inside = within + 1
+    me, within = object(), getattr(_mine, "inside", 0)
     try:
+        with _turn:
+            _turn.wait_for(lambda: within or _alone == threading.get_ident() or (_alone is None and not _asking))
+            _inside.add(me)
+            if len(_inside) == 1:
+                _settle()
+        _mine.inside = within + 1
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
         _mine.inside = within
         with _turn:
-            _inside -= 1
-            if _inside == 0:
-                _leave(*_plain())
+            _inside.discard(me)
+            if not _inside:
+                _settle()
                 _turn.notify_all()
 
 
@@ -337,18 +335,15 @@ def plain_float32_alone(device: torch.device) -> Iterator[bool]:
     False if another one is there already; then nothing is changed.
     """
     global _alone
-    granted = False
+    mine = _alone == threading.get_ident()
     try:
         with _turn:
-            granted = _inside == 0 and _alone is None
+            granted = not _inside and _alone is None
             _alone = threading.get_ident() if granted else _alone
         with plain_float32(device) if granted else nullcontext():
             yield granted
     finally:
-        if granted:
-            with _turn:
-                _alone = None
-                _turn.notify_all()
+        _release(mine)
 
 
 @contextmanager
@@ -357,24 +352,29 @@ def others_wait() -> Iterator[None]:
 
     Whatever follows a network's code to write it down (torch.fx, torch.export) changes how layers are called, for all.
     """
-    global _alone, _asking
-    with _turn:
-        taken = _alone != threading.get_ident() and not getattr(_mine, "inside", 0)
-        if taken:
-            _asking += 1
-            try:
-                taken = _turn.wait_for(lambda: _inside == 0 and _alone is None, PATIENCE)
-            finally:
-                _asking -= 1
-                _turn.notify_all()
-            _alone = threading.get_ident() if taken else _alone
+    global _alone
+    me, mine = object(), _alone == threading.get_ident()
     try:
+        with _turn:
+            if not mine and not getattr(_mine, "inside", 0):
+                _asking.add(me)
+                if _turn.wait_for(lambda: not _inside and _alone is None, PATIENCE):
+                    _alone = threading.get_ident()
+                _asking.discard(me)
+                _turn.notify_all()
         yield
     finally:
-        if taken:
-            with _turn:
-                _alone = None
-                _turn.notify_all()
+        _asking.discard(me)
+        _release(mine)
+
+
+def _release(mine: bool) -> None:
+    """What this thread did not have to itself before, it has no longer."""
+    global _alone
+    with _turn:
+        if not mine and _alone == threading.get_ident():
+            _alone = None
+        _turn.notify_all()
 
 
 @contextmanager
@@ -385,7 +385,8 @@ def in_tf32() -> Iterator[None]:
     """
     if _alone != threading.get_ident():
         raise RuntimeError("in_tf32 outside plain_float32_alone would change what other threads compute")
-    rooms = (torch.backends.cuda.matmul, torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
+    cudnn = torch.backends.cudnn  # torch wants both its kinds of layers alike
+    rooms = (torch.backends.cuda.matmul, cudnn, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))
     short = [
         wish._replace(value="tf32" if wish.value == "ieee" else True, weight=2)
         for wish in _plain()
@@ -398,13 +399,16 @@ def in_tf32() -> Iterator[None]:
 @contextmanager
 def _wished(*wishes: _Wish) -> Iterator[None]:
     """Settings of torch's with other values; they are put back."""
-    with _turn:
-        _wish(*wishes)
+    me = object()
     try:
+        with _turn:
+            _wanted[me] = wishes
+            _settle()
         yield
     finally:
         with _turn:
-            _leave(*wishes)
+            _wanted.pop(me, None)
+            _settle()
 
 
 def long_sums() -> AbstractContextManager[None]:
@@ -417,7 +421,8 @@ def tuned(device: torch.device) -> AbstractContextManager[None]:
     return _wished(_Wish(torch.backends.cudnn, "benchmark", True)) if device.type == "cuda" else nullcontext()
 
 
-def _plain() -> list[_Wish]:
+@cache
+def _plain() -> tuple[_Wish, ...]:
     """What makes float32 plain. Newer torch has one switch per kind of operation."""
     backends = torch.backends
     if hasattr(backends.cuda.matmul, "fp32_precision"):
@@ -428,4 +433,4 @@ def _plain() -> list[_Wish]:
         plain = [_Wish(room, "allow_tf32", False, 1) for room in (backends.cuda.matmul, backends.cudnn)]
     # Kernels chosen by trying them can be others next time.
     chosen = [_Wish(backends.cudnn, name, value, 1) for name, value in (("benchmark", False), ("deterministic", True))]
-    return plain + chosen
+    return (*plain, *chosen)
