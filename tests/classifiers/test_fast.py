@@ -6,14 +6,17 @@ import copy
 import pickle
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
+from patchcleanser.attacks.adaptive import placed_defense
 from patchcleanser.classifiers.copied import SHAPES, Copied, _Player
 from patchcleanser.classifiers.fast import Exported
 from patchcleanser.classifiers.precision import HOPELESS, Recheck, others_wait, plain_float32
@@ -287,20 +290,80 @@ def test_a_copy_of_a_defense_trusts_nothing_before_it_has_compared_its_own_netwo
     assert defense.masked.recheck.ready
 
 
-class Broken(Small):
-    """Divides by the brightness of a pixel, and takes the largest of all."""
+class Largest(Small):
+    """Takes the largest of some."""
+
+    def __init__(self, largest: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.largest = largest
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.conv(x / x.sum(1, keepdim=True)).relu().amax((2, 3)))  # type: ignore[no-any-return]
+        return self.head(self.largest(self.conv(x).relu()).flatten(2).mean(2))  # type: ignore[no-any-return]
 
 
-def test_where_onnx_runtime_makes_numbers_of_what_is_none_it_is_not_used(no_half: None) -> None:
+class Broken(Largest):
+    """Divides by the brightness of a pixel before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / x.sum(1, keepdim=True))
+
+
+LARGEST = {
+    "amax": lambda x: x.amax((2, 3), keepdim=True),
+    "window": lambda x: functional.max_pool2d(x, 4),
+    "whole": lambda x: functional.adaptive_max_pool2d(x, 1),
+    "top": lambda x: x.flatten(2).topk(3).values,
+}
+
+
+@pytest.mark.parametrize("largest", LARGEST)
+def test_where_onnx_runtime_makes_numbers_of_what_is_none_it_is_not_used(largest: str, no_half: None) -> None:
     images = photos(60).clamp_min(0.02)
-    defense = DoubleMasking(TorchClassifier(Broken().eval(), classes=4), Threat.square(2), masks=3, precision="fast")
+    classifier = TorchClassifier(Broken(LARGEST[largest]).eval(), classes=4)
+    defense = DoubleMasking(classifier, Threat.square(2), masks=3, precision="fast")
     defense.calibrate(images)
+    assert not defense.masked.recheck.ready
     images[:, :, 3:5, 3:5] = 0
     with pytest.raises(OutputError, match="NaN"):
         defense.certify(images[:1], [0])
+
+
+def test_where_only_numbers_come_before_the_largest_is_taken_onnx_runtime_is_used(no_half: None) -> None:
+    classifier = TorchClassifier(Largest(LARGEST["window"]).eval(), classes=4)
+    defense = DoubleMasking(classifier, Threat.square(2), masks=3, precision="fast")
+    defense.calibrate(photos(60))
+    assert isinstance(defense.masked.way, Exported)
+    assert defense.masked.recheck.ready
+
+
+class Keeping(Small):
+    """Keeps what it saw last, and something that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.shape
+        return super().forward(x)
+
+
+def test_a_network_that_keeps_things_of_its_own_stays_fast(no_half: None) -> None:
+    defense = DoubleMasking(TorchClassifier(Keeping().eval(), classes=4), Threat.square(2), masks=3, precision="fast")
+    defense.calibrate(photos(60))
+    assert defense.masked.recheck.ready
+    defense.certify(photos(2), [0, 0])
+    assert defense.masked.recheck.ready
+
+
+def test_a_shallow_copy_with_the_same_network_knows_what_was_learnt(no_half: None) -> None:
+    defense = DoubleMasking(
+        TorchClassifier(Small().eval(), classes=4), Threat.square(2, grid="input"), masks=3, precision="fast"
+    )
+    defense.calibrate(photos(60))
+    placed = placed_defense(defense)
+    assert placed.masked.recheck.ready
+    assert placed.predict(photos(4)) == defense.predict(photos(4))
 
 
 class Chance(Small):

@@ -257,6 +257,15 @@ def test_nothing_is_written_into_the_folder_of_the_images(out: str, run: Command
     assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == ["cat", "dog"]
 
 
+def test_where_folders_are_no_classes_a_run_may_lie_among_the_images(run: Command, tmp_path: Path) -> None:
+    folder_of_classes(tmp_path)
+    words = ["certify", "--data", "folder:.", "--masks", "2", "--device", "cpu", "--out"]
+    assert run(*words, ".runs").code == 0
+    assert run(*words, "runs").code == 2
+    (tmp_path / "labels.csv").write_text("cat/cat.png,3\ndog/dog.png,5\n")
+    assert run(*words, "runs").code == 0
+
+
 def test_the_first_image_is_named_too_if_the_patch_does_not_fit_it(run: Command, tmp_path: Path) -> None:
     folder_of_classes(tmp_path / "photos")
     done = run("certify", "--data", "folder:photos", "--patch", "36", "--masks", "2", "--device", "cpu", "--out", "r")

@@ -50,6 +50,8 @@ def test_tables_and_figures_of_an_earlier_report_do_not_stay(make_run: MakeRun, 
     assert files() - alone > {"tables/mine.csv"}
     assert typed(one.folder, "--out", out).exit_code == 0
     assert files() == alone | {"tables/mine.csv"}
+    (out / "report-files.json").write_text("[[1]]")  # somebody's
+    assert typed(one.folder, "--out", out).exit_code == 0
 
 
 def test_json_prints_the_summaries_by_run_folder(make_run: MakeRun, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,9 +36,17 @@ EXPORTS = 2
 """A network is exported anew for each size of input; so many are kept."""
 
 
-DROPPING = frozenset({"ReduceMax", "ReduceMin", "GlobalMaxPool", "Sign"})
-"""Operations from which, in ONNX Runtime, a number may come though something that is none went in, or the other way:
+BODIES = frozenset({"If", "Loop", "Scan"})
+DROPPING = frozenset({"Clip", "GlobalMaxPool", "MaxPool", "ReduceMax", "ReduceMin", "Sign", "TopK", *BODIES})
+"""Operations from which, in ONNX Runtime, a number may come though something that is none went in, or that hold others:
 labels of such numbers are refused, or computed again, only if they are seen."""
+
+TAME = frozenset(
+    """Add AveragePool BatchNormalization Concat Constant Conv Expand Flatten Gather Gelu Gemm GlobalAveragePool
+    HardSigmoid HardSwish Identity InstanceNormalization LayerNormalization MatMul Mul Pad Range ReduceMean
+    ReduceSum Relu Reshape Shape Sigmoid Slice Softmax Split Squeeze Sub Tanh Transpose Unsqueeze""".split()  # noqa: SIM905
+)
+"""Operations that make numbers of numbers: behind these alone nothing has to come through the ones above."""
 
 
 class Exported(Derived):
@@ -72,7 +80,9 @@ class Exported(Derived):
             if len(self._sessions) == EXPORTS:
                 self._sessions.pop(next(iter(self._sessions)))
             with self._copied() as network:
-                self._sessions[size] = _session(network, inputs[:1].clone(), len(inputs))
+                session = _session(network, inputs[:1].clone(), len(inputs))
+            _require_tame(session.kinds)
+            self._sessions[size] = session
         return self._answered(self._sessions[size], inputs)
 
     def _share(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
@@ -85,14 +95,21 @@ class Exported(Derived):
             outputs = parts.first(example)
             first = _session(parts.first, example, pairs, any_size=True)
             rest = _session(parts.rest, outputs, pairs)._replace(run=RUN * outputs.numel() // example.numel())
+        _require_tame(first.kinds | rest.kinds)
         fill = self.classifier.preprocessing.input_fill(size[0])
         return Sharing(parts.layout, masks, fill=fill, first=first.each, rest=lambda given: self._answered(rest, given))
 
     @contextmanager
     def _copied(self) -> Iterator[nn.Module]:
-        """A copy for the exporter, which leaves things of its own in what it follows; no inference tensors."""
+        """A copy for the exporter, which leaves things of its own in what it follows; no inference tensors.
+
+        What cannot be copied is followed itself.
+        """
         with torch.inference_mode(False), torch.no_grad():
-            yield own_copy(self.classifier, lambda module: module.requires_grad_(False)).module
+            network = self.classifier.module
+            with suppress(UnusableError):
+                network = own_copy(self.classifier, lambda module: module.requires_grad_(False)).module
+            yield network
 
     def _answered(self, session: _Session, inputs: Tensor) -> Tensor:
         (logits,) = session.each([inputs])
@@ -133,6 +150,8 @@ class _Session(NamedTuple):
     together: bool
     run: int
     """Input numbers per run of a thread."""
+    kinds: frozenset[str]
+    """Of its operations."""
 
     def each(self, stacks: Sequence[Tensor]) -> list[Tensor]:
         """What comes out of each stack of inputs [N, …]."""
@@ -180,8 +199,8 @@ def _session(module: nn.Module, inputs: Tensor, number: int, *, any_size: bool =
                 module, (example,), input_names=["x"], dynamic_shapes=(free,), dynamo=True, verbose=False
             )
             program.save(file)
-        if dropped := DROPPING & {node.op_type for node in program.model.graph.all_nodes()}:
-            raise ValueError(f"ONNX Runtime's {', '.join(sorted(dropped))} makes numbers of what is none")
+        graphs = [program.model.graph, *program.model.functions.values()]
+        kinds = frozenset(node.op_type for graph in graphs for node in graph)
         options = onnxruntime.SessionOptions()
         threads = torch.get_num_threads()
         together = number * Exported.chunks < threads
@@ -190,7 +209,16 @@ def _session(module: nn.Module, inputs: Tensor, number: int, *, any_size: bool =
         session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # torch.export, onnxscript and onnxruntime have dozens of kinds
         raise UnusableError(f"{type(module).__name__} cannot be exported: {error}") from error
-    return _Session(session, threads, together, RUN)
+    return _Session(session, threads, together, RUN, kinds)
+
+
+def _require_tame(kinds: frozenset[str]) -> None:
+    wild = kinds - TAME - DROPPING
+    if kinds & BODIES or (wild and kinds & DROPPING):
+        raise UnusableError(
+            f"what {', '.join(sorted(wild or BODIES))} makes of numbers might not come through "
+            f"{', '.join(sorted(kinds & DROPPING))} in ONNX Runtime"
+        )
 
 
 @contextmanager

@@ -58,6 +58,11 @@ def module_sketch(module: nn.Module) -> str:
     return _described(module, Walk(glance))
 
 
+def weights_sketch(module: nn.Module) -> list[str]:
+    """Of weights and buffers alone: a network may keep other things of its own while it answers."""
+    return [glance(tensor) for tensor in (*module.parameters(), *module.buffers())]
+
+
 def _described(value: Any, walk: Walk) -> str:
     if isinstance(value, (np.generic, np.ndarray)):  # first, since np.float64 is a float whose repr numpy 2 changed
         return _described(value.tolist(), walk)

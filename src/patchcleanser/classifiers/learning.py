@@ -124,8 +124,14 @@ class Learning(Batches):
         """Whether so few doubtful labels are computed exactly at once."""
         return labels < FINER
 
+    def __copy__(self) -> Learning:
+        """The same with the same network, and all that was learnt."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
     def __getstate__(self) -> dict[str, Any]:
-        """A copy knows no faster way to trust: nobody can tell whether its network is the one that was compared."""
+        """A deep copy trusts no faster way: nobody can tell whether its network is the one that was compared."""
         recheck = copy.copy(self.recheck)
         recheck.begin()
         fresh: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.fingerprints import glance, module_sketch
+from patchcleanser.classifiers.fingerprints import glance, module_sketch, weights_sketch
 from patchcleanser.classifiers.precision import HOPELESS
 from patchcleanser.errors import OutputError
 
@@ -115,6 +115,7 @@ class Derived(Way):
         self.classifier = classifier
         self._seen: list[tuple[int, int]] | None = None
         self._sketch = ""
+        self._weights: list[str] = []
         self._sharings: dict[tuple[MaskSet, tuple[int, ...]], Sharing | None] = {}
         self._alone = False
 
@@ -169,12 +170,13 @@ class Derived(Way):
         sketch, seen = module_sketch(self.classifier.module), _places(self.classifier.module)
         if (sketch, seen) != (self._sketch, self._seen):
             self._sketch, self._seen, self.pays = sketch, seen, None
+            self._weights = weights_sketch(self.classifier.module)
             self.forget()
 
     @property
     def old(self) -> bool:
-        """Whether anything about the network is another than when it was compared."""
-        return module_sketch(self.classifier.module) != self._sketch
+        """Whether any weight is another than when it was compared."""
+        return weights_sketch(self.classifier.module) != self._weights
 
     def _follow(self) -> None:
         """Refuse if weights are others: which labels are doubtful was learnt with the old ones."""

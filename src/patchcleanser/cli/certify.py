@@ -211,7 +211,8 @@ def _say_continued(folder: Path, identity: Mapping[str, Any]) -> None:
     if not (folder / MANIFEST).is_file():
         return
     run = Run.open(folder)
-    if {**run.job, "device": ""} == {**identity, "device": ""}:  # Ray's workers may have another than this machine
+    elsewhere = {"device": "", "precision": ""}  # Ray's workers may have others than this machine
+    if {**run.job, **elsewhere} == {**identity, **elsewhere}:
         done = len(run.read(["index"]))
         print(f"{folder}: {done} of {run.images} images are already done", file=sys.stderr)
 

@@ -74,10 +74,16 @@ PATCH = "2%"
 
 
 def require_outside(out: Path | None, *data: str) -> None:
-    """Nothing is written into a folder of images, where every folder is a class."""
+    """Nothing is written into a folder of images where every folder is a class."""
+    from patchcleanser.data.files import has_class_folders
+
+    target = (out or Path("runs")).resolve()
     for name in data:
         kind, _, address = name.partition(":")
-        if kind == "folder" and address and (out or Path("runs")).resolve().is_relative_to(Path(address).resolve()):
+        root = Path(address).expanduser().resolve()
+        if kind != "folder" or not address or not target.is_relative_to(root) or not has_class_folders(root):
+            continue
+        if not any(part.startswith(".") for part in target.relative_to(root).parts):
             raise InputError(
                 f"{out or 'runs'} lies in the images' own folder {address}, where every folder is taken for a class; "
                 "choose another --out"

@@ -27,7 +27,7 @@ from patchcleanser.cli.options import (
     threat_of,
 )
 from patchcleanser.core.windows import Window
-from patchcleanser.errors import DataError, ImageError, InputError, ThreatError
+from patchcleanser.errors import DataError, ImageError, InputError, OutOfMemoryError, OutputError, ThreatError
 
 if TYPE_CHECKING:
     from patchcleanser.core.masks import MaskSet
@@ -75,7 +75,7 @@ def predict(
         try:
             pixels = decode(_read(path), str(path))
             (verdict,) = built.predict([pixels])
-        except (DataError, ImageError, ThreatError) as error:
+        except (DataError, ImageError, OutOfMemoryError, OutputError, ThreatError) as error:
             # One bad picture, or one that is too small for the patch, must not cost the answers to the others.
             said = str(error).removeprefix("image 0: ")
             found.append({"image": str(path), "error": said if str(path) in said else f"{path}: {said}"})

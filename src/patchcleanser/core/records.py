@@ -59,7 +59,7 @@ SCHEMA = pa.schema(
         ("classifications", pa.int32()),
         ("rechecked", pa.int32()),  # fast labels computed again in float32
         ("flipped", pa.int32()),  # of those, the ones that were wrong
-        ("audited", pa.int32()),  # of those, the ones that were not doubtful
+        ("audited", pa.int32()),  # labels that were not doubtful, computed both ways
         ("caught", pa.int32()),  # of those, the ones that were wrong; then the whole batch was computed in float32
         ("seconds", pa.float32()),
     ]
@@ -232,7 +232,8 @@ class Run:
             if name in self.schema.names and name not in table.column_names:
                 field = self.schema.field(name)
                 table = table.append_column(field, pa.nulls(len(table), field.type))
-        return table.select(list(columns) if columns is not None else self.schema.names)
+        known = [name for name in self.schema.names if name in table.column_names]
+        return table.select(list(columns) if columns is not None else known)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -35,15 +35,14 @@ class LabelTable:
         """Fast labels that were computed again in float32, and those of them that were wrong."""
         self.flipped = 0
         self.audited = 0
-        """Of the rechecked ones, those that were not doubtful."""
+        """Labels that were not doubtful, computed both ways, also those of a table that was begun anew."""
         self.caught = 0
         """Of the audited ones, those that were wrong: then this is the table that was begun anew."""
 
     def anew(self) -> LabelTable:
-        """An empty one for the same image, which does not forget what was counted."""
+        """An empty one for the same image, which does not forget what audits found."""
         table = LabelTable(self.mask_set)
-        table.rechecked, table.flipped, table.audited = self.rechecked, self.flipped, self.audited
-        table.caught = self.caught
+        table.audited, table.caught = self.audited, self.caught
         return table
 
     @property

@@ -65,6 +65,13 @@ def load_folder(path: str | Path) -> EncodedDataset:
     return EncodedDataset(name, ids, files, labels, folders)
 
 
+def has_class_folders(root: Path) -> bool:
+    """Whether every folder at the top is a class: there is no list of labels, and no picture beside the folders."""
+    if not root.is_dir() or any((root / listed).is_file() for listed in LISTS):
+        return False
+    return not any(path.suffix.lower() in SUFFIXES and path.is_file() for path in root.iterdir())
+
+
 def _pictures(root: Path) -> list[str]:
     """Paths below `root`; links to folders are followed, unless they lead back up."""
     found = []

@@ -36,8 +36,8 @@ def write_report(
 
 def _replace(written: set[str], out: Path) -> None:
     """Delete what an earlier report wrote here and this one did not."""
-    listed = out / "files.json"
-    with suppress(OSError, ValueError):  # there was none, or nobody can tell what it wrote
+    listed = out / "report-files.json"
+    with suppress(OSError, ValueError, TypeError):  # there was none, or nobody can tell what it wrote
         for name in {*json.loads(listed.read_text(encoding="utf-8"))} - written:
             if Path(name).parent.as_posix() in ("tables", "figures"):
                 (out / name).unlink(missing_ok=True)
