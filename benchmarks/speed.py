@@ -28,7 +28,7 @@ from torch import Tensor
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.classifiers.batches import Piece
-from patchcleanser.classifiers.precision import plain_float32
+from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.verdicts import Case, Verdict
 from patchcleanser.defenses.base import Game

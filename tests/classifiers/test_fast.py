@@ -19,7 +19,8 @@ from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifie
 from patchcleanser.attacks.adaptive import placed_defense
 from patchcleanser.classifiers.copied import SHAPES, Copied, _Player
 from patchcleanser.classifiers.fast import Exported
-from patchcleanser.classifiers.precision import HOPELESS, Recheck, others_wait, plain_float32
+from patchcleanser.classifiers.precision import HOPELESS, Recheck
+from patchcleanser.classifiers.settings import others_wait, plain_float32
 from patchcleanser.classifiers.ways import Halved, UnusableError, Way
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.errors import NotAFunctionError, OutputError, TrainModeError

@@ -14,17 +14,9 @@ from torch import Tensor, nn
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.classifiers.learning import Launched, _closest, _drawn
 from patchcleanser.classifiers.masked import MaskedClassifier, Request, Waiting
-from patchcleanser.classifiers.precision import (
-    CALIBRATION,
-    Recheck,
-    TooFarError,
-    _plain,
-    gaps,
-    in_tf32,
-    plain_float32,
-    plain_float32_alone,
-)
+from patchcleanser.classifiers.precision import CALIBRATION, Recheck, TooFarError, gaps
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.settings import _plain, in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.split import Split, SplitConv, SplitLinear, pieces
 from patchcleanser.classifiers.ways import Halved, UnusableError, Way
 from patchcleanser.core.tables import UNMASKED

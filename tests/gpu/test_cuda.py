@@ -17,8 +17,8 @@ from patchcleanser.classifiers.eighth import Eighth, seen_inputs
 from patchcleanser.classifiers.inpaint import Inpainting
 from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.networks import build_network
-from patchcleanser.classifiers.precision import in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.settings import in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.short import EightBlock, EightResBlock, Short, apart, has_kernels, shortened
 from patchcleanser.classifiers.split import Split
 from patchcleanser.classifiers.ways import UnusableError

@@ -42,7 +42,10 @@ def test_several_runs_are_reported_in_the_folder_that_holds_them(make_run: MakeR
 
 def test_tables_and_figures_of_an_earlier_report_do_not_stay(make_run: MakeRun, tmp_path: Path) -> None:
     one, other, out = make_run("a"), make_run("b", masks=3), tmp_path / "report"
-    files = lambda: {str(p.relative_to(out)) for p in out.rglob("*.*")}  # noqa: E731
+
+    def files() -> set[str]:
+        return {str(path.relative_to(out)) for path in out.rglob("*.*")}
+
     assert typed(one.folder, "--out", out).exit_code == 0
     alone = files()
     (out / "tables" / "mine.csv").write_text("not the report's")

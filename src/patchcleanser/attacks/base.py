@@ -17,7 +17,7 @@ from patchcleanser.attacks.places import Place, random_places, room_for, scan_pl
 from patchcleanser.attacks.search import Best, Problem
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.images import checked_image
-from patchcleanser.classifiers.precision import plain_float32
+from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import InputError

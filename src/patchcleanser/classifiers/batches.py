@@ -15,7 +15,7 @@ from torch import Tensor
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.copied import block_size
 from patchcleanser.classifiers.covering import boxes_of, copies, covered, require_kept, told
-from patchcleanser.classifiers.precision import plain_float32
+from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.classifiers.shared import Pairs, Sharing
 from patchcleanser.classifiers.ways import UnusableError, Way
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable

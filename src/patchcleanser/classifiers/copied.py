@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patchcleanser.classifiers.base import rounded
 from patchcleanser.classifiers.cuts import cut
-from patchcleanser.classifiers.precision import long_sums, tuned
 from patchcleanser.classifiers.rewrites import ChannelwiseGroupNorm, rewritten
+from patchcleanser.classifiers.settings import long_sums, tuned
 from patchcleanser.classifiers.shared import Sharing
 from patchcleanser.classifiers.ways import Derived, UnusableError, Way, example_of, own_copy
 from patchcleanser.errors import OutputError

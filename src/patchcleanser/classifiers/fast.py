@@ -20,7 +20,8 @@ from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import Copied
 from patchcleanser.classifiers.cuts import cut
 from patchcleanser.classifiers.eighth import Eighth
-from patchcleanser.classifiers.precision import half_type, others_wait
+from patchcleanser.classifiers.precision import half_type
+from patchcleanser.classifiers.settings import others_wait
 from patchcleanser.classifiers.shared import Sharing
 from patchcleanser.classifiers.split import Split
 from patchcleanser.classifiers.ways import Derived, Halved, UnusableError, Way, example_of, own_copy

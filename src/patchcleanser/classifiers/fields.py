@@ -11,7 +11,7 @@ from timm.layers import BatchNormAct2d, DropPath, LayerNorm2d
 from torch import fx, nn
 from torch.nn import functional
 
-from patchcleanser.classifiers.precision import others_wait
+from patchcleanser.classifiers.settings import others_wait
 
 
 class NotLocalError(Exception):

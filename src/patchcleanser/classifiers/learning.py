@@ -17,15 +17,7 @@ from torch import Tensor
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.batches import Batches, Piece, Subject
 from patchcleanser.classifiers.copied import block_size
-from patchcleanser.classifiers.precision import (
-    CALIBRATION,
-    FEWEST,
-    POOL,
-    Precision,
-    Recheck,
-    gaps,
-    total,
-)
+from patchcleanser.classifiers.precision import CALIBRATION, FEWEST, POOL, Precision, Recheck, gaps, total
 from patchcleanser.classifiers.ways import UnusableError, Way
 from patchcleanser.core.tables import Indices, LabelTable
 from patchcleanser.core.threats import Grid
@@ -168,7 +160,7 @@ class Learning(Batches):
         unions = sum(len(s.table.mask_set.unions) for s in subjects)
         worth, few = unions >= 4 * CALIBRATION, len(subjects) < FEWEST
         known = self.recheck.ready and self._only is None and not worth
-        if not self.fast or (known and not any(step.way.old for step in self._steps[:1])):
+        if not self.fast or (known and self.way is not None and not self.way.old):
             return
         self._only = list(subjects) if few else None
         if few and not worth:
@@ -227,9 +219,10 @@ class Learning(Batches):
     def _examples(self, piece: Piece, *, chosen: bool) -> list[Example]:
         """Exact logits of a piece, which are kept; what goes by a faster way says nothing of the network itself."""
         examples = [Example(part, self._logits(part), chosen) for part in self._parts(piece, exact=True)]
-        for example in () if chosen else examples[:1]:
-            for at in np.linspace(0, len(example.piece) - 1, PROBES, dtype=int):
-                self._probe(example.piece.part(at, at + 1), example.exact[at], None)
+        if not chosen and examples:
+            piece, exact, _ = examples[0]
+            for at in np.linspace(0, len(piece) - 1, PROBES, dtype=int):
+                self._probe(piece.part(at, at + 1), exact[at], None)
         for part, logits, _ in examples:
             self._keep(part, logits, True, alone=len(part) == 1)
         return examples

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser.classifiers.base import is_out_of_memory
-from patchcleanser.classifiers.precision import in_tf32, plain_float32_alone
 from patchcleanser.classifiers.rewrites import FlatPatchEmbed, Rule, replaced, standardised
+from patchcleanser.classifiers.settings import in_tf32, plain_float32_alone
 from patchcleanser.classifiers.ways import BusyError, Derived, UnusableError, own_copy
 from patchcleanser.errors import OutputError
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.batches import default_chunk
 from patchcleanser.classifiers.covering import require_kept, told
-from patchcleanser.classifiers.precision import TIE, plain_float32
+from patchcleanser.classifiers.precision import TIE
+from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.sight import Sight
 from patchcleanser.core.threats import Grid

@@ -11,7 +11,7 @@ from torch import Tensor
 from patchcleanser.classifiers.batches import default_chunk
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.classifiers.interval import IntervalNet, boxes
-from patchcleanser.classifiers.precision import plain_float32
+from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import LocalCertificate, LocalVerdict

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.precision import plain_float32
+from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.core.covering import Mask
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size

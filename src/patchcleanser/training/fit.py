@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.fingerprints import module_digest
-from patchcleanser.classifiers.precision import tuned
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.settings import tuned
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import ArrayDataset

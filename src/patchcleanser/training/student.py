@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from patchcleanser.classifiers.base import logits_in
 from patchcleanser.classifiers.mirror import Mirrored
-from patchcleanser.classifiers.precision import tuned
+from patchcleanser.classifiers.settings import tuned
 from patchcleanser.classifiers.torch import Around, TorchClassifier, input_size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
