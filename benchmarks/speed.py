@@ -308,7 +308,7 @@ def growth(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     classifier = loaded(spec_of(model, given), "cuda" if gpu else "cpu")
     ways = classifier.ways()
     classifier.ways = lambda: ways  # type: ignore[method-assign]  # what was prepared for one set of masks serves all
-    usual, side, numbers = (256, 6, (32, 64, 128, 512)) if gpu else (8, 4, (1, 2, 4, 16, 32))
+    usual, side, numbers = (256, 6, (32, 64, 128, 512, 2048)) if gpu else (8, 4, (1, 2, 4, 16, 32))
     plans = [*((k, usual, 1) for k in (6, 5, 4, 3, 2)), *((side, n, 1) for n in numbers)]
     for masks, number, patches in [*plans, (2, usual // 4, 2), (3, usual // 4, 2)]:
         images = images_of(model.side, number, given.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -73,35 +74,50 @@ def _lines(rows: list[Row]) -> list[tuple[str, Row | None]]:
 
 
 def growth(rows: list[Row], device: str, name: str) -> Drawing | None:
-    """Cost of an image against the number of distinct unions of masks, on the machine that was measured last."""
+    """Seconds against the number of labels, whatever they are for, on the machine that was measured last."""
     shown = [row for row in rows if row["task"] == "growth" and row["device"] == device]
     if not shown:
         return None
     shown = [row for row in shown if row["hardware"] == shown[-1]["hardware"]]
-    figure, axes = blank(height=2.9, width=4.6)
+    figure, axes = blank(height=3.1, width=5.4)
     lines: list[str] = []
-    for model in dict.fromkeys(row["model"] for row in shown):
-        mine = [row for row in shown if row["model"] == model]
-        for patches, colour in ((1, ACCENT), (2, INK)):
-            some = [row for row in mine if row["patches"] == patches]
-            axes.plot([r["unions"] for r in some], [r["ms_an_image"] for r in some], "o", color=colour, markersize=5)
-        ends = np.array([min(r["unions"] for r in mine), max(r["unions"] for r in mine)], dtype=float)
-        middle = float(np.median([row["ms_a_union"] for row in mine]))
-        axes.plot(ends, middle * ends, color=SOFT, linewidth=1.2, zorder=0)
-        lines.append(f"{model} {middle:.3g}")
+    networks = list(dict.fromkeys(row["model"] for row in shown))
+    for model, marker in zip(networks, "os^D", strict=False):
+        mine = sorted((row for row in shown if row["model"] == model), key=_labels)
+        usual = Counter(row["images"] for row in mine if row["patches"] == 1).most_common(1)[0][0]
+        for row in mine:
+            colour = INK if row["patches"] > 1 else ACCENT if row["images"] == usual else MUTED
+            axes.plot(_labels(row), _seconds(row), marker, color=colour, markersize=4.5, linewidth=0)
+        most = mine[-1]
+        ends = np.array([_labels(mine[0]), _labels(most)], dtype=float)
+        axes.plot(ends, ends * _seconds(most) / _labels(most), color=SOFT, linewidth=1.2, zorder=0)
+        lines.append(f"{model} {most['ms_a_union']:.2g}")
+        if len(networks) > 1:
+            words = f"{model}  "
+            axes.text(_labels(most), _seconds(most), words, ha="right", va="bottom", fontsize=7, color=MUTED)
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
-    axes.set_xlabel("distinct unions of masks")
-    axes.set_ylabel("ms an image")
-    numbers = [row["images"] for row in shown]
-    title = f"Cost grows with the number of distinct unions on {shown[-1]['hardware']}"
+        axis.set_major_formatter("{x:,.9g}")
+    axes.set_xlabel("labels: images times distinct unions of masks")
+    axes.set_ylabel("seconds")
+    for words, colour in {"2 to 6 masks an axis": ACCENT, "few to many images": MUTED, "two patches": INK}.items():
+        axes.plot([], [], "o", color=colour, markersize=4.5, label=words)
+    axes.legend(loc="upper left", frameon=False, fontsize=7, handletextpad=0.2)
+    title = f"Cost grows with the number of labels on {shown[-1]['hardware']}"
     caption = (
-        f"Whole tables, 2 to 6 masks an axis, {min(numbers)} to {max(numbers)} images; dark: two patches; "
-        f"lines, ms a union: {', '.join(lines)}"
+        f"Whole tables of {min(row['images'] for row in shown):,} to {max(row['images'] for row in shown):,} images. "
+        f"Lines, in proportion to the most labels, ms each: {', '.join(lines)}"
     )
     return Drawing(name, title, caption, title, figure)
+
+
+def _labels(row: Row) -> int:
+    return int(row["images"] * row["unions"])
+
+
+def _seconds(row: Row) -> float:
+    return float(row["ms_an_image"] * row["images"] / 1000)
 
 
 def main() -> None:

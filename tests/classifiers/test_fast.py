@@ -511,7 +511,12 @@ def test_ways_are_told_how_many_labels_to_expect() -> None:
     defense = DoubleMasking(TorchClassifier(Small().eval(), classes=4), Threat.square(2), masks=3, precision="fast")
     defense.ready((12, 12))
     defense.expect(10)
-    assert {way.expected for way in defense.masked.ways} == {10 * len(defense.mask_set((12, 12)).unions)}
+    unions = len(defense.mask_set((12, 12)).unions)
+    assert {way.expected for way in defense.masked.ways} == {10 * unions}
+    defense.certify(photos(3), [0, 1, 2])  # fewer than were said to come
+    assert {way.expected for way in defense.masked.ways} == {10 * unions}
+    defense.certify(photos(12), [0, 1, 2] * 4)  # more, and nobody said so
+    assert all(10 * unions < way.expected <= 12 * unions for way in defense.masked.ways)
 
 
 def test_a_network_made_in_inference_mode_or_with_a_state_of_its_own_has_fast_ways() -> None:

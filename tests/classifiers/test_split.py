@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.learning import Launched, _closest, _drawn
 from patchcleanser.classifiers.masked import MaskedClassifier, Request, Waiting
 from patchcleanser.classifiers.precision import CALIBRATION, Recheck, TooFarError, gaps
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.samples import closest, drawn
 from patchcleanser.classifiers.settings import _plain, in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.split import Split, SplitConv, SplitLinear, pieces
 from patchcleanser.classifiers.ways import Halved, UnusableError, Way
@@ -225,13 +225,13 @@ def test_what_somebody_sends_teaches_nothing(monkeypatch: pytest.MonkeyPatch) ->
 def test_close_calls_are_the_closest_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     defense, _ = defense_with(Split, monkeypatch)
     (group,) = defense._groups(photos(24))
-    sample, pool = _drawn(group)
+    sample, pool = drawn(group)
     pairs = [{(s, u) for s, u in zip(piece.which, piece.unions, strict=True)} for piece in (sample, pool)]
     assert not pairs[0] & pairs[1]
     with torch.inference_mode():
         logits = defense.masked._logits(pool)
     margins = gaps(logits)
-    chosen = _closest(pool, [Launched(pool, logits, 0)])
+    chosen = closest(pool, [logits])
     told = {(s, u): margin for s, u, margin in zip(pool.which, pool.unions, margins.tolist(), strict=True)}
     most = max(told[pair] for pair in zip(chosen.which, chosen.unions, strict=True))
     assert len(chosen) == len(pool) // 4
@@ -243,7 +243,7 @@ def test_every_size_of_image_is_in_the_sample() -> None:
     few, many = torch.rand(3, 40, 40), torch.rand(3, 32, 32)
     subjects = [defense.subject(image) for image in [few, *[many] * 599]]
     for ordered in (subjects, subjects[::-1]):
-        sample, _ = _drawn(ordered)
+        sample, _ = drawn(ordered)
         assert {tuple(ordered[s].pixels.shape) for s in sample.which} == {(3, 40, 40), (3, 32, 32)}
         assert CALIBRATION // 2 <= len(sample) <= CALIBRATION // 2 + 2
 

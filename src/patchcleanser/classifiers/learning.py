@@ -17,9 +17,10 @@ from torch import Tensor
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.batches import Batches, Piece, Subject
 from patchcleanser.classifiers.copied import block_size
-from patchcleanser.classifiers.precision import CALIBRATION, FEWEST, POOL, Precision, Recheck, gaps, total
+from patchcleanser.classifiers.precision import CALIBRATION, FEWEST, Precision, Recheck, broken_rows, total
+from patchcleanser.classifiers.samples import closest, drawn
 from patchcleanser.classifiers.ways import UnusableError, Way
-from patchcleanser.core.tables import Indices, LabelTable
+from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import InputError
 
@@ -107,6 +108,11 @@ class Learning(Batches):
         for way in self.ways:
             way.expected = labels
 
+    def foresee(self, labels: int) -> None:
+        """At least so many labels will be asked for."""
+        for way in self.ways:
+            way.expected = max(way.expected, labels)
+
     @property
     def _steps(self) -> list[Step]:
         return [] if self.way is None else [Step(self.way, self.recheck), *self.finer]
@@ -167,7 +173,7 @@ class Learning(Batches):
             self.recheck.begin()
             return
         ordered = sorted(subjects, key=lambda s: tuple(s.pixels.shape))
-        sample, pool = _drawn(ordered)
+        sample, pool = drawn(ordered)
         self.recheck.begin()
         self.finer, self._failed, self._held = [], set(), None
         different = {s.pixels.shape: s.pixels for s in (ordered[i] for i in np.unique(sample.which))}.values()
@@ -210,7 +216,7 @@ class Learning(Batches):
             except UnusableError:
                 continue
             if not any(example.chosen for example in examples):
-                examples += self._examples(_closest(pool, fast), chosen=True)
+                examples += self._examples(closest(pool, [part.logits for part in fast]), chosen=True)
             self._learn(self.recheck, way, examples, fast)
             if self.recheck.ready:
                 break
@@ -358,39 +364,3 @@ class Learning(Batches):
                 raise
             self.roomy, self.chunk = False, size - 1  # then there will be none
             return []
-
-
-def _drawn(subjects: list[Subject]) -> tuple[Piece, Piece]:
-    """Labels to compare ways on, and the pool that close calls are chosen from, spread over all images."""
-    draw = np.random.default_rng(0)
-    orders = [draw.permutation(len(s.table.mask_set.unions)) for s in subjects]
-    pooled = min(POOL, sum(map(len, orders)) // 10)
-    wanted = CALIBRATION - min(CALIBRATION // 2, pooled // 4)
-    # Of more images than that some have none in it, but each size of image has.
-    firsts = np.diff(np.linspace(0, wanted, len(subjects) + 1).astype(int))
-    firsts = np.maximum(firsts, -(-wanted // len(subjects))) if len(subjects) <= wanted else firsts
-    ones = list({tuple(s.pixels.shape): number for number, s in enumerate(subjects)}.values())
-    firsts[ones] = np.maximum(firsts[ones], 1)
-    more = -(-pooled // len(subjects))
-    picks = [order[:first] for order, first in zip(orders, firsts, strict=True)]
-    others = [order[first : first + more] for order, first in zip(orders, firsts, strict=True)]
-    return _spread_over(subjects, picks), _spread_over(subjects, others)
-
-
-def _spread_over(subjects: list[Subject], unions: Sequence[Indices]) -> Piece:
-    return Piece(subjects, np.repeat(np.arange(len(subjects)), [len(u) for u in unions]), np.concatenate(unions))
-
-
-def _closest(pool: Piece, fast: Sequence[Launched]) -> Piece:
-    """The labels of the pool that were closest calls."""
-    if not len(pool):
-        return pool
-    logits = torch.cat([part.logits for part in fast])
-    margins = torch.where(broken_rows(logits), torch.inf, gaps(total(logits)))
-    most = min(CALIBRATION // 2, len(pool) // 4)
-    return pool.pick(np.sort(margins.argsort(stable=True)[:most].cpu().numpy()))
-
-
-def broken_rows(logits: Tensor) -> Tensor:
-    """Rows that overflowed, bool [N]."""
-    return (torch.isnan(logits) | torch.isposinf(logits)).any(1)

@@ -13,8 +13,16 @@ from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.batches import Piece, Subject
-from patchcleanser.classifiers.learning import PROBES, Launched, Learning, broken_rows
-from patchcleanser.classifiers.precision import Precision, TooFarError, WrongFastLabelError, gaps, ties, total
+from patchcleanser.classifiers.learning import PROBES, Launched, Learning
+from patchcleanser.classifiers.precision import (
+    Precision,
+    TooFarError,
+    WrongFastLabelError,
+    broken_rows,
+    gaps,
+    ties,
+    total,
+)
 from patchcleanser.classifiers.ways import BusyError, UnusableError, Way
 from patchcleanser.core.tables import UNMASKED, Indices
 from patchcleanser.core.threats import Grid

@@ -220,6 +220,11 @@ def total(logits: Tensor) -> Tensor:
     return logits.nan_to_num(nan=-torch.inf, posinf=torch.finfo(logits.dtype).max, neginf=-torch.inf)
 
 
+def broken_rows(logits: Tensor) -> Tensor:
+    """Rows that overflowed, bool [N]."""
+    return (torch.isnan(logits) | torch.isposinf(logits)).any(1)
+
+
 def gaps(logits: Tensor) -> Tensor:
     """Top-two margins [N]; two infinities are a tie."""
     two = logits.topk(2, dim=1).values
