@@ -35,6 +35,10 @@ GRAPH_AFTER = 2
 GRAPHS = 8
 """Batches up to this size are recorded as CUDA graphs when their shape has come so often; so many graphs are kept."""
 
+BLOCKS = 4
+"""Kinds of blocks, one for each size of input, that are made; inputs of further sizes are computed as smaller batches
+are. None makes room for another: made again, it might be compiled where it was compared uncompiled, or the reverse."""
+
 SHAPES = 256
 """Shapes that are counted: whoever sends images of every size must not fill the memory."""
 
@@ -149,7 +153,7 @@ class _Player:
         self.copied = copied
         self.blocks = steady and copied.device.type == "cuda"
         self._graphs: dict[tuple[int, ...], Graph | int] = {}
-        self._block: _Block | None = None
+        self._blocks: dict[tuple[int, ...], _Block] = {}
 
     def __call__(self, inputs: Tensor, size: int, expected: int) -> Tensor:
         """Logits, in blocks of a size; so many more are expected."""
@@ -158,12 +162,13 @@ class _Player:
             return copied.checked_logits(inputs)
         if len(inputs) <= GRAPHED:
             return self._played(inputs)
-        if len(inputs) < size:
+        shape = (size, *inputs.shape[1:])
+        if len(inputs) < size or (shape not in self._blocks and len(self._blocks) == BLOCKS):
             return copied.checked_logits(inputs)
-        if self._block is None or self._block.shape != (size, *inputs.shape[1:]):
-            self._block = _Block(copied, inputs[:size], expected)
-        whole = len(inputs) // size * size
-        done = [self._block(inputs[at : at + size]) for at in range(0, whole, size)]
+        if shape not in self._blocks:
+            self._blocks[shape] = _Block(copied, inputs[:size], expected)
+        block, whole = self._blocks[shape], len(inputs) // size * size
+        done = [block(inputs[at : at + size]) for at in range(0, whole, size)]
         rest = [copied.checked_logits(inputs[whole:])] if whole < len(inputs) else []
         return torch.cat([*done, *rest])
 
@@ -224,7 +229,7 @@ class _Block:
     """Forward passes of one large shape, compiled when that pays: so from the first, which labels are compared with."""
 
     def __init__(self, copied: TorchClassifier, inputs: Tensor, expected: int) -> None:
-        self.copied, self.shape = copied, tuple(inputs.shape)
+        self.copied = copied
         self._compiled: TorchClassifier | None = None
         self._proven = False
         given = inputs.clone()  # a network may write into what it is given

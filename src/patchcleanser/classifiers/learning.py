@@ -108,11 +108,6 @@ class Learning(Batches):
         for way in self.ways:
             way.expected = labels
 
-    def foresee(self, labels: int) -> None:
-        """At least so many labels will be asked for."""
-        for way in self.ways:
-            way.expected = max(way.expected, labels)
-
     @property
     def _steps(self) -> list[Step]:
         return [] if self.way is None else [Step(self.way, self.recheck), *self.finer]

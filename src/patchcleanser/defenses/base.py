@@ -211,7 +211,6 @@ class MaskDefense(Defense[V, C]):
             if len(mine) < len(group):
                 raise LabelError(f"{len(truths)} labels for at least {len(results) + len(group)} images")
             self._check_range(mine, group[0])
-            self.masked.foresee((len(truths) - len(results)) * max(len(s.table.mask_set.unions) for s in group))
             self.masked.calibrate(group)
             results += self._played(group, [partial(game, label=label) for label in mine], clean=True)
         if len(results) != len(truths):
