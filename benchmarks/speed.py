@@ -50,6 +50,9 @@ SEED = 0
 SAME = ("hardware", "model", "weights", "real_images", "task", "masks", "patches", "images")
 """Rows that are alike in these are of one kind."""
 
+ALWAYS = ("ours_ms", "authors_ms", "ratio", "share_of_peak", "memory_mb", "labels_equal")
+"""Every row has these; null where it was not measured."""
+
 
 class Model(NamedTuple):
     """A network, the patch and the side of its input."""
@@ -324,7 +327,7 @@ def growth(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {
             **setting(model, given, classifier),
             **{"task": "growth", "masks": masks, "patches": patches, "images": number, "unions": unions},
-            "ms_an_image": round(1000 * seconds / number, 2),
+            "ours_ms": round(1000 * seconds / number, 2),
             "ms_a_union": round(1000 * seconds / number / unions, 4),
             "memory_mb": memory_mb(classifier.device),
         }
@@ -386,7 +389,7 @@ def keep(row: dict[str, Any], path: Path) -> None:
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     kept = [other for other in kept if any(other.get(k) != row.get(k) for k in SAME)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    stamped = {**row, "command": f"python benchmarks/speed.py {words}", "versions": versions()}
+    stamped = {**dict.fromkeys(ALWAYS), **row, "command": f"python benchmarks/speed.py {words}", "versions": versions()}
     path.write_text(json.dumps([*kept, stamped], indent=1) + "\n", encoding="utf-8")
 
 

@@ -117,7 +117,7 @@ def _labels(row: Row) -> int:
 
 
 def _seconds(row: Row) -> float:
-    return float(row["ms_an_image"] * row["images"] / 1000)
+    return float(row["ours_ms"] * row["images"] / 1000)
 
 
 def main() -> None:
