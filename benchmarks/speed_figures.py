@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def growth(rows: list[Row], device: str, name: str) -> Drawing | None:
     figure, axes = blank(height=3.1, width=5.4)
     lines: list[str] = []
     networks = list(dict.fromkeys(row["model"] for row in shown))
-    for model, marker in zip(networks, "os^D", strict=False):
+    for model, marker in zip(networks, cycle("os^D"), strict=False):
         mine = sorted((row for row in shown if row["model"] == model), key=_labels)
         usual = Counter(row["images"] for row in mine if row["patches"] == 1).most_common(1)[0][0]
         for row in mine:
