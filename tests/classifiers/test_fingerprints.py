@@ -56,6 +56,14 @@ def add_hidden_buffer(module: nn.Module) -> None:
     module.register_buffer("offset", torch.ones(1), persistent=False)
 
 
+def hook_the_output(module: nn.Module) -> None:
+    module.register_forward_hook(lambda layer, inputs, output: -output)
+
+
+def hook_the_input(module: nn.Module) -> None:
+    module.fc.register_forward_pre_hook(lambda layer, inputs: (-inputs[0],))
+
+
 CHANGES = [
     nudge_weight,
     nudge_bias,
@@ -65,6 +73,8 @@ CHANGES = [
     change_epsilon,
     change_precision,
     add_hidden_buffer,
+    hook_the_output,
+    hook_the_input,
 ]
 
 
