@@ -9,29 +9,21 @@ accuracies of every kind. What needs the tables (Figures 9 and 10; other defense
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-import pyarrow as pa
-from pyarrow import parquet
+from patchcleanser.core.records import Run
 
-from patchcleanser.core.records import key_of
-
-LONG = ("table", "one_mask_margins", "one_mask_confidences")
+LONG = dict.fromkeys(("table", "one_mask_margins", "one_mask_confidences"))
 
 
 def compact(source: Path, target: Path) -> None:
     """One run: its manifest, and its rows with nothing in their long columns."""
-    target.mkdir(parents=True, exist_ok=True)
-    manifest = json.loads((source / "manifest.json").read_text(encoding="utf-8"))
-    manifest["job"]["table"] = False  # so it is a run of its own, of a job that kept no tables
-    manifest["key"] = key_of(manifest["job"])
-    manifest["about"]["compact"] = "label tables, margins and confidences were taken out"
-    (target / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    for path in sorted(source.glob("rows-*.parquet")):
-        rows = parquet.read_table(path)
-        columns = [pa.nulls(len(rows), field.type) if field.name in LONG else rows[field.name] for field in rows.schema]
-        parquet.write_table(pa.table(columns, schema=rows.schema), target / path.name, compression="zstd")
+    run = Run.open(source)
+    job = {**run.job, "table": False}  # so it is a run of its own, of a job that kept no tables
+    about = {**run.about, "compact": "label tables, margins and confidences were taken out"}
+    copy = Run.begin(target, job, images=run.images, batch=run.batch, about=about)
+    for batch in copy.missing():
+        copy.write(batch, [{**row, **LONG} for row in run.read_batch(batch).to_pylist()])
 
 
 def main() -> None:

@@ -33,6 +33,16 @@ def row(index: int, **facts: Any) -> dict[str, Any]:
     return {**base, "certified": True, "row_certified": True, "classifications": 9, "seconds": 0.5, **facts}
 
 
+def made_before(folder: Path) -> Run:
+    """The run as an older version wrote it: without checksums."""
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({name: content[name] for name in content if name not in ("columns", "checksum")}))
+    for shard in folder.glob("rows-*.parquet"):
+        parquet.write_table(parquet.read_table(shard).replace_schema_metadata(None), shard)
+    return Run.open(folder)
+
+
 def begin(folder: Path, job: dict[str, Any] = JOB, images: int = 5, batch: int = 2) -> Run:
     return Run.begin(folder, job, images=images, batch=batch, about={})
 
@@ -80,15 +90,15 @@ def test_a_damaged_shard_is_named_with_what_to_do(tmp_path: Path) -> None:
     run = begin(tmp_path)
     run.write(0, [row(0), row(1)])
     run.shard(0).write_bytes(run.shard(0).read_bytes()[:-20])
-    with pytest.raises(RecordError, match=r"rows-00000.parquet is damaged .* delete it and run again"):
+    with pytest.raises(RecordError, match=r"rows-00000.parquet is damaged .* delete it and run the same"):
         run.read()
 
 
 def test_rows_of_an_older_version_are_read_beside_new_ones(tmp_path: Path) -> None:
-    run = begin(tmp_path)
-    run.write(0, [row(0), row(1)])
+    begin(tmp_path).write(0, [row(0), row(1)])
+    run = made_before(tmp_path)
     parquet.write_table(parquet.read_table(run.shard(0)).drop_columns(["caught"]), run.shard(0))
-    run.write(1, [row(2, caught=1), row(3)])
+    run.write(1, [row(2, audited=4, caught=1), row(3)])
     assert run.read(["index", "caught"]).to_pydict() == {"index": [0, 1, 2, 3], "caught": [None, None, 1, None]}
     assert run.read().column_names == SCHEMA.names
 
@@ -96,8 +106,8 @@ def test_rows_of_an_older_version_are_read_beside_new_ones(tmp_path: Path) -> No
 def test_rows_without_a_manifest_are_not_taken_for_ours(tmp_path: Path) -> None:
     begin(tmp_path).write(0, [row(0), row(1)])
     (tmp_path / "manifest.json").unlink()
-    with pytest.raises(RecordError, match="holds rows but no manifest"):
-        begin(tmp_path)
+    with pytest.raises(RecordError, match=r"holds rows but no manifest.json, and none of them says it is of this job"):
+        begin(tmp_path, {**JOB, "classifier": "xyz"})
 
 
 def test_only_one_process_works_on_a_run_and_its_death_frees_the_folder(tmp_path: Path) -> None:
@@ -150,7 +160,8 @@ def test_a_full_disk_loses_only_the_batch_in_flight(tmp_path: Path) -> None:
         "import sys, resource; from patchcleanser.core.records import Run\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "Run.open(sys.argv[1]).write(1, [{'index': 2, 'id': 'x' * 5000}])"
+        "run = Run.open(sys.argv[1])\n"
+        "run.write(1, [{**row, 'index': row['index'] + 2, 'id': 'x' * 5000} for row in run.read().to_pylist()])"
     )
     done = subprocess.run([sys.executable, "-c", full, str(tmp_path)], capture_output=True, text=True, check=False)
     assert "DataError: cannot write" in done.stderr

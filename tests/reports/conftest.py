@@ -46,6 +46,7 @@ KINDS = (
 )
 """What may become of an image of class 0; half of those that are not fooled are certified."""
 DETECTED: dict[str, Any] = {
+    "answer": 0,
     "alert": False,
     "attacked_alert": True,
     "certified": None,

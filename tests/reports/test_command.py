@@ -28,7 +28,8 @@ def test_one_run_is_reported_inside_its_folder(make_run: MakeRun) -> None:
     run = make_run()
     done = typed(run.folder)
     assert done.exit_code == 0, done.output
-    assert done.stdout == f"wrote {run.folder / 'report' / 'report.html'}\n"
+    digest = f"run digest of {run.folder}: {run.digest}"
+    assert done.stdout.splitlines() == [f"wrote {run.folder / 'report' / 'report.html'}", digest]
     assert (run.folder / "report" / "report.html").is_file()
     assert typed(run.folder).exit_code == 0  # a second report is written over the first
 
@@ -60,7 +61,8 @@ def test_tables_and_figures_of_an_earlier_report_do_not_stay(make_run: MakeRun, 
 def test_json_prints_the_summaries_by_run_folder(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     done = typed(run.folder, "--json", "--no-derive", "--out", tmp_path / "elsewhere", "--title", "A title")
-    assert json.loads(done.stdout) == {str(run.folder): summary(run.read(COLUMNS)).to_json()}
+    checked = {"digest": run.digest, "unchecked": None}
+    assert json.loads(done.stdout) == {str(run.folder): {**summary(run.read(COLUMNS)).to_json(), **checked}}
     assert "A title" in (tmp_path / "elsewhere" / "report.html").read_text(encoding="utf-8")
 
 
@@ -72,16 +74,17 @@ def test_no_run_is_named(tmp_path: Path) -> None:
 def test_a_damaged_shard_is_named(make_run: MakeRun) -> None:
     run = make_run()
     run.shard(1).write_bytes(b"PAR1 but no more")
-    with pytest.raises(RecordError, match=r"rows-00001.parquet is damaged .* delete it and run again"):
+    with pytest.raises(RecordError, match=r"rows-00001.parquet is damaged .* delete it and run the same command again"):
         raise typed(run.folder).exception or AssertionError
 
 
 def test_what_was_typed_relative_is_printed_relative(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = make_run("sweep/a"), make_run("sweep/b", masks=3)
     monkeypatch.chdir(first.folder.parent.parent)
-    assert typed("sweep").stdout == "wrote sweep/report/report.html\n"
-    assert typed("sweep/a").stdout == "wrote sweep/a/report/report.html\n"
-    assert typed(second.folder, "sweep/a").stdout == f"wrote {second.folder.parent / 'report' / 'report.html'}\n"
+    assert typed("sweep").stdout.startswith("wrote sweep/report/report.html\n")
+    assert typed("sweep/a").stdout.startswith("wrote sweep/a/report/report.html\nrun digest of sweep/a: ")
+    written = f"wrote {second.folder.parent / 'report' / 'report.html'}\n"
+    assert typed(second.folder, "sweep/a").stdout.startswith(written)
 
 
 def test_runs_left_out_and_not_finished_are_named(make_run: MakeRun, tmp_path: Path) -> None:

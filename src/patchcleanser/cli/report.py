@@ -33,12 +33,15 @@ def report(
 ) -> None:
     """Write report.html (one file that needs nothing else), tables/ and figures/ from the rows of runs."""
     # Imported late, so that --help answers at once.
+    from patchcleanser.core.files import require_inside
     from patchcleanser.core.records import find_runs
     from patchcleanser.evaluation.derive import derive as derived
     from patchcleanser.reports import write_report
 
     found = find_runs(runs, kind=None)
     folder = out or default_folder([run.folder for run in found])
+    if out is None:
+        require_inside(folder, folder.parent)
     page = write_report(
         [(run, derived(run) if derive else None) for run in found], folder, title=title, pictures=gallery
     )
@@ -48,6 +51,8 @@ def report(
     for note in notes(found):
         print(note, file=sys.stderr)
     print(f"wrote {page}", file=sys.stderr if as_json else sys.stdout)
+    for run in (run for run in found if run.finished and not as_json):
+        print(f"run digest of {run.folder}: {run.digest}")
 
 
 def numbers(run: Run) -> dict[str, object]:
@@ -56,15 +61,16 @@ def numbers(run: Run) -> dict[str, object]:
 
     rows = run.read(COLUMNS_OF[run.kind])
     fooled = {"certified_images_fooled": len(certified_fooled(rows))} if run.kind == "attack" else {}
-    return {**summary(rows).to_json(), **fooled}
+    return {**summary(rows).to_json(), **fooled, **run.integrity}
 
 
 def notes(runs: Sequence[Run]) -> list[str]:
-    """What the report does not show: runs without an answer or that do not belong, and images not done yet."""
+    """Runs without an answer, that do not belong or that are unchecked, and images not done yet."""
     from patchcleanser.reports.contents import misfits
 
     strangers = {run.folder: why for run, why in misfits(runs)}
     found = [f"left out: {folder}, {why}" for folder, why in strangers.items()]
+    found += [f"unchecked: {run.unchecked}" for run in runs if run.unchecked]
     for run in (run for run in runs if run.folder not in strangers):
         rows = run.read(["skipped"])
         again = f"; go on with: {run.about['command']}" if run.about.get("command") else ""

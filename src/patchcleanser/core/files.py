@@ -12,6 +12,12 @@ from pathlib import Path
 from patchcleanser.errors import DataError
 
 
+def require_inside(path: Path, folder: Path) -> None:
+    """Refuse to write to a path of a folder that leads out of it: a folder from elsewhere may hold links."""
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise DataError(f"{path} is a link that leads to {path.resolve()}, outside of {folder}; delete the link")
+
+
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
     """A path to write to; it becomes `target` only if the block ends well, and is removed otherwise."""

@@ -16,11 +16,10 @@ from torch import Tensor
 from patchcleanser.attacks import AdaptiveAttack, Settings
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.covering import Mask
-from patchcleanser.core.files import whole_file
+from patchcleanser.core.files import require_inside, whole_file
 from patchcleanser.core.records import Row, Run
 from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset, Subset
-from patchcleanser.defenses.minority_reports import ROUNDING
 from patchcleanser.errors import DataError, InputError, RecordError
 from patchcleanser.evaluation.jobs import Job, fields_of
 from patchcleanser.evaluation.matching import match_labels
@@ -87,6 +86,7 @@ def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
             f"{run.folder} is not finished: {len(run.missing())} of {run.batches} batches are missing; "
             "finish it with the command that began it"
         )
+    require_inside(run.folder / "audit", run.folder)  # where the outcome is written
     pair = [tuple(v) if v else None for v in (run.job["masks"], run.job["stride"])]
     job = Job(
         classifier,
@@ -188,9 +188,10 @@ def audit(
     watch: Watch | None = None,
     runner: Runner | None = None,
 ) -> Audit:
-    """Look at all rows for what contradicts itself, derive some again, and attack some certified images.
+    """Read all rows, derive some again, and attack some certified images.
 
-    Which ones is decided by the seed of the settings.
+    Reading refuses rows that are not as they were written, and those that contradict themselves. Which ones are
+    derived and attacked is decided by the seed of the settings.
     """
     runner, settings = runner or Here(), settings or Settings(iterations=50, locations=2)
     work = Suspicion(run, job, settings)
@@ -198,12 +199,10 @@ def audit(
     kept = [row for row in rows if row["skipped"] is None]
     identity = runner.begin(work)
     result = Audit(rows=len(rows), notes=_notes(run, identity))
-    for row in kept:
-        result.contradictions += [_told(row, what, stored, "") for what, stored in inner_contradictions(row)]
     together = TOGETHER * (16 if identity["device"] == "cuda" else 1)
     parts = _parts(kept, sample, attack, settings.seed, together)
     found: dict[int, Audit] = {}
-    wrong = len(result.contradictions)
+    wrong = 0
     for part, here in runner.results(work, parts):
         found[part.number] = here
         wrong += len(here.contradictions)
@@ -232,30 +231,13 @@ def _choice(rows: list[Row], number: int, chance: np.random.Generator) -> list[R
 
 
 def _notes(run: Run, identity: Facts) -> list[str]:
-    notes = []
+    notes = [run.unchecked] if run.unchecked else []
     for name in ("device", "labels"):
         if identity[name] != run.job[name]:
             notes.append(f"{name}: the run says {run.job[name]}, this audit {identity[name]}")
     if run.job["precision"] == "fast":
         notes.append("the run's labels are fast ones; the audit's are float32")
     return notes
-
-
-def inner_contradictions(row: Row) -> Iterator[tuple[str, Any]]:
-    """What a row says against itself; no model is needed to see it."""
-    label, ones, table = row["label"], row["one_mask_labels"], row["table"]
-    if row["certified"] and not row["row_certified"]:
-        yield "certified but not row-certified", row["row_certified"]
-    if row["certified"] and any(one != label for one in ones):
-        yield "certified with a wrong one-mask label", ones
-    if row["row_certified"] and row["answer"] != label:
-        yield "row-certified with a wrong answer on the clean image", row["answer"]
-    if table is not None and row["certified"] != all(two == label for two in table):
-        yield "certified does not follow from the table", row["certified"]
-    if table is not None and table[: len(ones)] != ones:
-        yield "the table's one-mask labels are not the row's", ones
-    if row["detection_certified"] and (row["alert"] or row["answer"] != label or any(one != label for one in ones)):
-        yield "detection-certified with a wrong label or an alert", ones
 
 
 def _told(row: Row, what: str, stored: Any, found: Any) -> Facts:
@@ -356,7 +338,7 @@ class Checker:
         threshold, ones = self.run.job["options"].get("threshold", 0.5), twin.one()
         near = twin.near_ties > 0 or any(abs(seen.confidence - threshold) < 1e-3 for seen in ones)
         alert = any(seen.label != twin.plain.label and seen.confidence > threshold for seen in ones)
-        held = all(seen.label == row["label"] and seen.confidence > threshold + ROUNDING for seen in ones)
+        held = all(seen.label == row["label"] and seen.confidence > threshold for seen in ones)
         for name, found in (
             ("answer", twin.plain.label),
             ("alert", alert),
@@ -394,7 +376,8 @@ def write_audit(result: Audit, run: Run, settings: Settings, *, sample: int, att
     """Keep what an audit found, with all that repeats it, beside the run's rows."""
     path = run.folder / "audit" / "audit.json"
     asked = {"sample": sample, "attack": attack, "settings": vars(settings)}
-    content = {"run": str(run.folder), "key": run.key, "job": run.job, "about": run.about, **asked, **result.to_json()}
+    content: Facts = {"run": str(run.folder), "key": run.key, **run.integrity, "job": run.job, "about": run.about}
+    content |= {**asked, **result.to_json()}
     with whole_file(path) as part:
         part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path

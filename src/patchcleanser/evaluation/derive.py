@@ -24,7 +24,6 @@ from patchcleanser.core.verdicts import Verdict
 from patchcleanser.core.windows import Size
 from patchcleanser.defenses.challenger_masking import challenger_masking
 from patchcleanser.defenses.double_masking import double_masking
-from patchcleanser.defenses.minority_reports import ROUNDING
 from patchcleanser.errors import RecordError
 
 Bools = NDArray[np.bool_]
@@ -61,13 +60,26 @@ def tables(run: Run) -> Iterator[Tables]:
     for rows in _batches(run, ["index", "label", "height", "width", "table"]):
         sizes = list(zip(rows["height"].to_pylist(), rows["width"].to_pylist(), strict=True))
         for size in dict.fromkeys(sizes):
-            mine = rows.filter(pa.array([s == size for s in sizes]))
+            mine, masks = rows.filter(pa.array([s == size for s in sizes])), built(size)
+            _require_tables(run, mine, len(masks.unions))
             yield Tables(
-                built(size),
+                masks,
                 mine["index"].to_numpy(),
                 mine["label"].to_numpy(),
                 lists(mine["table"]).astype(np.int32, copy=False),
             )
+
+
+def _require_tables(run: Run, rows: pa.Table, unions: int) -> None:
+    """Refuse tables that do not have one label for each union of masks."""
+    lengths = compute.fill_null(compute.list_value_length(rows["table"]), 0).to_numpy()
+    if (lengths != unions).any():
+        at = int((lengths != unions).argmax())
+        index = rows["index"][at].as_py()
+        raise RecordError(
+            f"row {index} of {run.folder} has {lengths[at]} two-mask labels, and its masks have {unions} unions; "
+            f"delete {run.shard(index // run.batch).name} there and run the same command again to compute its rows anew"
+        )
 
 
 def _batches(run: Run, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -264,7 +276,7 @@ def detection(run: Run, thresholds: Sequence[float]) -> list[Detection]:
         against, within, right = _confidence(rows)
         for k, at in enumerate(found):
             alert = against > at.threshold
-            sure = (within > at.threshold + ROUNDING) & right
+            sure = (within > at.threshold) & right
             hits = (right & ~alert, sure, alert)
             clean, certified, alerts = (Share(int(h.sum()), len(h)) for h in hits)
             found[k] = replace(

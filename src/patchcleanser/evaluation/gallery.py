@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from patchcleanser.core.files import whole_file
+from patchcleanser.core.files import require_inside, whole_file
 from patchcleanser.core.records import Row, Run
 from patchcleanser.data.pictures import as_picture
 from patchcleanser.evaluation.jobs import Job
@@ -48,6 +48,7 @@ def keep_gallery(run: Run, job: Job) -> None:
     for index in sorted({i for wanted in KINDS.values() for i in _some([r["index"] for r in rows if wanted(r)])}):
         path = gallery_path(run, index)
         if not path.is_file():
+            require_inside(path.parent, run.folder)
             with whole_file(path) as part:
                 _picture(job, index).save(part, format="PNG")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from patchcleanser.core.files import whole_file
-from patchcleanser.core.records import key_of
+from patchcleanser.core.manifests import key_of
 from patchcleanser.core.verdicts import Verdict
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import RecordError

@@ -40,11 +40,11 @@ def collect(experiment: Experiment, outcomes: Outcomes, root: Path | None) -> tu
             missing[line.key] = left.why
             continue
         try:
-            values = _values(experiment, line, left, boxes, root)
+            values, circumstances = _values(experiment, line, left, boxes, root), origin(left)
         except (DataError, RecordError) as error:
             missing[line.key] = str(error)
             continue
-        found[line.key] = _with_times(Finding(values, _images(left, values), origin(left)), line, outcomes)
+        found[line.key] = _with_times(Finding(values, _images(left, values), circumstances), line, outcomes)
     return found, missing
 
 

@@ -136,5 +136,6 @@ def enlarged(studies: list[Study]) -> str | None:
 def manifest(study: Study) -> str:
     """Everything that decided the rows, and the circumstances; paths are shortened, the run folder has them whole."""
     about = {key: value for key, value in study.run.about.items() if key not in ("classes", "model_classes")}
-    content = {"key": study.run.key, "images": study.run.images, "batch": study.run.batch, "about": about}
-    return wording.brief(json.dumps({**content, "job": study.run.job}, indent=1, ensure_ascii=False))
+    run = study.run
+    content = {"key": run.key, "digest": run.digest, "images": run.images, "batch": run.batch, "about": about}
+    return wording.brief(json.dumps({**content, "job": run.job}, indent=1, ensure_ascii=False))
