@@ -59,7 +59,7 @@ def main() -> None:
     card = read_card(Path(inner.partition(":")[2])) if hardened else {}
     data = f"parquet:{given.data}"
     job = Job(
-        load_classifier(given.model),
+        load_classifier(given.model, trust_code=True),  # cards name the functions of this file
         chosen(load_dataset(data), given.limit, subset="first"),
         Threat.parse(given.patch, grid="input"),
         masks=6,

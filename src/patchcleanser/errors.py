@@ -17,6 +17,7 @@
     │   ├── NotAFunctionError               the same image got two different answers
     │   ├── OutputError                     wrong shape, NaN, too few classes
     │   └── OutOfMemoryError                not even one image fits on the device
+    ├── TrustError                          a file names code to run or an address to fetch, unasked
     ├── ServiceError                        a running service refused a request, or cannot be reached
     └── MissingDependencyError (also an ImportError)   an optional extra is not installed
 
@@ -45,6 +46,7 @@ __all__ = [
     "ThreatError",
     "TrainModeError",
     "TrainingError",
+    "TrustError",
 ]
 
 
@@ -114,6 +116,18 @@ class OutputError(ClassifierError):
 
 class OutOfMemoryError(ClassifierError):
     """Not even one image at a time fits into the device's memory."""
+
+
+class TrustError(PatchCleanserError):
+    """A card or a manifest names code to run or an address to fetch, and the caller did not say that it is trusted."""
+
+    @classmethod
+    def of(cls, file: object, spec: str, action: str) -> TrustError:
+        """The sentence that says why, and how to allow it."""
+        return cls(
+            f"{file} names {spec!r}, which {action}; a file may not ask for that by itself: if you trust its author, "
+            "add --trust-code (in Python: trust_code=True)"
+        )
 
 
 class ServiceError(PatchCleanserError):

@@ -103,8 +103,10 @@ def test_audit_passes_an_honest_run_and_fails_a_changed_one(folder: Path) -> Non
     assert "no contradiction" in done.stdout
     assert json.loads(Path("r/audit/audit.json").read_text())["contradictions"] == []
 
+    assert json.loads(Path("r/audit/audit.json").read_text())["digest"] == Run.open("r").digest
+
     def change(row: Row) -> None:
-        row["certified"] = not row["certified"]
+        row["undefended"] = (row["undefended"] + 1) % 10
 
     flip("r", change)
     done = run(*words, "--json")

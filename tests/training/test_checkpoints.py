@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from patchcleanser.errors import TrainingError
 from patchcleanser.training import checkpoints
 from patchcleanser.training.checkpoints import Checkpoint
+from patchcleanser.training.choice import Check
 
 
 class Clock:
@@ -44,3 +48,49 @@ def test_large_states_are_left_less_often(
     assert checkpoint.read(cpu)["step"] == len(written)
     checkpoint.write(state, last=True)  # whatever the time
     assert checkpoint.read(cpu)["step"] == len(written)
+
+
+class Bomb:
+    """Whoever unpickles it writes the canary."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.canary, "code of a stranger ran")
+
+
+@pytest.mark.parametrize("place", ["key", "state"])
+def test_a_checkpoint_runs_no_code(place: str, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    content: dict[str, Any] = {"key": {"seed": 0}, "state": {"step": 1}}
+    content[place]["more"] = Bomb(canary)
+    torch.save(content, tmp_path / checkpoints.NAME)
+    with pytest.raises(TrainingError, match=r"holds more than tensors and numbers.*delete it to start again") as error:
+        Checkpoint(tmp_path, {"seed": 0}).read(torch.device("cpu"))
+    assert "\n" not in str(error.value)
+    assert not canary.exists()
+
+
+def test_all_that_train_and_harden_leave_is_read_again(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = {
+        "module": layer.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "torch": torch.get_rng_state(),
+        "order": np.random.default_rng(0).bit_generator.state,
+        "checks": [Check(1, None, 0.5, (True, False), 1.0)],
+        "copies": {(1, 0.5): layer.state_dict()},
+        "best": (1, layer.state_dict()),
+    }
+    checkpoint = Checkpoint(tmp_path, {"seed": 0, "settings": {"frozen": ("layer4",)}})
+    checkpoint.write(lambda: state)
+    found = checkpoint.read(torch.device("cpu"))
+    assert found["checks"] == state["checks"]
+    assert found["order"] == state["order"]
+    assert found["copies"].keys() == state["copies"].keys()  # type: ignore[attr-defined]
+    assert torch.equal(found["torch"], torch.get_rng_state())
+    optimizer.load_state_dict(found["optimizer"])

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,32 @@ from torch import nn
 
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.callable import CallableClassifier
-from patchcleanser.classifiers.specs import ASKING, members, settings_in
+from patchcleanser.classifiers.specs import ASKING, OWN_BUILDERS, members, settings_in
 from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError
+from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError
 
 
-def load_classifier(spec: str, *, device: str = "auto", **options: Any) -> Classifier:
+@dataclass(frozen=True)
+class Origin:
+    """Where the spec of a classifier was written: by the caller himself, or in a card or a manifest."""
+
+    file: str | Path | None = None
+    trust_code: bool = False
+
+    def require_trust(self, spec: str, action: str) -> None:
+        """Refuse a spec of a file that nobody said to trust."""
+        if self.file is not None and not self.trust_code:
+            raise TrustError.of(self.file, spec, action)
+
+
+def load_classifier(
+    spec: str,
+    *,
+    device: str = "auto",
+    trust_code: bool = False,
+    named_by: str | Path | None = None,
+    **options: Any,
+) -> Classifier:
     """A classifier from a string `kind:name?option=value&…`; keyword options win.
 
     - ``timm:vit_tiny_patch16_224?img_size=32&patch_size=4&weights=none``
@@ -34,14 +55,25 @@ def load_classifier(spec: str, *, device: str = "auto", **options: Any) -> Class
     - ``mean:SPEC,SPEC``: the mean of several networks' answers
     - ``zoo:tiny``, ``trained:FOLDER`` (written by train or harden), ``net:resnet`` (untrained);
       ``trained:FOLDER?classes=10`` with a new last layer, to be trained
+
+    A spec that you write may run code (``python:``). A spec that a file names may not, however deep it is nested:
+    not that of a card in ``trained:FOLDER``, and not this one if it was read from the file `named_by`. Such a spec is a
+    TrustError unless `trust_code` says that the files are trusted.
     """
+    try:
+        return _load(spec, device, options, Origin(named_by, trust_code))
+    except RecursionError as error:
+        raise InputError(f"{spec[:40]!r}… is nested too deeply; name the classifier itself") from error
+
+
+def _load(spec: str, device: str, options: dict[str, Any], origin: Origin) -> Classifier:
     kind, _, rest = spec.partition(":")
     if kind not in KINDS or not rest:
         raise InputError(f"cannot read classifier {spec!r}; write one of {', '.join(f'{k}:…' for k in KINDS)}")
     name, _, query = (rest, "", "") if kind in ASKING else rest.partition("?")  # what is asked reads its own
     settings = settings_in(query) | options
     try:
-        return KINDS[kind](name, pick_device(device), settings)
+        return KINDS[kind](name, pick_device(device), settings, origin)
     except TypeError as error:
         if "unexpected keyword" not in str(error):
             raise
@@ -75,37 +107,43 @@ def pick_device(device: str) -> torch.device:
     return chosen
 
 
-def _timm(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _timm(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     from patchcleanser.classifiers.timm import TimmClassifier
 
+    if "cache_dir" in options:
+        origin.require_trust(f"timm:{name}?cache_dir={options['cache_dir']}", "says where downloads are put")
     return TimmClassifier(name, device=device, **options)
 
 
-def _torchvision(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _torchvision(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     from patchcleanser.classifiers.torchvision import TorchvisionClassifier
 
     return TorchvisionClassifier(name, device=device, **options)
 
 
-def _transformers(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _transformers(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     from patchcleanser.classifiers.transformers import TransformersClassifier
 
+    if not Path(name).is_dir():
+        origin.require_trust(f"transformers:{name}", "is no folder here and would be fetched from the hub")
     return TransformersClassifier(name, device=device, **options)
 
 
-def _onnx(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _onnx(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     from patchcleanser.classifiers.onnx import OnnxClassifier
 
     default = {"providers": ["CPUExecutionProvider"]} if device.type == "cpu" else {}
     return OnnxClassifier(name, **(default | options))
 
 
-def _python(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _python(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     module, _, function = name.partition(":")
     if not function:
         raise InputError(f"write python:module:function, got python:{name}")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a user's own file is found
+    if name not in OWN_BUILDERS:
+        origin.require_trust(f"python:{name}", "runs code of its author")
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a user's own file is found
     try:
         make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
@@ -125,13 +163,13 @@ def _python(name: str, device: torch.device, options: dict[str, Any]) -> Classif
     return classifier
 
 
-def _net(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _net(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     from patchcleanser.classifiers.trained import network_classifier
 
     return network_classifier(name, device, options)
 
 
-def _trained(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _trained(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     from patchcleanser.classifiers.trained import trained_classifier
 
     if options.keys() - {"classes"}:
@@ -139,42 +177,41 @@ def _trained(name: str, device: torch.device, options: dict[str, Any]) -> Classi
             f"a trained classifier is as its card says and takes no options but classes (a new last layer), got "
             f"{sorted(options)}"
         )
-    return trained_classifier(
-        Path(name), device, lambda spec, more: load_classifier(spec, device="cpu", **more), **options
-    )
+    inner = Origin(Path(name) / "card.json", origin.trust_code)
+    return trained_classifier(Path(name), device, lambda spec, more: _load(spec, "cpu", more, inner), **options)
 
 
-def _zoo(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _zoo(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     from patchcleanser.classifiers.trained import zoo_folder
 
-    return _trained(str(zoo_folder(name)), device, options)
+    return _trained(str(zoo_folder(name)), device, options, origin)
 
 
-def _tokens(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _tokens(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     from patchcleanser.classifiers.tokens import TokenDroppingClassifier
 
-    return TokenDroppingClassifier(load_classifier(name, device=str(device), **options))  # type: ignore[arg-type]
+    return TokenDroppingClassifier(_load(name, str(device), options, origin))  # type: ignore[arg-type]
 
 
-def _inpaint(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _inpaint(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     from patchcleanser.classifiers.inpaint import inpainting
 
-    return inpainting(load_classifier(name, device=str(device), **options))  # type: ignore[arg-type]
+    return inpainting(_load(name, str(device), options, origin))  # type: ignore[arg-type]
 
 
-def _mirror(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _mirror(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     from patchcleanser.classifiers.mirror import mirrored
 
-    return mirrored(load_classifier(name, device=str(device), **options))  # type: ignore[arg-type]
+    return mirrored(_load(name, str(device), options, origin))  # type: ignore[arg-type]
 
 
-def _mean(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
+def _mean(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
     from patchcleanser.classifiers.mean import mean_of
 
-    return mean_of([load_classifier(member, device=str(device), **options) for member in members(f"mean:{name}")])
+    return mean_of([_load(member, str(device), options, origin) for member in members(f"mean:{name}")])
 
 
-KINDS: dict[str, Callable[[str, torch.device, dict[str, Any]], Classifier]] = {
+KINDS: dict[str, Callable[[str, torch.device, dict[str, Any], Origin], Classifier]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "transformers": _transformers,

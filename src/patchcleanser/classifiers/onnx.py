@@ -45,6 +45,8 @@ class OnnxClassifier(Classifier):
             self.session = onnxruntime.InferenceSession(
                 self.path, providers=providers or onnxruntime.get_available_providers()
             )
+        except ClassifierError:
+            raise
         except Exception as error:  # onnxruntime raises its own types for each cause
             raise ClassifierError(f"{self.path} is not a model ONNX Runtime can load: {error}") from error
         first = self.session.get_inputs()[0]
@@ -80,6 +82,8 @@ def _hash_files(path: Path) -> str:
     model = path.read_bytes()
     digest = hashlib.sha256(model)
     for name in sorted(external_files(model)):
+        if not (path.parent / name).resolve().is_relative_to(path.parent.resolve()):
+            raise ClassifierError(f"{path} keeps weights in {name!r}, outside its own folder; put them beside it")
         if (path.parent / name).is_file():
             with (path.parent / name).open("rb") as file:
                 while block := file.read(1 << 24):

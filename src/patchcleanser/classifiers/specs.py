@@ -10,6 +10,11 @@ ASKING = ("tokens", "inpaint", "mirror", "mean")
 AROUND = ("inpaint:", "mirror:")
 """These begin specs that go around another one and have no weights of their own."""
 
+OWN_BUILDERS = frozenset(
+    f"patchcleanser.experiments.imagenet:{function}" for function in ("resnet50", "resnet50_at_32")
+)
+"""Functions of ours that a file may name: they take numbers only, and read nothing but a safetensors file."""
+
 NUMBER = {"net": "classes", "python": "classes", "timm": "num_classes", "torchvision": "num_classes"}
 """How specs of networks say the number of classes."""
 
@@ -50,6 +55,16 @@ def members(spec: str) -> list[str]:
     """
     inner = innermost(spec)
     return [part.strip() for part in inner.removeprefix("mean:").split(",")] if inner.startswith("mean:") else [inner]
+
+
+def names_code(spec: str) -> bool:
+    """Whether a card of this spec is loaded only by those who trust its code.
+
+    >>> names_code("mirror:python:my_models:make?classes=10"), names_code("mirror:net:tiny")
+    (True, False)
+    """
+    parts = (part.partition("?")[0].partition(":") for part in members(spec))
+    return any(kind == "python" and name not in OWN_BUILDERS for kind, _, name in parts)
 
 
 def numbered(spec: str, classes: int) -> str | None:

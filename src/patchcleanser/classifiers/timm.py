@@ -52,6 +52,8 @@ class TimmClassifier(TorchClassifier):
 
 def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
     _require_known(name)
+    if "checkpoint_path" in options:  # timm may unpickle it, which can run code
+        raise ClassifierError(f"timm:{name} takes no checkpoint_path; name the file with weights=PATH")
     if weights == "hub":
         _require_weights(name, options.get("cache_dir"))
     given = ", ".join(f"{key}={value}" for key, value in options.items()) or "no options"

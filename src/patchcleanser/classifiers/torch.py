@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory, logits_in, rounded
 from patchcleanser.classifiers.fast import ways_of
-from patchcleanser.classifiers.fingerprints import module_digest
+from patchcleanser.classifiers.fingerprints import module_digest, note_caches
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.ways import Way, layers
 from patchcleanser.errors import InputError, OutputError, TrainModeError
@@ -34,6 +34,7 @@ class TorchClassifier(Classifier):
         if getattr(module, "mask_aware", False):
             self.mask_aware = True
         refuse_train_mode(module)
+        note_caches(layers(module))
 
     def ways(self) -> list[Way]:
         """Half precision, on a GPU by a copy of the network, and on a CPU ONNX Runtime, where they are to be had."""

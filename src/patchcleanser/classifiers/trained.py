@@ -57,12 +57,23 @@ def trained_classifier(
     if not isinstance(bare, TorchClassifier):
         raise ClassifierError(f"{folder}/card.json names {card['model']!r}, which is no torch network")
     load_weights(bare.module, folder / "model.safetensors", new_classes=classes)
-    saved: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in card["preprocessing"].items()}
-    classifier = TorchClassifier(bare.module.to(device), Preprocessing(**saved), classes=classes or bare.classes)
+    preprocessing, names = _facts(folder, card)
+    classifier = TorchClassifier(bare.module.to(device), preprocessing, classes=classes or bare.classes)
     classifier.code = bare.code
     if classes is None:
-        classifier.names = tuple(card["classes"]) if card.get("classes") else bare.names
+        classifier.names = names or bare.names
     return classifier
+
+
+def _facts(folder: Path, card: dict[str, Any]) -> tuple[Preprocessing, tuple[str, ...]]:
+    """The preprocessing and the names of classes on a card, of which nothing is taken on trust."""
+    try:
+        settings: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in card["preprocessing"].items()
+        }
+        return Preprocessing(**settings), tuple(map(str, card.get("classes") or ()))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ClassifierError(f"{folder}/card.json is not a model card: {error}") from error
 
 
 def _with_classes(spec: str, classes: Any) -> str:
@@ -78,12 +89,12 @@ def _with_classes(spec: str, classes: Any) -> str:
 def read_card(folder: Path) -> dict[str, Any]:
     """The card of a trained classifier."""
     path = folder / "card.json"
+    if not path.is_file():  # nor a link to a device or a pipe, which would be read without end
+        raise ClassifierError(f"no trained classifier in {folder}: it has no card.json")
     try:
         card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         card["model"], card["preprocessing"]
-    except FileNotFoundError as error:
-        raise ClassifierError(f"no trained classifier in {folder}: it has no card.json") from error
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise ClassifierError(f"{path} is not a model card: {error}") from error
     return card
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.preprocessing import Interpolation, Preprocessing, Rounding
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.windows import Size
-from patchcleanser.errors import ClassifierError, MissingDependencyError
+from patchcleanser.errors import ClassifierError, MissingDependencyError, PatchCleanserError
 
 # PIL's resampling numbers, as image processors store them.
 _RESAMPLE: dict[int, Interpolation] = {0: "nearest", 2: "bilinear", 3: "bicubic"}
@@ -40,18 +42,47 @@ class TransformersClassifier(TorchClassifier):
             raise MissingDependencyError.of("transformers", "transformers") from error
         if isinstance(model, (str, Path)):
             name = str(model)
+            options = {"trust_remote_code": False, "local_files_only": Path(name).is_dir()}
             try:
-                model = transformers.AutoModelForImageClassification.from_pretrained(name)
+                _require_no_kernels(Path(name))
+                model = transformers.AutoModelForImageClassification.from_pretrained(name, **options)
                 if processor is None and preprocessing is None:
-                    processor = transformers.AutoImageProcessor.from_pretrained(name)
-            except (OSError, ValueError) as error:
-                raise ClassifierError(f"transformers cannot load {name!r}: {error}") from error
+                    processor = transformers.AutoImageProcessor.from_pretrained(name, **options)
+                    preprocessing = _preprocessing(processor, model)
+            except PatchCleanserError:
+                raise
+            except Exception as error:  # a folder that is not what it says can fail anywhere in transformers
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise ClassifierError(f"transformers cannot load {name!r}: {reason}") from error
             model = model.eval().to(device or "cpu")
-        if preprocessing is None:
-            preprocessing = processor_preprocessing(processor.to_dict() if processor is not None else {}, model.config)
-            if processor is not None:
-                require_same(processor, preprocessing)
+        preprocessing = preprocessing or _preprocessing(processor, model)
         super().__init__(model, preprocessing, classes=int(model.config.num_labels))
+
+
+def _require_no_kernels(folder: Path) -> None:
+    """Refuse a folder whose attention is compiled code from the hub, which transformers would fetch and run."""
+    path = folder / "config.json"
+    if path.is_file():
+        for name, value in _settings(json.loads(path.read_text(encoding="utf-8"))):
+            if name.endswith("_implementation") and "/" in str(value):
+                raise ClassifierError(f"{path} names {value!r} as {name}, which is code from the hub; take it out")
+
+
+def _settings(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings of a config and of the configs in it."""
+    for name, value in config.items():
+        yield name, value
+        if isinstance(value, dict):
+            yield from _settings(value)
+
+
+def _preprocessing(processor: Any, model: Any) -> Preprocessing:
+    """That of the processor, which is tried on a photo; without one, that of the model's config."""
+    if processor is None:
+        return processor_preprocessing({}, model.config)
+    preprocessing = processor_preprocessing(processor.to_dict(), model.config)
+    require_same(processor, preprocessing)
+    return preprocessing
 
 
 def processor_preprocessing(processor: dict[str, Any], config: Any) -> Preprocessing:

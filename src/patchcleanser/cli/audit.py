@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchcleanser.cli.options import Address, AsJson, Cpus, Gpus, On, Place, Root, Seed, Workers
-from patchcleanser.errors import ContradictionError, InputError
+from patchcleanser.cli.options import Address, AsJson, Cpus, Gpus, On, Place, Root, Seed, TrustCode, Workers
+from patchcleanser.errors import ContradictionError, InputError, RecordError
 
 if TYPE_CHECKING:
     from patchcleanser.core.records import Run
@@ -35,12 +36,14 @@ def audit(
     workers: Workers = None,
     gpus: Gpus = 0,
     cpus: Cpus = 1,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Derive rows again with a slow twin of the code, attack certified images, fail on any contradiction."""
     from patchcleanser.attacks import Settings
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.progress import progress
+    from patchcleanser.core.manifests import MANIFEST
     from patchcleanser.core.records import Run
     from patchcleanser.data import load_dataset
     from patchcleanser.evaluation.audit import audit as audit_run
@@ -52,18 +55,31 @@ def audit(
     for name, given in (("model", model), ("data", data)):
         if given is None and name not in found.about:
             raise InputError(f"{run} does not say its {name}; name it with --{name}")
+        if given is None and not isinstance(found.about[name], str):
+            raise RecordError(f"{run / MANIFEST} is damaged: its {name} is no name; name it with --{name}")
     place = Place(on, address, workers, gpus, cpus)
-    named = model or found.about["model"]
     here = place.device(device or ("auto" if on == "ray" else found.job["device"]))
-    classifier = load_classifier(named, device=here)
-    dataset = load_dataset(data or found.about["data"], split=found.about.get("split") or "test", root=root)
+    load = partial(
+        load_classifier,
+        model or found.about["model"],
+        trust_code=trust_code,
+        named_by=None if model else run / MANIFEST,
+    )
+    classifier = load(device=here)
+    dataset = load_dataset(
+        data or found.about["data"],
+        split=found.about.get("split") or "test",
+        root=root,
+        trust_code=trust_code,
+        named_by=None if data else run / MANIFEST,
+    )
     job = audited_job(found, classifier, dataset)
     settings = Settings(iterations=iterations, locations=locations, seed=seed)
-    with place.runner(named) as runner, progress("audit", quiet=as_json) as report:
+    with place.runner(load) as runner, progress("audit", quiet=as_json) as report:
         result = audit_run(found, job, sample=sample, attack=attack, settings=settings, watch=report, runner=runner)
     path = write_audit(result, found, settings, sample=sample, attack=attack)
     if as_json:
-        print(json.dumps({"run": str(run), **result.to_json()}, indent=1, ensure_ascii=False))
+        print(json.dumps({"run": str(run), **found.integrity, **result.to_json()}, indent=1, ensure_ascii=False))
     else:
         _tell(result, found, path)
     if result.contradictions:
@@ -75,7 +91,8 @@ def audit(
 
 
 def _tell(result: Audit, run: Run, path: Path) -> None:
-    print(f"{run.threat}, {run.job['defense']}: {result.rows} rows, each looked at for what contradicts itself")
+    print(f"{run.threat}, {run.job['defense']}: {result.rows} rows, none contradicts itself")
+    print(f"  run digest {run.digest}")
     print(f"  {len(result.derived)} derived again, one masked picture at a time ({result.labels} classifications)")
     fooled = sum("patches" in found for found in result.contradictions)
     print(f"  {len(result.attacked)} certified images attacked, {fooled} fooled")

@@ -16,6 +16,7 @@ from patchcleanser.cli.options import (
     Out,
     Patch,
     Seed,
+    TrustCode,
     require_outside,
     tell,
     threat_of,
@@ -49,6 +50,7 @@ def harden(
     limit: Limit = None,
     seed: Seed = 0,
     device: Device = "auto",
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Harden a classifier with unlabelled photos; the original is not changed."""
@@ -77,7 +79,7 @@ def harden(
     threat = threat_of(patch, 1, grid)
     names = [_named(name) for name in images]
     require_outside(out, *names)
-    classifier = trainable(model, device, out)
+    classifier = trainable(model, device, out, trust_code=trust_code)
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
     with progress(f"hardening {model}", quiet=as_json) as report:
 

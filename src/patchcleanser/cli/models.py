@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from patchcleanser.cli.options import AsJson, Device
+from patchcleanser.cli.options import AsJson, Device, TrustCode
 
 KINDS = {
     "zoo:NAME": "trained here to survive masks; the list is below",
@@ -28,10 +28,11 @@ KINDS = {
 def models(
     name: Annotated[str | None, typer.Argument(help="One classifier, as for --model.")] = None,
     device: Device = "cpu",
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """How classifiers are named, the zoo at hand, or one classifier's facts."""
-    facts = _listed() if name is None else _one(name, device)
+    facts = _listed() if name is None else _one(name, device, trust_code)
     if as_json:
         print(json.dumps(facts, indent=1))
     elif name is not None:
@@ -61,13 +62,13 @@ def _listed() -> dict[str, Any]:
     return {"kinds": KINDS, "networks": list(NETWORKS), "zoo": zoo}
 
 
-def _one(spec: str, device: str) -> dict[str, Any]:
+def _one(spec: str, device: str, trust_code: bool) -> dict[str, Any]:
     from dataclasses import asdict
 
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.classifiers.torch import TorchClassifier
 
-    classifier = load_classifier(spec, device=device)
+    classifier = load_classifier(spec, device=device, trust_code=trust_code)
     facts: dict[str, Any] = {"model": spec, "kind": type(classifier).__name__, "classes": classifier.classes}
     if isinstance(classifier, TorchClassifier):
         facts["parameters"] = sum(p.numel() for p in classifier.module.parameters())

@@ -22,6 +22,7 @@ from patchcleanser.cli.options import (
     Precision,
     Stride,
     Threshold,
+    TrustCode,
     defense_options,
     pair_if,
     threat_of,
@@ -47,6 +48,7 @@ def predict(
     option: Options = None,
     device: Device = "auto",
     precision: Precision = "exact",
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Defended labels. Nothing is certified here: a picture you were handed may already carry a patch."""
@@ -67,7 +69,7 @@ def predict(
             raise InputError(f"{defense} has no masks; leave out --masks, --stride and --precision")
         plan = {}
     plan |= defense_options(defense, threshold, option)[defense]
-    classifier = load_classifier(model, device=device)
+    classifier = load_classifier(model, device=device, trust_code=trust_code)
     built = DEFENSES[defense](classifier, threat_of(patch, patches, grid), **plan)
     found: list[dict[str, Any]] = []
     broken = 0
@@ -96,7 +98,9 @@ def predict(
 def _files(paths: list[Path], suffixes: set[str]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
-        inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes) if path.is_dir() else [path]
+        inside = [path]
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())
         if not inside:
             raise DataError(f"no pictures in {path}")
         files += inside

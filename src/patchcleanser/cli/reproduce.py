@@ -21,6 +21,7 @@ from patchcleanser.cli.options import (
     Place,
     Precision,
     Seed,
+    TrustCode,
     Workers,
 )
 from patchcleanser.errors import DataError, InputError
@@ -74,6 +75,7 @@ def reproduce(
     workers: Workers = None,
     gpus: Gpus = 0,
     cpus: Cpus = 1,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Run what a table or figure of the paper needs, go on where it stopped, and lay ours beside the paper's."""
@@ -107,6 +109,7 @@ def reproduce(
             device=place.device(device),
             workers=place.kind if on == "ray" else None,
             precision=precision,  # type: ignore[arg-type]  # checked by the defense
+            trust_code=trust_code,
         )
         told = _run_all(chosen, laboratory, out, baselines)
     _tell(told, out, as_json=as_json)

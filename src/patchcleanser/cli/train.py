@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchcleanser.cli.options import AsJson, Device, Limit, Out, Patch, Seed, require_outside, tell, trainable
+from patchcleanser.cli.options import (
+    AsJson,
+    Device,
+    Limit,
+    Out,
+    Patch,
+    Seed,
+    TrustCode,
+    require_outside,
+    tell,
+    trainable,
+)
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,6 +49,7 @@ def train(
     limit: Limit = None,
     seed: Seed = 0,
     device: Device = "auto",
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Train (or fine-tune) a network so that its labels survive masks; the same command goes on after a stop."""
@@ -54,11 +66,11 @@ def train(
     threat = Threat.parse(patch)
     require_outside(out, data)
     torch.manual_seed(seed)  # the initial weights belong to the run
-    classifier = trainable(model, device, out)
+    classifier = trainable(model, device, out, trust_code=trust_code)
     dataset = _images(classifier, data, root, limit)
     start = weights_of(model, classifier)
     preprocessing = classifier.preprocessing.uncropped  # trained without a crop, and so used without one
-    guide = _teacher(teacher, chosen, device, len(dataset.classes))
+    guide = _teacher(teacher, chosen, device, len(dataset.classes), trust_code=trust_code)
     with progress(f"training {model}", quiet=as_json) as report:
 
         def watch(epoch: Epoch, epochs: int) -> None:
@@ -145,7 +157,9 @@ def _classes(classifier: TorchClassifier) -> int | None:
     return classifier.classes
 
 
-def _teacher(spec: str | None, recipe: Recipe, device: str, classes: int) -> TorchClassifier | None:
+def _teacher(
+    spec: str | None, recipe: Recipe, device: str, classes: int, *, trust_code: bool
+) -> TorchClassifier | None:
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.classifiers.torch import TorchClassifier
 
@@ -156,7 +170,7 @@ def _teacher(spec: str | None, recipe: Recipe, device: str, classes: int) -> Tor
         return None
     if recipe.teacher_weight == recipe.guidance == 0:
         raise InputError("a teacher counts for nothing at teacher_weight=0; add --set teacher_weight=0.7")
-    guide = load_classifier(spec, device=device)
+    guide = load_classifier(spec, device=device, trust_code=trust_code)
     if not isinstance(guide, TorchClassifier):
         raise InputError(f"the teacher {spec} is no torch network")
     if guide.classes not in (None, classes):

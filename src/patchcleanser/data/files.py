@@ -33,10 +33,13 @@ class Files(Sequence[bytes]):
         return len(self.paths)
 
     def __getitem__(self, index: Any) -> Any:
+        path = self.paths[index]
+        if path.exists() and not path.is_file():  # a device or a pipe may have no end
+            raise DataError(f"cannot read {path}: it is no file")
         try:
-            return self.paths[index].read_bytes()
+            return path.read_bytes()
         except OSError as error:
-            raise DataError(f"cannot read {self.paths[index]}: {error.strerror}") from error
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
 def load_folder(path: str | Path) -> EncodedDataset:

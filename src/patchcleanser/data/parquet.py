@@ -101,6 +101,16 @@ class _Rows(Sequence[bytes]):
         return kept[at]
 
 
+def is_local(address: str) -> bool:
+    """Whether an address is a path on this machine, and names no other file system, also not in a chain.
+
+    >>> [is_local(a) for a in ("data/*.parquet", "file:///data", "s3://bucket/a", "simplecache::file:///a", "data:,x")]
+    [True, True, False, False, False]
+    """
+    path = address.removeprefix("file://")
+    return "://" not in path and "::" not in path and not path.startswith(("data:", "//", "\\\\"))
+
+
 def _found(address: str) -> list[tuple[Any, str, str]]:
     """File system, path and name of every file at an address."""
     import fsspec  # type: ignore[import-untyped,unused-ignore]

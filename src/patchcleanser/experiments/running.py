@@ -15,7 +15,7 @@ from patchcleanser.classifiers.load import pick_device
 from patchcleanser.classifiers.precision import Precision
 from patchcleanser.core.records import Run
 from patchcleanser.data import Dataset, chosen
-from patchcleanser.errors import ClassifierError, DataError, InputError, MissingDependencyError
+from patchcleanser.errors import ClassifierError, DataError, InputError, MissingDependencyError, RecordError
 from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attacked import AttackJob
 from patchcleanser.evaluation.matching import match_labels
@@ -62,6 +62,8 @@ class Laboratory:
     workers: str | None = None
     """The kind of device of those who do the work, if they are elsewhere."""
     precision: Precision = "exact"
+    trust_code: bool = False
+    """Whether the cards of models may name code, as in load_classifier."""
     _loaded: dict[str, Classifier] = field(default_factory=dict, repr=False)
     _images: dict[str, Dataset | DataError] = field(default_factory=dict, repr=False)
 
@@ -87,7 +89,7 @@ class Laboratory:
             return Missing(str(error))
         try:
             return self._carried_out(plan, model, classifier, images)
-        except (DataError, ClassifierError, InputError) as error:
+        except (DataError, ClassifierError, InputError, RecordError) as error:
             return Missing(f"{plan.slug} cannot be run: {error}")
 
     def _carried_out(self, plan: Plan, model: Model, classifier: Classifier, images: Dataset) -> Run | Times:
@@ -117,7 +119,7 @@ class Laboratory:
     def _classifier(self, model: Model) -> Classifier:
         if model.name not in self._loaded:
             self._loaded.clear()  # one at a time: they fill a GPU's memory
-            self._loaded[model.name] = load_classifier(model.at(), device=self.device)
+            self._loaded[model.name] = load_classifier(model.at(), device=self.device, trust_code=self.trust_code)
         return self._loaded[model.name]
 
     def _dataset(self, name: str) -> Dataset:
@@ -146,7 +148,10 @@ class Archive:
         folders = {path: name.fullmatch(path.name) for path in self.runs.glob(f"{plan.slug}-*")}
         sizes = {path: int(match[1]) for path, match in folders.items() if match}
         for folder in sorted(sizes, key=lambda path: -sizes[path]):
-            found = read_times(folder / TIMES) if plan.work == "time" else Run.open(folder)
+            try:
+                found = read_times(folder / TIMES) if plan.work == "time" else Run.open(folder)
+            except RecordError as error:  # the other plans' runs are none the worse for it
+                return Missing(str(error))
             if isinstance(found, Times) or found.finished:
                 return found
         return Missing(f"{self.runs} holds no finished run of {plan.slug}; run it without --stored")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from patchcleanser.core.files import whole_file
 from patchcleanser.errors import TrainingError
+from patchcleanser.training.choice import Check
 
 NAME = "checkpoint.pt"
 """Of the file, in the folder that the weights will be written to."""
@@ -35,8 +37,14 @@ class Checkpoint:
         if not self.path.is_file():
             return None
         try:
-            saved = torch.load(self.path, map_location=device, weights_only=False)
+            with torch.serialization.safe_globals([Check]):  # what harden's older checkpoints hold besides
+                saved = torch.load(self.path, map_location=device, weights_only=True)
             key, state = dict(saved["key"]), saved["state"]
+        except pickle.UnpicklingError as error:
+            raise TrainingError(
+                f"the checkpoint {self.path} is damaged, or holds more than tensors and numbers, which could run code; "
+                "delete it to start again"
+            ) from error
         except Exception as error:  # a torch.save file can break in as many ways as pickle can
             raise TrainingError(f"the checkpoint {self.path} is damaged ({error}); delete it to start again") from error
         different = [name for name, value in self.key.items() if key.get(name) != value]
