@@ -12,14 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.masked import MaskedClassifier, Request, Waiting
+from patchcleanser.classifiers.masked import MaskedClassifier, Waiting
 from patchcleanser.classifiers.precision import CALIBRATION, Recheck, TooFarError, gaps
-from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.samples import closest, drawn
 from patchcleanser.classifiers.settings import _plain, in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.classifiers.split import Split, SplitConv, SplitLinear, pieces
 from patchcleanser.classifiers.ways import Halved, UnusableError, Way
-from patchcleanser.core.tables import UNMASKED
 from patchcleanser.defenses.base import AGAIN
 
 
@@ -225,7 +223,7 @@ def test_what_somebody_sends_teaches_nothing(monkeypatch: pytest.MonkeyPatch) ->
 def test_close_calls_are_the_closest_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     defense, _ = defense_with(Split, monkeypatch)
     (group,) = defense._groups(photos(24))
-    sample, pool = drawn(group)
+    sample, pool = drawn(group, np.random.default_rng(0))
     pairs = [{(s, u) for s, u in zip(piece.which, piece.unions, strict=True)} for piece in (sample, pool)]
     assert not pairs[0] & pairs[1]
     with torch.inference_mode():
@@ -243,7 +241,7 @@ def test_every_size_of_image_is_in_the_sample() -> None:
     few, many = torch.rand(3, 40, 40), torch.rand(3, 32, 32)
     subjects = [defense.subject(image) for image in [few, *[many] * 599]]
     for ordered in (subjects, subjects[::-1]):
-        sample, _ = drawn(ordered)
+        sample, _ = drawn(ordered, np.random.default_rng(0))
         assert {tuple(ordered[s].pixels.shape) for s in sample.which} == {(3, 40, 40), (3, 32, 32)}
         assert CALIBRATION // 2 <= len(sample) <= CALIBRATION // 2 + 2
 
@@ -457,62 +455,3 @@ def test_what_waits_to_be_computed_again_is_never_lost_whatever_the_chunks(
     assert sum(e.table.rechecked for e in found) == recheck.rechecked > 0
     assert sum(e.table.audited for e in found) == recheck.audited
     assert recheck.labels == labels.size  # every one was looked at, and drawn for the audit, once
-
-
-def test_few_at_a_time_are_computed_again_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = photos(40)
-    defense, _ = defense_with(Split, monkeypatch)
-    defense.calibrate(images)
-    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
-    defense.masked.chunk, defense.masked.roomy = 50, False
-    sizes: list[int] = []
-    exactly_ = MaskedClassifier._exactly
-    monkeypatch.setattr(
-        MaskedClassifier,
-        "_exactly",
-        lambda self, rest, clean: (sizes.append(len(rest.piece)), exactly_(self, rest, clean))[1],
-    )
-    defense.examine(images, [0] * len(images), maps=True)
-    assert len(sizes) > 1
-    assert sum(size < 50 for size in sizes) <= 3  # the ends of the few rounds that a game asks for
-
-
-class Blurred(Way):
-    """A fast way of the very numbers that the classifier gives in company."""
-
-    resolution = 0.0
-
-    def __init__(self, classifier: TorchClassifier) -> None:
-        self.classifier = classifier
-
-    def logits(self, inputs: Tensor) -> Tensor:
-        return self.classifier.checked_logits(inputs)
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_tie_is_decided_by_the_pair_alone_though_its_fast_label_is_the_last_of_its_piece(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its company was doubtful, and waits."""
-
-    class Close(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            size = x.mean((1, 2, 3))
-            lead = torch.where(size > 0.5, torch.full_like(size, 1.0), torch.full_like(size, 4e-6))
-            # Alone, the second class is ahead; in company the first: as kernels of another batch size may have it.
-            lead = lead if len(x) > 1 else torch.where(size > 0.5, lead, -lead)
-            return torch.stack([1 + lead, torch.ones_like(size)], 1)
-
-    classifier = TorchClassifier(Close().eval(), Preprocessing((8, 8), mean=(0.0,) * 3, std=(1.0,) * 3), classes=2)
-    defense = DoubleMasking(classifier, Threat.square(1), masks=2, precision="fast")
-    masked = defense.masked
-    masked.ways = [Blurred(classifier)]
-    masked.way = masked.ways[0]
-    masked.recheck.calibrate(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]]), 0.0)
-    assert masked.recheck.ready
-    monkeypatch.setattr(masked.recheck, "doubt", lambda fast: fast[:, 0] - fast[:, 1] > 0.5)
-    masked._stored = 5  # past the probes
-    dark, bright = torch.full((3, 8, 8), 0.1), torch.full((3, 8, 8), 0.9)
-    subjects = [defense.subject(dark), *(defense.subject(bright) for _ in range(number - 1))]
-    masked.fill_in([Request(s, np.array([UNMASKED])) for s in subjects])
-    assert int(subjects[0].table.labels[UNMASKED]) == 1

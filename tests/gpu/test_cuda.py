@@ -52,16 +52,16 @@ def test_cuda_labels_equal_cpu_labels_where_the_margin_is_not_tiny() -> None:
         assert (cpu.labels[:-1] == cuda.labels[:-1])[sure].all()
 
 
-def test_real_out_of_memory_makes_chunks_smaller_and_loses_nothing() -> None:
+def test_real_out_of_memory_makes_batches_smaller_and_loses_nothing() -> None:
+    defense = DoubleMasking(TorchClassifier(vit().cuda()), Threat.square(32), masks=6)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(400e6 / total)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 60e6) / total)
     try:
-        defense = DoubleMasking(TorchClassifier(vit().cuda()), Threat.square(32), masks=6, chunk=4096)
         (certificate,) = defense.certify(torch.rand(1, 3, 224, 224), [0], maps=True)
         assert certificate.classifications == 666
-        assert defense.masked.chunk is not None
-        assert defense.masked.chunk < 666
+        assert defense.masked.most_rows is not None
+        assert defense.masked.most_rows < 36
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -238,18 +238,15 @@ def test_a_bagnet_learns_without_its_best_window_when_compiled(tmp_path: Path) -
 
 
 def test_answers_looked_at_beside_the_next_piece_are_those_of_their_own_piece() -> None:
-    """Many small pieces, each launched before the last one is read; ties are computed again in turn with them."""
+    """Many small pieces, each launched before the last one is read."""
     network = build_network("resnet", {"channels": (16, 24, 32, 40), "layers": (1, 1, 1, 1)}).eval().cuda()
-    with torch.no_grad():
-        network.fc.weight[1], network.fc.bias[1] = network.fc.weight[0], network.fc.bias[0]  # the first two always tie
     images = torch.rand(24, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     found = []
-    for chunk, ahead in ((16, 1), (16, 0), (4096, 1)):
-        defense = DoubleMasking(TorchClassifier(network), Threat.square(5), masks=4, chunk=chunk)
+    for ahead in (1, 0):
+        defense = DoubleMasking(TorchClassifier(network), Threat.square(5), masks=4, chunk=16)
         defense.masked.ahead = ahead
         found.append(labels_of(defense, images))
     assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
 
 
 def test_a_network_that_writes_into_its_inputs_gets_each_block_once() -> None:

@@ -11,12 +11,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 import torch
@@ -32,7 +31,7 @@ from patchcleanser import CallableClassifier, Threat, load_classifier
 from patchcleanser.attacks import Settings
 from patchcleanser.classifiers.onnx import OnnxClassifier
 from patchcleanser.cli.app import app
-from patchcleanser.core.records import TIMES, Run
+from patchcleanser.core.records import Run
 from patchcleanser.data import ArrayDataset, chosen, load_dataset
 from patchcleanser.data.base import EncodedDataset
 from patchcleanser.data.files import Files
@@ -44,38 +43,11 @@ from patchcleanser.evaluation.audit import audit
 from patchcleanser.evaluation.work import Batch, Certification, Progress
 from patchcleanser.experiments.collecting import read_found
 from patchcleanser.running import evaluate, ray_pool
-from patchcleanser.running.ray import RayRunner, connect
+from patchcleanser.running.ray import RayRunner
+from running.clusters import STORE, kill_one, rows, whole
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
-
-STORE = 80_000_000
-"""Bytes of each node's object store: the least that Ray accepts, nearly."""
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A head without cores and two nodes of one core; the driver is this process, connected once for all tests.
-
-    A process that comes and goes as a driver, on a busy machine, was once ended by Ray in the middle.
-    """
-    found = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False},
-    )
-    for _ in range(2):
-        found.add_node(num_cpus=1, object_store_memory=STORE)
-    found.wait_for_nodes()
-    connect(found.address)
-    yield found
-    ray.shutdown()
-    found.shutdown()
-
-
-@pytest.fixture(scope="module")
-def runner(cluster: Cluster) -> Iterator[RayRunner]:
-    with RayRunner(cluster.address) as found:
-        yield found
 
 
 class Noise(ArrayDataset):
@@ -124,15 +96,6 @@ def noisy(number: int, *, pause: float = 0.0, **dataset: Any) -> Job:
 def real(number: int = 24) -> Job:
     images = chosen(load_dataset("sample"), number)
     return Job(load_classifier("zoo:tiny", device="cpu"), images, Threat.square(5), masks=3)
-
-
-def rows(run: Run) -> pa.Table:
-    return run.read().drop_columns(list(TIMES))
-
-
-def whole(run: Run, images: int) -> bool:
-    """No row lost, none doubled."""
-    return run.finished and run.read(["index"])["index"].to_pylist() == list(range(images))
 
 
 BASELINES = {
@@ -235,25 +198,6 @@ def test_an_image_that_crashes_the_decoder_is_named_or_skipped(runner: RayRunner
     local = evaluate(noisy(12), tmp_path / "local", batch=4)  # without the deadly image the batch is another one
     columns = ["label", "answer", "certified", "table"]
     assert run.read(columns).filter(kept).equals(local.read(columns).filter(kept))
-
-
-def ray_workers() -> list[psutil.Process]:
-    """The processes of our own clusters that hold a classifier."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if "ray::Worker" in " ".join(process.cmdline()):
-                found.append(process)
-    return found
-
-
-def kill_one() -> bool:
-    """Whether there was one to kill."""
-    for process in ray_workers():
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-            return True
-    return False
 
 
 @pytest.mark.parametrize(("number", "kills"), [(40, 2), pytest.param(120, 8, marks=pytest.mark.slow)])

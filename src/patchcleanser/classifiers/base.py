@@ -48,6 +48,11 @@ class Classifier(ABC):
         self.classes = classes
         self.device = torch.device(device)
 
+    @property
+    def steady(self) -> bool:
+        """Whether it computes tensors of the same shapes whatever masks hide; not if hidden tokens are dropped."""
+        return not self.mask_aware
+
     def prepare(self, images: Tensor) -> Tensor:
         """[N, C, H, W] in [0, 1] → the model's input: resized, cropped, normalised."""
         return self.preprocessing(images)

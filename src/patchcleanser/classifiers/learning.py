@@ -29,6 +29,9 @@ Rows = NDArray[np.intp]
 PROBES = 4
 """So many of the first answers are probed: is the classifier a function?"""
 
+EXACT_BATCHES = 64
+"""So many exact batches are filled from one piece."""
+
 FINER = 64
 """Fewer doubtful labels than this are computed exactly at once: so few keep no GPU busy, whichever way they go."""
 
@@ -95,6 +98,8 @@ class Learning(Batches):
         """The few images that it was learnt from which fast labels are doubtful, and that this holds for; None: any."""
         self._held: Held | None = None
         """Fast labels that close calls were chosen from, for whoever asks for labels of these images next."""
+        self.exact_only = False
+        """While it is set, no faster way is used."""
         self.checks = 0
         """Classifications spent on checking: probes, ties and fast labels computed again."""
 
@@ -138,12 +143,12 @@ class Learning(Batches):
         return {**vars(self), **fresh}
 
     @abstractmethod
-    def _probe(self, one: Piece, answer: Tensor, way: Way | None) -> None:
-        """Refuse a classifier, or a fast way, that answers a pair differently in its batch, alone and in company."""
+    def _probe(self, one: Piece, answer: Tensor, way: Way | None, *, clean: bool = True) -> None:
+        """Refuse a classifier, or a fast way, that answers a pair differently in other batches."""
 
     @abstractmethod
-    def _keep(self, piece: Piece, logits: Tensor, strict: bool, *, alone: bool) -> None:
-        """Write labels, margins and confidences down; `alone` is a pair that was computed exactly, in no company."""
+    def _keep(self, piece: Piece, logits: Tensor, strict: bool, *, exact: bool) -> None:
+        """Write labels, margins and confidences down; those that are not `exact` are counted."""
 
     def _either(self, piece: Piece, way: Way | None) -> Tensor:
         """Logits by a faster way, if that can be; exact ones pass for fast ones in every check."""
@@ -168,7 +173,7 @@ class Learning(Batches):
             self.recheck.begin()
             return
         ordered = sorted(subjects, key=lambda s: tuple(s.pixels.shape))
-        sample, pool = drawn(ordered)
+        sample, pool = drawn(ordered, np.random.default_rng(self.recheck.seed))
         self.recheck.begin()
         self.finer, self._failed, self._held = [], set(), None
         different = {s.pixels.shape: s.pixels for s in (ordered[i] for i in np.unique(sample.which))}.values()
@@ -225,7 +230,7 @@ class Learning(Batches):
             for at in np.linspace(0, len(piece) - 1, PROBES, dtype=int):
                 self._probe(piece.part(at, at + 1), exact[at], None)
         for part, logits, _ in examples:
-            self._keep(part, logits, True, alone=len(part) == 1)
+            self._keep(part, logits, True, exact=True)
         return examples
 
     def _learn_finer(self, finer: Way, examples: Sequence[Example]) -> None:
@@ -303,12 +308,22 @@ class Learning(Batches):
                 self.checks += len(piece)
         return seconds[one] < seconds[other]
 
-    def _parts(self, piece: Piece, *, exact: bool = False) -> Iterator[Piece]:
-        """A piece cut into chunks, or, if it may go by a faster way, into as many at once as that way likes."""
+    def _many(self, piece: Piece, start: int) -> int:
+        """So many pairs fill exact batches well, and their logits still fit into memory."""
+        return EXACT_BATCHES * self.batch_rows(piece.subjects[piece.which[start]])
+
+    def _parts(self, piece: Piece, *, exact: bool = False, last: bool = False) -> Iterator[Piece]:
+        """A piece cut into chunks, or, if it may go by a faster way, into as many at once as that way likes.
+
+        `last` is what no faster way will look at: exact batches are cut from it.
+        """
         start = 0
         while start < len(piece):
             way = self.way if self.roomy and self.recheck.ready and not exact else None
-            size = self._size(piece, start, way.chunks if way is not None else 1)
+            if self.fast and not last:
+                size = self._size(piece, start, way.chunks if way is not None else 1)
+            else:
+                size = self._many(piece, start)
             yield (part := piece.part(start, min(start + size, len(piece))))
             start += len(part)
 

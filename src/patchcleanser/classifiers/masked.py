@@ -16,11 +16,11 @@ from patchcleanser.classifiers.batches import Piece, Subject
 from patchcleanser.classifiers.learning import PROBES, Launched, Learning
 from patchcleanser.classifiers.precision import (
     Precision,
+    SmallerBatchError,
     TooFarError,
     WrongFastLabelError,
     broken_rows,
     gaps,
-    ties,
     total,
 )
 from patchcleanser.classifiers.ways import BusyError, UnusableError, Way
@@ -69,9 +69,7 @@ class Waiting(NamedTuple):
 class MaskedClassifier(Learning):
     """Computes labels under masks that can be trusted, however they were computed.
 
-    Labels do not depend on how pairs
-    are put into chunks: kernels round differently for other batch sizes, so where a margin is
-    within rounding of zero, the label is that of the pair computed alone.
+    Exact labels do not depend on what else is computed: see `Batches._exact`.
     """
 
     def __init__(
@@ -85,11 +83,7 @@ class MaskedClassifier(Learning):
         self._far: list[tuple[int, Tensor, Tensor]] = []
         """Of labels that moved too far: the step, its logits and finer ones."""
         self._side: torch.cuda.Stream | None = None
-        self._main: torch.cuda.Stream | None = None
-        """While answers are looked at beside it, the stream that pieces go by."""
         self._stored = self._rechecks = 0
-        self._apart = 0.0
-        """How far, relative to their size, exact logits were seen to move with the batch they are in."""
 
     def fill_in(self, requests: Sequence[Request], *, strict: bool = True, clean: bool = False) -> None:
         """Compute the labels that the tables do not know yet, all requests batched together.
@@ -126,6 +120,9 @@ class MaskedClassifier(Learning):
                 self._store(launched.popleft(), strict, waiting)
             self._go_on(waiting, strict, clean, all_of_it=True)
         self._learn_from_far()
+        if self.shrunk:
+            self.shrunk = False
+            raise SmallerBatchError
         if not all(subject.table.answered for subject in piece.subjects):
             raise OutputError(NOT_FINITE)
 
@@ -137,7 +134,7 @@ class MaskedClassifier(Learning):
         """Fast labels that were computed while learning are as good as any, if it was of these images."""
         held, self._held = self._held, None
         mine = {id(request.subject.table) for request in requests}
-        if held is None or not self.recheck.ready or not held.done or id(held.tables[0]) not in mine:
+        if held is None or self.exact_only or not self.recheck.ready or not held.done or id(held.tables[0]) not in mine:
             return
         subjects, way = held.done[0].piece.subjects, self._steps[0].way
         same = all(s.table is table for s, table in zip(subjects, held.tables, strict=True))
@@ -168,17 +165,17 @@ class MaskedClassifier(Learning):
     def _launch(self, piece: Piece, clean: bool) -> Launched:
         while (step := self._step_for(piece, clean)) is not None:
             try:
-                return self._launched(piece, step)
+                return self._launched(piece, step, clean)
             except UnusableError:
                 self._give_up(step)
-        return self._launched(piece, None)
+        return self._launched(piece, None, clean)
 
-    def _launched(self, piece: Piece, step: int | None) -> Launched:
+    def _launched(self, piece: Piece, step: int | None, clean: bool) -> Launched:
         way = None if step is None else self._steps[step].way
         logits = self._logits(piece, way)
         if self._to_probe:
             at = 0 if self._stored == 0 else len(piece) // 2
-            self._probe(piece.part(at, at + 1), logits[at], way)
+            self._probe(piece.part(at, at + 1), logits[at], way, clean=clean)
         self._stored += 1
         moment = torch.cuda.current_stream(logits.device).record_event() if logits.is_cuda else None
         return Launched(piece, logits, step, moment)
@@ -191,29 +188,19 @@ class MaskedClassifier(Learning):
             return
         if self._side is None:  # a few small kernels, which are not to wait for room among the next piece's
             self._side = torch.cuda.Stream(self.classifier.device, priority=-1)  # type: ignore[no-untyped-call]
-        self._main = torch.cuda.current_stream(self.classifier.device)
         self._side.wait_event(moment)
         with torch.cuda.stream(self._side):
             try:
                 yield
             finally:
                 self._side.synchronize()  # then nobody else need know that this was elsewhere
-                self._main = None
-
-    def _alone(self, piece: Piece) -> Tensor:
-        """Exact logits of one pair [classes], in turn with other pieces: a network may have memory of its own."""
-        self.checks += 1
-        if self._main is None:
-            return total(self._logits(piece)[0])
-        with torch.cuda.stream(self._main):
-            return total(self._logits(piece)[0]).cpu()
 
     def _step_for(self, piece: Piece, clean: bool) -> int | None:
         """The first step that takes a piece: one may be for clean images only, for many pairs, or for doubtful labels.
 
         None: it is computed exactly.
         """
-        if not self.fast or not self.recheck.ready:
+        if not self.fast or self.exact_only or not self.recheck.ready:
             return None
         numbers = self._numbers(piece.subjects[piece.which[0]].pixels)
         for number, (way, _) in enumerate(self._steps):
@@ -233,10 +220,10 @@ class MaskedClassifier(Learning):
 
     def _look_at(self, done: Launched, strict: bool, waiting: list[list[Waiting]]) -> None:
         piece, logits, step = done[:3]
-        logits = logits.cpu() if logits.numel() < FEW_NUMBERS else logits
-        if step is None:
-            self._keep(piece, logits, strict, alone=len(piece) == 1)
+        if step is None:  # on its own device whatever their number: a CPU's confidences would have other bits
+            self._keep(piece, logits, strict, exact=True)
             return
+        logits = logits.cpu() if logits.numel() < FEW_NUMBERS else logits
         unsure = self._steps[step].recheck.doubt(total(logits)) | broken_rows(logits)
         sampled = self.recheck.sampled(len(piece)).to(logits.device)
         labels = total(logits).argmax(1)
@@ -248,18 +235,18 @@ class MaskedClassifier(Learning):
         again = (done.unsure | done.sampled).cpu()
         mine, others = torch.nonzero(~again)[:, 0], torch.nonzero(again)[:, 0]
         if not len(others):
-            self._keep(done.piece, done.logits, strict, alone=False)
+            self._keep(done.piece, done.logits, strict, exact=False)
             return
         further.append(done.pick(others).to(torch.device("cpu")))
         if len(mine):
-            self._keep(done.piece.pick(mine.numpy()), done.logits[mine], strict, alone=False)
+            self._keep(done.piece.pick(mine.numpy()), done.logits[mine], strict, exact=False)
 
-    def _keep(self, piece: Piece, logits: Tensor, strict: bool, *, alone: bool) -> None:
-        """Write labels, margins and confidences down; `alone` is a pair that was computed exactly, in no company."""
+    def _keep(self, piece: Piece, logits: Tensor, strict: bool, *, exact: bool) -> None:
+        """Write labels, margins and confidences down; those that are not `exact` are counted."""
         finite = ~broken_rows(logits)
         if strict and not finite.all():
             raise OutputError(NOT_FINITE)
-        logits = total(logits) if alone else self._settled(piece, total(logits))
+        logits = total(logits)
         sure = logits.softmax(dim=1).amax(dim=1).nan_to_num(0.0)
         told = torch.stack([logits.argmax(dim=1).float(), gaps(logits), sure, finite.float()])  # a GPU is asked once
         labels, margins, confidences, answered = told.cpu().numpy()
@@ -269,34 +256,32 @@ class MaskedClassifier(Learning):
             table.margins[piece.unions[mine]] = margins[mine]
             table.confidences[piece.unions[mine]] = confidences[mine]
             table.answered |= bool(answered[mine].any())
-
-    def _settled(self, piece: Piece, logits: Tensor) -> Tensor:
-        """Logits in which every tie was computed again, alone, so that no batch decides it."""
-        for at in torch.nonzero(ties(logits, self.classifier.dtype, self._apart))[:, 0].tolist():
-            logits[at] = self._alone(piece.part(at, at + 1)).to(logits.device)
-        return logits
+            table.unconfirmed += 0 if exact else int(mine.sum())
 
     def _go_on(self, waiting: list[list[Waiting]], strict: bool, clean: bool, *, all_of_it: bool = False) -> None:
         """Take the next step with what waits; what fills no chunk goes on waiting, unless no more is to come."""
         for number, here in enumerate(waiting):
-            if not here or (sum(len(rest.piece) for rest in here) < (self.chunk or 1) and not all_of_it):
+            if not here:
                 continue
-            piece = Piece.joined([rest.piece for rest in here])
+            piece, last = Piece.joined([rest.piece for rest in here]), number == len(self.finer)
+            enough = self._many(piece, 0) if last else self.chunk or 1
+            if len(piece) < enough and not all_of_it:
+                continue
             tensors = [
                 torch.cat(parts).to(self.classifier.device) for parts in zip(*(r[1:] for r in here), strict=True)
             ]
             here.clear()
             start = 0
-            for part in self._parts(piece, exact=True):
+            for part in self._parts(piece, exact=True, last=last):
                 end = start + len(part)
                 rest = Waiting(part, *(tensor[start:end] for tensor in tensors))
                 start = end
-                if len(part) < (self.chunk or 1) and end == len(piece) and not all_of_it:
+                if len(part) < enough and end == len(piece) and not all_of_it:
                     here.append(rest.to(torch.device("cpu")))
-                elif number < len(self.finer):
+                elif not last:
                     self._pass_on(self._refined(rest, number + 1, clean), strict, waiting[number + 1])
                 else:
-                    self._keep(part, self._exactly(rest, clean), strict, alone=False)
+                    self._keep(part, self._exactly(rest, clean), strict, exact=True)
 
     def _exactly(self, rest: Waiting, clean: bool) -> Tensor:
         """Exact logits of the doubtful, the overflown and the audited; one that is audited must not be another."""
@@ -376,26 +361,59 @@ class MaskedClassifier(Learning):
         logits[rows], by[rows], unsure[rows] = found, number, doubtful
         return rest._replace(logits=logits, by=by, unsure=unsure)
 
-    def _probe(self, one: Piece, answer: Tensor, way: Way | None) -> None:
-        """Refuse a classifier, or a fast way, that answers a pair differently in its batch, alone and in company."""
+    def _probe(self, one: Piece, answer: Tensor, way: Way | None, *, clean: bool = True) -> None:
+        """Refuse a classifier, or a fast way, that answers a pair differently in other batches.
+
+        An exact answer must be the same to the last bit. Whoever predicts hands in what an attacker may have made,
+        which must not silence the classifier: there, noise decides.
+        """
+        if way is None:
+            if one.unions[0] == UNMASKED:  # it has no row of its own, so the first mask is probed instead
+                one = Piece(one.subjects, one.which, np.zeros_like(one.unions))
+                answer = self._logits(one)[0]
+                self.checks += 1
+            apart = _apart([answer, *self._in_other_batches(one, None)])
+            if apart > 0 and not clean:
+                noise = self._noise(one)
+                answers = [self._logits(noise)[0], *self._in_other_batches(noise, None)]
+                apart = _apart(answers) if _apart(answers) > 1e-3 * _size_of(answers[0]) else 0.0
+            if apart > 0:
+                raise NotAFunctionError(
+                    f"the same image got logits {apart:.3g} apart (limit 0) alone and in a batch; "
+                    "turn off dropout and batch statistics: a certificate needs a deterministic classifier"
+                )
+            return
+        apart = _apart([answer, *self._in_other_batches(one, way)])
+        if apart > 5e-2 * _size_of(answer):  # an attacker's image may be too much for half precision
+            raise UnusableError(f"the same image got fast logits {apart:.3g} apart")
+
+    def _in_other_batches(self, one: Piece, way: Way | None) -> list[Tensor]:
+        """Logits [classes] of a pair alone, and beside another; who asks for chunks of one never has company."""
         other = UNMASKED if one.unions[0] != UNMASKED else 0
         company = Piece(one.subjects, one.which[[0, 0]], np.array([one.unions[0], other]))
-        # Who asks for chunks of one never has company, and the question does not arise.
-        fast = way is not None
-        asked = [one] if self.chunk == 1 and not (fast and self.roomy) else [one, company]
-        self.checks += sum(map(len, asked))
-        answers = total(torch.stack([answer, *(self._logits(piece, way)[0] for piece in asked)]))
-        finite = torch.isfinite(answers).all(0)
-        half = fast or self.classifier.dtype != torch.float32
-        largest = answers[0].topk(2).values.nan_to_num(posinf=0.0, neginf=0.0).abs().max()
-        limit = (5e-2 if half else 1e-3) * max(1.0, float(largest))
-        apart = float((answers.amax(0) - answers.amin(0))[finite].amax()) if finite.any() else 0.0
-        if not half:
-            self._apart = max(self._apart, apart / max(1.0, float(largest)))
-        if apart > limit or (torch.isneginf(answers).any(0) & ~torch.isneginf(answers).all(0)).any():
-            if fast:  # an attacker's image may be too much for half precision; of the classifier, exact labels tell
-                raise UnusableError(f"the same image got fast logits {apart:.3g} apart")
-            raise NotAFunctionError(
-                f"the same image got logits {apart:.3g} apart (limit {limit:.3g}) alone and in a "
-                "batch; turn off dropout and batch statistics: a certificate needs a deterministic classifier"
-            )
+        batches = [one] if self.chunk == 1 and not (way is not None and self.roomy) else [one, company]
+        self.checks += sum(map(len, batches))
+        return [self._logits(piece, way)[0] for piece in batches]
+
+    def _noise(self, one: Piece) -> Piece:
+        """The same union of an image of noise, which is always the same."""
+        subject = one.subjects[one.which[0]]
+        pixels = torch.rand(subject.pixels.shape, generator=torch.Generator().manual_seed(0))
+        noise = Subject(pixels.to(subject.pixels), subject.table)
+        return Piece([noise], np.zeros(1, dtype=np.intp), one.unions)
+
+
+def _size_of(logits: Tensor) -> float:
+    """The size of the two largest logits [classes], at least 1."""
+    largest = total(logits).topk(2).values.nan_to_num(posinf=0.0, neginf=0.0).abs().max()
+    return max(1.0, float(largest))
+
+
+def _apart(answers: Sequence[Tensor]) -> float:
+    """How far logits [classes] of one pair are apart at most; infinitely, if only some of them are finite."""
+    logits = total(torch.stack([answer.to(answers[0].device) for answer in answers]))
+    finite = torch.isfinite(logits)
+    if (finite.any(0) & ~finite.all(0)).any():
+        return float("inf")
+    spread = (logits.amax(0) - logits.amin(0))[finite.all(0)]
+    return float(spread.amax()) if len(spread) else 0.0

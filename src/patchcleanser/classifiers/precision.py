@@ -1,4 +1,4 @@
-"""When a label may be trusted: ties, and fast labels checked against exact ones."""
+"""When a label may be trusted: fast labels checked against exact ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+
+Confirm = Literal["sampled", "all"]
+"""Of a certificate by fast labels: the doubtful ones and a sample are computed again in float32, or all of them."""
 
 Precision = Literal["exact", "fast"]
 """Float32 throughout, or a faster way (half precision, ONNX Runtime) with every doubtful label computed again."""
@@ -30,9 +33,9 @@ SAFETY = 2.0
 HOPELESS = 0.5
 """Where more than this share of the labels is doubtful, computing all of them exactly is cheaper."""
 
-TIE = 1e-5
-"""Kernels round differently for other batch sizes. A margin below this share of the logits' size
-(below 2e-2 for half-precision networks) is a tie, and its label is that of the image alone."""
+
+class SmallerBatchError(Exception):
+    """Memory ran out and exact batches are smaller now: labels of the other shape are computed again."""
 
 
 class WrongFastLabelError(Exception):
@@ -98,6 +101,9 @@ class Recheck:
     share: float = 0.0
     """Of the sample it was learnt from, the share that was doubtful."""
 
+    seed: tuple[int, ...] | None = None
+    """Decides which labels are compared and audited; None: nobody can know beforehand."""
+
     def __post_init__(self) -> None:
         self.begin()
 
@@ -105,7 +111,7 @@ class Recheck:
         """Forget what was learnt; the counts go on."""
         self._moved: _Movements | None = None
         self._precision = 0.0
-        self.hopeless, self._draws = False, np.random.default_rng(0)
+        self.hopeless, self._draws = False, np.random.default_rng(self.seed)
 
     @property
     def ready(self) -> bool:
@@ -229,9 +235,3 @@ def gaps(logits: Tensor) -> Tensor:
     """Top-two margins [N]; two infinities are a tie."""
     two = logits.topk(2, dim=1).values
     return (two[:, 0] - two[:, 1]).nan_to_num(nan=0.0, posinf=torch.inf)
-
-
-def ties(logits: Tensor, dtype: torch.dtype, seen: float = 0.0) -> Tensor:
-    """Rows whose margin is within rounding of zero, bool [N]; `seen` is how far batches were seen to move logits."""
-    size = logits.topk(2, dim=1).values.abs().nan_to_num(posinf=0.0).amax(1).clamp_min(1.0)
-    return gaps(logits) <= max(TIE if dtype == torch.float32 else 2e-2, 4 * seen) * size

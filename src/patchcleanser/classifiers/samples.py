@@ -13,9 +13,8 @@ from patchcleanser.classifiers.precision import CALIBRATION, POOL, broken_rows, 
 from patchcleanser.core.tables import Indices
 
 
-def drawn(subjects: list[Subject]) -> tuple[Piece, Piece]:
+def drawn(subjects: list[Subject], draw: np.random.Generator) -> tuple[Piece, Piece]:
     """Labels to compare ways on, and the pool that close calls are chosen from, spread over all images."""
-    draw = np.random.default_rng(0)
     orders = [draw.permutation(len(s.table.mask_set.unions)) for s in subjects]
     pooled = min(POOL, sum(map(len, orders)) // 10)
     wanted = CALIBRATION - min(CALIBRATION // 2, pooled // 4)

@@ -46,11 +46,16 @@ class SpreadMaskedClassifier(MaskedClassifier):
     def __init__(self, like: MaskedClassifier, helpers: Sequence[Helper]) -> None:
         precision = "fast" if like.fast else "exact"
         super().__init__(like.classifier, grid=like.grid, chunk=like.chunk, precision=precision)  # type: ignore[arg-type]
+        self.most_rows = like.most_rows
         self.ahead = 2 * len(helpers)  # each has the next errand while it is on one
         # Whoever hands out the pieces takes his share.
         self._turns = cycle([*helpers, None])
         # With the pieces themselves: one that nobody came for must not answer a later one at the same address.
         self._asked: dict[int, tuple[Launched, Callable[[], Tensor]]] = {}
+
+    def _many(self, piece: Piece, start: int) -> int:
+        """Few labels at a time, so that every helper gets some."""
+        return self.labels_at_once(piece.subjects[piece.which[start]])
 
     def _launch(self, piece: Piece, clean: bool) -> Launched:
         helper = None if self._to_probe else next(self._turns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +37,7 @@ from patchcleanser.cli.options import (
     Stride,
     Subset,
     Threshold,
+    TrustCode,
     Unreadable,
     Workers,
     checked_run,
@@ -93,6 +95,7 @@ def attack(
     workers: Workers = None,
     gpus: Gpus = 0,
     cpus: Cpus = 1,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Attack images, ask the undefended and the defended classifier, and keep a row for each."""
@@ -114,7 +117,8 @@ def attack(
         seed=seed,
     )
     place = Place(on, address, workers, gpus, cpus)
-    classifier = load_classifier(model, device=place.device(device))
+    load = partial(load_classifier, model, trust_code=trust_code)
+    classifier = load(device=place.device(device))
     base = Job(
         classifier,
         Images(data, split, root, labels, limit, subset, seed).load(classifier, quiet=as_json),
@@ -128,7 +132,7 @@ def attack(
     job = AttackJob(base, attack, settings)
     words = f"{model}-{data}-{base.threat.shape}-{defense}-{attack}"
     about = about_run(model, data, split, base)
-    with place.runner(model) as runner:
+    with place.runner(load) as runner:
         folder = out or default_folder(words, runner.begin(Assault(job, skip)))
         run = run_attack(job, folder, about, batch=batch, skip=skip, quiet=as_json, runner=runner)
     _tell(run, model, sheet=_sheet(run, base), as_json=as_json)
@@ -162,7 +166,13 @@ def _tell(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
     settings = run.job["settings"]
     if as_json:
         told = {name.replace(" ", "_"): share.to_json() for name, share in shares.items()}
-        facts = {"model": model, "defense": run.job["defense"], "attack": run.job["attack"], **settings}
+        facts = {
+            **run.integrity,
+            "model": model,
+            "defense": run.job["defense"],
+            "attack": run.job["attack"],
+            **settings,
+        }
         more = {"images": next(iter(shares.values())).total, "certified_images_fooled": len(broken)}
         print(json.dumps({"run": str(run.folder), "job": run.job, **facts, **more, **told}, indent=1))
     else:

@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from patchcleanser.cli.options import (
     Address,
     AsJson,
     Batch,
+    Confirm,
     Cpus,
     Data,
     DefenseNames,
@@ -41,6 +43,7 @@ from patchcleanser.cli.options import (
     Stride,
     Subset,
     Threshold,
+    TrustCode,
     Unreadable,
     Workers,
     checked_run,
@@ -83,6 +86,7 @@ def certify(
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "exact",
+    confirm: Confirm = "sampled",
     unreadable: Unreadable = "stop",
     batch: Batch = None,
     out: RunFolder = None,
@@ -92,6 +96,7 @@ def certify(
     gpus: Gpus = 0,
     cpus: Cpus = 1,
     spread: Spread = False,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Certify images with known labels, keep a row for each, and say what share no patch can change."""
@@ -102,7 +107,8 @@ def certify(
     skip, options = checked_run(batch, unreadable), defense_options(defense, threshold, option)
     require_outside(out, data)
     place = Place(on, address, workers, gpus, cpus, spread)
-    classifier = load_classifier(model, device=place.device(device))
+    load = partial(load_classifier, model, trust_code=trust_code)
+    classifier = load(device=place.device(device))
     dataset = Images(data, split, root, labels, limit, subset, seed).load(classifier, quiet=as_json)
     jobs = [
         Job(
@@ -114,12 +120,13 @@ def certify(
             stride=pair_if(stride, "stride"),
             precision=precision,  # type: ignore[arg-type]  # checked by the defense
             table=table,
+            confirm=confirm,  # type: ignore[arg-type]  # checked by the defense
             options=options[kind],
         )
         for size, count, kind in product(patch.split(","), masks.split(",") if masks else [None], options)
     ]
     about = about_run(model, data, split, jobs[0])
-    with place.runner(model) as runner:
+    with place.runner(load) as runner:
         # All of them are checked before hours are spent on the first.
         planned = [(job, runner.begin(Certification(job, skip))) for job in jobs]
         results = [
@@ -149,7 +156,7 @@ def _folders(
     planned: list[tuple[Job, dict[str, Any]]], out: Path | None, model: str, data: str
 ) -> Iterator[tuple[Job, Path]]:
     """A folder for each job with its identity, each job once, however often it was asked for."""
-    from patchcleanser.core.records import key_of
+    from patchcleanser.core.manifests import key_of
 
     for job, identity in {key_of(identity): (job, identity) for job, identity in planned}.values():
         threat = f"{job.threat.count}of{job.threat.shape}" if job.threat.count > 1 else str(job.threat.shape)
@@ -206,14 +213,15 @@ def run_work(
 
 def _say_continued(folder: Path, identity: Mapping[str, Any]) -> None:
     """How much of a run is done, if it was begun before; another job's is about to be refused."""
-    from patchcleanser.core.records import MANIFEST, Run
+    from patchcleanser.core.manifests import MANIFEST
+    from patchcleanser.core.records import Run
 
     if not (folder / MANIFEST).is_file():
         return
     run = Run.open(folder)
     elsewhere = {"device": "", "precision": ""}  # Ray's workers may have others than this machine
     if {**run.job, **elsewhere} == {**identity, **elsewhere}:
-        done = len(run.read(["index"]))
+        done = run.images - sum(len(run.indices(batch)) for batch in run.missing())
         print(f"{folder}: {done} of {run.images} images are already done", file=sys.stderr)
 
 
@@ -244,7 +252,7 @@ def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None, 
 
     found = [(run, summary(run.read(COLUMNS))) for run in runs]
     if as_json:
-        rows = [{"run": str(run.folder), "job": run.job, **result.to_json()} for run, result in found]
+        rows = [{"run": str(run.folder), "job": run.job, **run.integrity, **result.to_json()} for run, result in found]
         print(json.dumps({**rows[0], **(more or {})} if len(rows) == 1 else rows, indent=1))
         return
     for run, result in found:
@@ -270,7 +278,8 @@ def _fast(run: Run) -> str:
 
     rows = run.read(["classifications", "rechecked", "flipped", "audited", "caught"])
     labels, again, wrong, audited, caught = (compute.sum(rows[name]).as_py() or 0 for name in rows.column_names)
-    told = f"fast labels: {again:,} of {labels:,} computed again in float32 ({wrong:,} changed); "
+    told = f"{run.statistical}; " if run.statistical else ""
+    told += f"fast labels: {again:,} of {labels:,} computed again in float32 ({wrong:,} changed); "
     if not audited:
         return told + f"none was audited (fewer than {FEWEST} images are computed in float32 throughout)"
     found = f"{caught:,} {'was' if caught == 1 else 'were'} wrong (all of their batch was then computed in float32)"

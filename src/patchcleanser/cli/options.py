@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,9 @@ Out = Annotated[Path, typer.Option(help="Folder for weights and card, and for wh
 Model = Annotated[
     str, typer.Option(help="Classifier: zoo:NAME, timm:NAME, torchvision:NAME, onnx:FILE, python:module:make, …")
 ]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Let a card or a manifest name code to run, or an address to fetch.")
+]
 Data = Annotated[str, typer.Option(help="Labelled images: sample, cifar10, imagenet, folder:PATH, parquet:PATH, …")]
 Root = Annotated[Path | None, typer.Option(help="Where a named dataset's files lie.")]
 Split = Annotated[str | None, typer.Option(help="Which part of a named dataset: test (or val), train.")]
@@ -43,6 +46,13 @@ Grid = Annotated[
 ]
 Precision = Annotated[
     str, typer.Option(help="exact (float32), or fast (half precision where it pays, doubtful labels rechecked).")
+]
+Confirm = Annotated[
+    str,
+    typer.Option(
+        help="With --precision fast: all computes every label of a certified image again in float32, so that its "
+        "certificate is a proof; sampled leaves certificates statistical."
+    ),
 ]
 Subset = Annotated[str, typer.Option(help="With --limit: random, first, or authors (as the authors chose).")]
 Labels = Annotated[
@@ -161,9 +171,8 @@ class Place:
         return "cpu"
 
     @contextmanager
-    def runner(self, model: str | None = None) -> Iterator[Runner]:
-        """Who does the work; his workers go when it is done. A model that cannot be sent is loaded by its name."""
-        from patchcleanser.classifiers import load_classifier
+    def runner(self, load: Callable[..., Classifier] | None = None) -> Iterator[Runner]:
+        """Who does the work; his workers go when it is done. A model that cannot be sent is loaded there by `load`."""
         from patchcleanser.evaluation.work import Here
 
         if self.on == "here":
@@ -177,7 +186,7 @@ class Place:
             gpus_per_worker=self.gpus,
             cpus_per_worker=self.cpus,
             spread=self.spread,
-            make=None if model is None else partial(load_classifier, model, device=self.kind),
+            make=None if load is None else partial(load, device=self.kind),
         ) as runner:
             yield runner
 
@@ -193,7 +202,7 @@ def checked_run(batch: int | None, unreadable: str) -> bool:
 
 def default_folder(words: str, job: Mapping[str, Any]) -> Path:
     """Named after the job, with its key, so that the same command goes on with the same run."""
-    from patchcleanser.core.records import key_of
+    from patchcleanser.core.manifests import key_of
 
     return Path("runs") / slug(f"{words}-{key_of(job)[:8]}")
 
@@ -278,7 +287,7 @@ def threat_of(patch: str, patches: int, grid: str | None) -> Threat:
     return Threat.parse(patch, count=patches, grid=grid or "source")  # type: ignore[arg-type]  # checked by Threat
 
 
-def trainable(model: str, device: str, out: Path) -> TorchClassifier:
+def trainable(model: str, device: str, out: Path, *, trust_code: bool = False) -> TorchClassifier:
     """The torch classifier to train or harden into `out`, which must not hold a finished run."""
     # Here and in the commands torch is imported late, so that --help answers at once.
     from patchcleanser.classifiers import load_classifier
@@ -294,7 +303,7 @@ def trainable(model: str, device: str, out: Path) -> TorchClassifier:
         (out / ".writable").unlink()
     except OSError as error:
         raise InputError(f"cannot write into {out}: {error.strerror}; use another --out") from error
-    classifier = load_classifier(model, device=device)
+    classifier = load_classifier(model, device=device, trust_code=trust_code)
     if not isinstance(classifier, TorchClassifier):
         raise InputError(f"{model} cannot be trained: only torch networks can")
     if classifier.mask_aware and not getattr(classifier.module, "mask_aware", False):
@@ -312,7 +321,10 @@ def trainable(model: str, device: str, out: Path) -> TorchClassifier:
 
 def tell(card: dict[str, Any], out: Path, words: str, *, as_json: bool) -> None:
     """Say what was written and how to use it, or print the card."""
+    from patchcleanser.classifiers.specs import names_code
+
     if as_json:
         print(json.dumps(card, indent=1))
     else:
-        print(f"{words}\nwrote {out}/model.safetensors and card.json; use it as trained:{out}")
+        flag = " with --trust-code" if names_code(card["model"]) else ""
+        print(f"{words}\nwrote {out}/model.safetensors and card.json; use it as trained:{out}{flag}")

@@ -36,6 +36,8 @@ class LabelTable:
         self.flipped = 0
         self.audited = 0
         """Labels that were not doubtful, computed both ways, also those of a table that was begun anew."""
+        self.unconfirmed = 0
+        """Labels of lower precision that were not computed in float32 as well."""
         self.caught = 0
         """Of the audited ones, those that were wrong: then this is the table that was begun anew."""
 

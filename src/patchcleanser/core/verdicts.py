@@ -57,6 +57,8 @@ class Certificate:
     classifications: int
     positions: dict[Size, NDArray[np.bool_]] | None
     """Per patch shape, the top-left corners [rows, columns] proved safe; None if not asked for."""
+    unconfirmed: int = 0
+    """Labels it rests on that were computed in lower precision only. 0: it is a proof; else it is statistical."""
 
 
 @dataclass(frozen=True)

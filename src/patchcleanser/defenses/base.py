@@ -14,13 +14,14 @@ from torch import Tensor
 from patchcleanser.classifiers.batches import Subject
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.classifiers.masked import MaskedClassifier, Request
-from patchcleanser.classifiers.precision import Precision, TooFarError, WrongFastLabelError
+from patchcleanser.classifiers.precision import Confirm, Precision, SmallerBatchError, TooFarError, WrongFastLabelError
 from patchcleanser.core.masks import MaskSet, axis_plan
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Threat
+from patchcleanser.core.verdicts import Certificate
 from patchcleanser.core.windows import Size
 from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range, counted_labels
-from patchcleanser.errors import LabelError, MaskError, PatchCleanserError
+from patchcleanser.errors import InputError, LabelError, MaskError, PatchCleanserError
 
 R = TypeVar("R")
 
@@ -81,6 +82,7 @@ class MaskDefense(Defense[V, C]):
     A hand-made `mask_set` is accepted only if it provably covers the threat. Images may
     differ in size: each size gets its own masks on the source grid. `precision="fast"` uses
     half precision, where the device is faster with it, and computes every label of small margin again in float32.
+    Certificates by such labels are statistical; `confirm="all"` computes all labels of a certified image again.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class MaskDefense(Defense[V, C]):
         mask_set: MaskSet | None = None,
         chunk: int | None = None,
         precision: Precision = "exact",
+        confirm: Confirm = "sampled",
     ) -> None:
         super().__init__(classifier, threat)
         if mask_set is not None and (masks is not None or stride is not None):
@@ -101,6 +104,9 @@ class MaskDefense(Defense[V, C]):
         if chunk is not None and chunk < 1:
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
         self.masked = MaskedClassifier(self.classifier, grid=threat.grid, chunk=chunk, precision=precision)
+        if confirm not in ("sampled", "all"):
+            raise InputError(f"confirm is 'sampled' or 'all', got {confirm!r}")
+        self.confirm = confirm
         self._masks, self._stride, self._given = masks, stride, mask_set
         self._built: dict[Size, MaskSet] = {}
         if mask_set is not None:
@@ -115,8 +121,9 @@ class MaskDefense(Defense[V, C]):
         """Masks that cannot be built are refused."""
         self.mask_set(size)
 
-    def begin(self) -> None:
+    def begin(self, seed: tuple[int, ...] | None = None) -> None:
         """Forget which fast labels were found to be doubtful."""
+        self.masked.recheck.seed = seed
         self.masked.recheck.begin()
 
     def expect(self, images: int) -> None:
@@ -212,7 +219,9 @@ class MaskDefense(Defense[V, C]):
                 raise LabelError(f"{len(truths)} labels for at least {len(results) + len(group)} images")
             self._check_range(mine, group[0])
             self.masked.calibrate(group)
-            results += self._played(group, [partial(game, label=label) for label in mine], clean=True)
+            starts = [partial(game, label=label) for label in mine]
+            played = self._played(group, starts, clean=True)
+            results += self._confirmed(group, starts, played) if self.confirm == "all" else played
         if len(results) != len(truths):
             raise LabelError(f"{len(truths)} labels for {len(results)} images")
         return results
@@ -225,15 +234,33 @@ class MaskDefense(Defense[V, C]):
         Where one moved too far, with more labels in doubt; if that happens again and again, or an audit catches a
         wrong one, with exact labels.
         """
-        for turn in range(AGAIN + 2):
+        turn = 0
+        while True:
             games = [start(subject.table) for start, subject in zip(starts, group, strict=True)]
             try:
                 return self._play(group, games, clean=clean)
             except WrongFastLabelError as error:
                 self.masked.recheck.hopeless |= turn >= AGAIN or not isinstance(error, TooFarError)
-                for subject in group:
-                    subject.table = subject.table.anew()
-        raise AssertionError("exact labels are never wrong")
+                turn += 1
+            except SmallerBatchError:
+                pass  # so often as batches can be halved
+            for subject in group:
+                subject.table = subject.table.anew()
+
+    def _confirmed(
+        self, group: list[Subject], starts: Sequence[Callable[[LabelTable], Game[R]]], results: list[R]
+    ) -> list[R]:
+        """The same results, but what fast labels certify is certified by exact ones or not at all."""
+        claimed = [number for number, result in enumerate(results) if _rests_on_fast_labels(result)]
+        for number in claimed:
+            group[number].table = group[number].table.anew()
+        self.masked.exact_only = True
+        try:
+            again = self._played([group[n] for n in claimed], [starts[n] for n in claimed], clean=True)
+        finally:
+            self.masked.exact_only = False
+        confirmed = dict(zip(claimed, again, strict=True))
+        return [confirmed.get(number, result) for number, result in enumerate(results)]
 
     def _play(self, group: list[Subject], games: Sequence[Game[R]], *, clean: bool) -> list[R]:
         def fill_in(asked: list[tuple[int, Indices]]) -> None:
@@ -264,3 +291,11 @@ class MaskDefense(Defense[V, C]):
             # Beside the table: labels known beforehand would change the batches of the rest, by which kernels round.
             self.masked.ask(subject)
         check_range(labels, self.classifier.classes or 0)
+
+
+def _rests_on_fast_labels(result: Any) -> bool:
+    """Whether a certificate, or what an examination found, promises something that only fast labels say."""
+    certificate = getattr(result, "certificate", result)
+    if not isinstance(certificate, Certificate):  # of a defense that has no fast labels
+        return False
+    return certificate.unconfirmed > 0 and certificate.row_certified

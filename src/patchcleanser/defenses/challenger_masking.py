@@ -74,10 +74,12 @@ class ChallengerMasking(MaskDefense[Verdict, Certificate]):
         game = challenger_game(table.one(), self.seed)
         index = table.mask_set.unions.index
         try:
-            asked = next(game)
+            challenger, candidate = next(game)
             while True:
-                yield np.array([index[asked]], dtype=np.intp)
-                asked = game.send(table.pair(*asked))
+                # All that the candidate may have to meet: batches have a fixed size, and one label costs as much.
+                rivals = [mask for mask, label in enumerate(table.one()) if label != table.one()[candidate]]
+                yield index[candidate, rivals].astype(np.intp)
+                challenger, candidate = game.send(table.pair(challenger, candidate))
         except StopIteration as end:
             verdict: Verdict = end.value
             return replace(verdict, classifications=table.spent)

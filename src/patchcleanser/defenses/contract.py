@@ -76,8 +76,11 @@ class Defense(ABC, Generic[V, C]):
     def ready(self, size: Size) -> None:
         """Refuse, with the reason, what can never work on images of this size on the threat's grid."""
 
-    def begin(self) -> None:
-        """Forget what earlier images taught, so that no batch's rows depend on the batches before it."""
+    def begin(self, seed: tuple[int, ...] | None = None) -> None:
+        """Forget what earlier images taught, so that no batch's rows depend on the batches before it.
+
+        `seed` decides which fast labels are audited; None: nobody can know beforehand.
+        """
 
     def expect(self, images: int) -> None:
         """Say about how many images will come, after `ready`: what takes long to prepare is worth it for many only."""

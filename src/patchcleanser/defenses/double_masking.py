@@ -13,7 +13,10 @@ from patchcleanser.defenses.two_mask import certification
 
 
 def majority_label(labels: Sequence[int]) -> int:
-    """The most frequent label; of several, the largest, as in the authors' code.
+    """The most frequent label; of several, the largest.
+
+    The authors' code sorts label counts with an unstable sort, so that it may choose another of several. No
+    certificate depends on the choice: see two_mask.certification.
 
     >>> majority_label([3, 1, 1, 3, 2])
     3

@@ -12,7 +12,6 @@ from torch import Tensor
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.batches import default_chunk
 from patchcleanser.classifiers.covering import require_kept, told
-from patchcleanser.classifiers.precision import TIE
 from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.sight import Sight
@@ -222,5 +221,5 @@ PAINT = 0.3137
 LARGEST = 1e4
 """Local logits are cut off here, so that sums in float64 keep what lies beside an enormous one."""
 
-ROUNDING, HALF_ROUNDING = TIE, 2e-2
+ROUNDING, HALF_ROUNDING = 1e-5, 2e-2
 """How far, relative to its size, a score may move with the batch it is in; of a half-precision network further."""

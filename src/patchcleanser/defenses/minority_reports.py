@@ -34,16 +34,13 @@ def first_failure(label: int, one: Sequence[int], confidences: Sequence[float], 
     above the threshold. A patch is hidden by some mask, under which the attacked image looks
     like the clean one: label y, with the same confidence. If the attacked image's undefended
     label is not y, that mask contradicts it confidently, and the alert fires. Both sides use
-    >, so equality cannot slip between them.
+    >, so equality cannot slip between them, and the confidence under a mask has the same bits
+    in both, whatever the batch (Batches._exact).
     """
     for i, (found, sure) in enumerate(zip(one, confidences, strict=True)):
         if found != label or not sure > threshold:
             return i
     return None
-
-
-ROUNDING = 1e-5
-"""A certificate asks for this much more confidence than an alert: another batch rounds differently."""
 
 
 class MinorityReports(MaskDefense[DetectionVerdict, DetectionCertificate]):
@@ -71,7 +68,7 @@ class MinorityReports(MaskDefense[DetectionVerdict, DetectionCertificate]):
 
     def _certificate(self, table: LabelTable, label: int, maps: bool) -> Game[DetectionCertificate]:
         yield np.array([*table.masks(), UNMASKED])
-        failing = first_failure(label, table.one(), self._confidences(table), self.threshold + ROUNDING)
+        failing = first_failure(label, table.one(), self._confidences(table), self.threshold)
         right = int(table.labels[UNMASKED]) == label
         return DetectionCertificate(label, failing is None and right, failing, table.margin, table.spent)
 

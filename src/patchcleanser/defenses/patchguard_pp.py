@@ -11,8 +11,11 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import DetectionCertificate, DetectionVerdict
 from patchcleanser.defenses.evidence import LocalLogits
 from patchcleanser.defenses.local import LocalBase, Scores, others, reached_sums
-from patchcleanser.defenses.minority_reports import ROUNDING, first_failure, reporters
+from patchcleanser.defenses.minority_reports import first_failure, reporters
 from patchcleanser.errors import InputError
+
+CONFIDENCE_ROUNDING = 1e-5
+"""A certificate asks for this much more confidence than an alert; how far scores round is counted before."""
 
 
 class PatchGuardPlusPlus(LocalBase[DetectionVerdict, DetectionCertificate]):
@@ -55,7 +58,7 @@ class PatchGuardPlusPlus(LocalBase[DetectionVerdict, DetectionCertificate]):
         sure = worst.softmax(0)[label].tolist()
         lead = (worst[label] - others(worst, label).amax(0)).tolist()
         labels = [label if ahead > 0 else -1 for ahead in lead]
-        failing = first_failure(label, labels, sure, self.threshold + ROUNDING)
+        failing = first_failure(label, labels, sure, self.threshold + CONFIDENCE_ROUNDING)
         right = int(case.score.sum((1, 2)).argmax()) == label
         return DetectionCertificate(label, failing is None and right, failing, min(lead), case.spent)
 

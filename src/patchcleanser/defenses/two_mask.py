@@ -39,8 +39,8 @@ def certification(table: LabelTable, label: int, threat: Threat, *, maps: bool) 
     masks.require_cover(threat)  # without it the proof has no good mask to start from
     cover = masks.cover(threat)
     yield table.masks()
-    queue = np.arange(len(unions)) if maps else _hardest_first(table)
-    step = max(64, len(masks))
+    queue = _hardest_first(table)
+    step = len(masks) * max(1, 64 // len(masks))
     while len(queue):
         good = _good_masks(table, label)
         if not maps and not good.all():
@@ -61,6 +61,7 @@ def certification(table: LabelTable, label: int, threat: Threat, *, maps: bool) 
         margin=table.margin,
         classifications=table.spent,
         positions=masks.hidden_positions(threat, good) if maps else None,
+        unconfirmed=table.unconfirmed,
     )
 
 
@@ -80,10 +81,18 @@ def _failing_pair(table: LabelTable, label: int) -> tuple[int, int] | None:
 
 
 def _hardest_first(table: LabelTable) -> Indices:
-    """Unions of two masks by the smaller of the two one-mask margins: likely failures first."""
+    """Unions of two masks by the smaller of the two one-mask margins: likely failures first.
+
+    Lanes take turns, the hardest union of each first: so many unions at a time fill whole batches.
+    """
     index = table.mask_set.unions.index
     margins = table.margins[: len(table.mask_set)]
     hardness = np.full(len(table.mask_set.unions), np.inf, dtype=np.float32)
     first, second = np.triu_indices(len(margins))
     np.minimum.at(hardness, index[first, second], np.minimum(margins[first], margins[second]))
-    return np.argsort(hardness, kind="stable")
+    order = np.argsort(hardness, kind="stable")
+    lanes = table.mask_set.unions.lanes[order]
+    by_lane = np.argsort(lanes, kind="stable")
+    turn = np.empty_like(by_lane)
+    turn[by_lane] = np.arange(len(lanes)) - np.searchsorted(lanes[by_lane], lanes[by_lane])
+    return order[np.argsort(turn, kind="stable")]

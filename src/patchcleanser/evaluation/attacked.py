@@ -16,7 +16,7 @@ from torch import Tensor
 from patchcleanser.attacks import ATTACKS, AdaptiveAttack, Challenged, Settings
 from patchcleanser.attacks.adaptive import is_fooled, placed_defense, proved
 from patchcleanser.attacks.base import place_image, require_gradients
-from patchcleanser.core.files import whole_file
+from patchcleanser.core.files import require_inside, whole_file
 from patchcleanser.core.metrics import Share, summary
 from patchcleanser.core.records import Row, Run
 from patchcleanser.core.verdicts import Verdict
@@ -25,7 +25,7 @@ from patchcleanser.defenses.contract import Examined
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.gallery import gallery_path
 from patchcleanser.evaluation.jobs import Job, fields_of
-from patchcleanser.evaluation.rows import Loaded, facts
+from patchcleanser.evaluation.rows import Loaded, facts, seed_of
 from patchcleanser.evaluation.work import Batch, InBatches, Runner, Watch, carry_out
 
 ADAPTIVE = "adaptive"
@@ -90,12 +90,14 @@ class Assault(InBatches[Attacked]):
 
     def done(self, task: Batch, read: Loaded) -> Attacked:
         """Their rows and pictures."""
-        return attacked_rows(self.attack, read)
+        return attacked_rows(self.attack, read, task.entropy)
 
     def keep(self, run: Run, task: Batch, result: Attacked) -> None:
         """The pictures, then the rows: a batch that has rows is done."""
         for index, end, picture in result.pictures:
-            with whole_file(gallery_path(run, index, end)) as part:
+            path = gallery_path(run, index, end)
+            require_inside(path.parent, run.folder)
+            with whole_file(path) as part:
                 part.write_bytes(picture)
         run.write(task.number, result.rows)
 
@@ -114,7 +116,7 @@ def attack_all(
     return carry_out(Assault(job, skip), folder, batch=batch, about=about, watch=watch, runner=runner)
 
 
-def attacked_rows(job: AttackJob, batch: Loaded) -> Attacked:
+def attacked_rows(job: AttackJob, batch: Loaded, entropy: int = 0) -> Attacked:
     """The rows of a batch of images, and the pictures of some of them."""
     started = time.monotonic()
     read = zip([row for row in batch.rows if row["skipped"] is None], batch.images, strict=True)
@@ -126,7 +128,7 @@ def attacked_rows(job: AttackJob, batch: Loaded) -> Attacked:
     if not kept:
         return result
     images, truths = [image for _, image in kept], [row["label"] for row, _ in kept]
-    job.job.masking.begin()  # so that no batch's rows depend on the batches before it
+    job.job.masking.begin(seed_of(job.job, batch, entropy))  # so that no batch's rows depend on the batches before it
     examined = job.job.masking.examine(images, truths)
     every = _challenges(job, images, truths, examined)
     seconds = (time.monotonic() - started) / len(kept)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.precision import Precision
+from patchcleanser.classifiers.precision import Confirm, Precision
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import Dataset
 from patchcleanser.defenses import DEFENSES
@@ -19,7 +19,7 @@ from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.defenses.contract import Defense
 from patchcleanser.errors import DataError, InputError, PatchCleanserError, ThreatError
 
-LABELS = 2
+LABELS = 3
 """Raised whenever a change of the code may change a label, so that old rows are not mixed with new ones."""
 
 Pair = int | tuple[int, int] | None
@@ -41,6 +41,8 @@ class Job:
     stride: Pair = None
     precision: Precision = "exact"
     table: bool = False
+    confirm: Confirm = "sampled"
+    """Whether certificates by fast labels are confirmed label by label, or by a sample of all labels."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What this defense takes besides: threshold= of Minority Reports, seed= of challenger masking."""
 
@@ -84,6 +86,7 @@ class Job:
         plan: dict[str, Any] = {}
         if self.has_masks:
             plan = {"masks": self.masks, "stride": self.stride, "precision": self.precision}
+            plan |= {"confirm": self.confirm} if self.confirm != "sampled" else {}
         try:
             return DEFENSES[self.defense](self.classifier, self.threat, **plan, **self.options)
         except TypeError as error:
@@ -128,6 +131,7 @@ class Job:
             "defense": self.defense,
             "options": dict(self.options),
             "table": self.table,
+            **({"confirm": self.confirm} if self.confirm != "sampled" and self.built.fast else {}),
         }
 
 

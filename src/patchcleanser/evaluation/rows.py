@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,11 +62,17 @@ def load_batch(
     return Loaded(rows, images)
 
 
-def rows_of(job: Job, batch: Loaded) -> list[Row]:
-    """The rows of a batch of images."""
+def seed_of(job: Job, batch: Loaded, entropy: int) -> tuple[int, ...]:
+    """What decides which fast labels are audited: model, data, and a number that nobody knew before the run."""
+    names = "\n".join(str(job.identity[name]) for name in ("classifier", "data"))
+    return entropy, int(hashlib.sha256(names.encode()).hexdigest()[:16], 16), batch.rows[0]["index"]
+
+
+def rows_of(job: Job, batch: Loaded, entropy: int = 0) -> list[Row]:
+    """The rows of a batch of images; `entropy` is the run's."""
     started = time.monotonic()
     kept = [row for row in batch.rows if row["skipped"] is None]
-    job.built.begin()  # so that no batch's rows depend on the batches before it
+    job.built.begin(seed_of(job, batch, entropy))  # so that no batch's rows depend on the batches before it
     examined = job.built.examine(batch.images, [row["label"] for row in kept], maps=job.table) if kept else []
     seconds = (time.monotonic() - started) / max(1, len(kept))
     for row, found in zip(kept, examined, strict=True):
@@ -105,6 +112,7 @@ def _labels(known: LabelTable, table: bool) -> Row:
         "flipped": known.flipped,
         "audited": known.audited,
         "caught": known.caught,
+        "unconfirmed": known.unconfirmed,
     }
 
 

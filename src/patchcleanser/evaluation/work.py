@@ -5,6 +5,7 @@ Batches of images are carried out into a run folder: each is kept by this proces
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ class Batch:
     indices: Sequence[int]
     left_out: Mapping[int, str] = field(default_factory=dict)
     """Images that must not even be read, and why."""
+    entropy: int = 0
+    """The run's: which fast labels are audited depends on it."""
 
 
 class Work(ABC, Generic[Task, Result]):
@@ -135,7 +138,7 @@ class Certification(InBatches[list[Row]]):
 
     def done(self, task: Batch, read: Loaded) -> list[Row]:
         """Their rows."""
-        return rows_of(self.job, read)
+        return rows_of(self.job, read, task.entropy)
 
     def keep(self, run: Run, task: Batch, result: list[Row]) -> None:
         """The rows."""
@@ -174,7 +177,8 @@ def carry_out(
     identity = runner.begin(work)
     on_gpu, elsewhere = work.sizes
     size = batch or (on_gpu if identity["device"] == "cuda" else elsewhere)
-    run = Run.begin(folder, identity, images=len(work.job.dataset), batch=size, about=about or {})
+    about = {"entropy": secrets.randbits(63), **(about or {})}
+    run = Run.begin(folder, identity, images=len(work.job.dataset), batch=size, about=about)
     with run.locked():
         state, here = summary(run.read(work.columns)), 0
         for task, result in runner.results(work, to_do(run)):
@@ -189,4 +193,5 @@ def carry_out(
 
 def to_do(run: Run) -> list[Batch]:
     """The batches of a run that are not done."""
-    return [Batch(number, run.indices(number)) for number in run.missing()]
+    entropy = int(run.about.get("entropy", 0))
+    return [Batch(number, run.indices(number), entropy=entropy) for number in run.missing()]
