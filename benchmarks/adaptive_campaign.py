@@ -1,6 +1,6 @@
 """Attack CIFAR-10 images adaptively against the zoo, setting by setting in turns, and count what was fooled.
 
-    nice -n 10 python benchmarks/adaptive_campaign.py --minutes 60 --runs runs/campaign
+    python benchmarks/adaptive_campaign.py --device cuda --batch 256 --minutes 10 --runs runs/campaign
 
 Every setting is a run of `patchcleanser attack --attack adaptive`. The same command goes on where it stopped, until
 each setting has all its images. No certified image may be fooled; the script fails if one is.
@@ -50,10 +50,10 @@ class Setting:
         """The name of its run."""
         return f"{self.model.partition(':')[2]}-{self.defense}-{self.patches}of{self.patch}"
 
-    def job(self) -> AttackJob:
+    def job(self, device: str) -> AttackJob:
         """What is attacked, and how."""
         base = Job(
-            load_classifier(self.model, device="cpu"),
+            load_classifier(self.model, device=device),
             chosen(load_dataset("cifar10"), self.images, seed=self.seed),
             Threat.square(self.patch, count=self.patches),
             defense=self.defense,
@@ -79,7 +79,7 @@ class TurnOver(Exception):  # noqa: N818
     """The next setting's turn."""
 
 
-def turn(job: AttackJob, folder: Path, seconds: float) -> bool:
+def turn(job: AttackJob, folder: Path, batch: int, seconds: float) -> bool:
     """Go on with one run for so long, at least for one batch; whether it is finished."""
     ends = time.monotonic() + seconds
 
@@ -88,7 +88,7 @@ def turn(job: AttackJob, folder: Path, seconds: float) -> bool:
             raise TurnOver
 
     try:
-        attack_all(job, folder, batch=4, watch=watch)
+        attack_all(job, folder, batch=batch, watch=watch)
     except TurnOver:
         return False
     return True
@@ -123,6 +123,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=60.0, help="how long to go on")
     parser.add_argument("--turn", type=float, default=2.0, help="minutes of each setting at a time")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=4, help="images attacked together")
     parser.add_argument("--runs", type=Path, default=Path("runs/campaign"))
     parser.add_argument("--out", type=Path, default=Path("results/attacks/campaign.json"))
     given = parser.parse_args()
@@ -132,8 +134,9 @@ def main() -> None:
     while waiting and time.monotonic() < ends:
         setting = waiting.pop(0)
         if setting not in jobs:
-            jobs[setting] = setting.job()
-        if not turn(jobs[setting], given.runs / setting.folder, min(60 * given.turn, ends - time.monotonic())):
+            jobs[setting] = setting.job(given.device)
+        seconds = min(60 * given.turn, ends - time.monotonic())
+        if not turn(jobs[setting], given.runs / setting.folder, given.batch, seconds):
             waiting.append(setting)
         fooled = write(given.runs, given.out)
         if fooled:

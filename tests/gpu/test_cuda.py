@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 
+from gpu.always_float8 import AlwaysFloat8
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers.batches import Batches, Piece, Subject
 from patchcleanser.classifiers.copied import Copied, Graph, halved
@@ -93,18 +94,11 @@ def test_fast_labels_are_the_exact_ones_compiled_or_not(name: str, expected: int
     way = fast.masked.way.finer if eighth else fast.masked.way
     assert isinstance(way, Copied)
     shared = [sharing.rest.args[0] for sharing in way._sharings.values() if sharing is not None]  # type: ignore[attr-defined]
-    finer, blocks = way.finer, [player._block for player in (way._copy, *shared) if player and player._block]
+    finer, blocks = way.finer, [block for player in (way._copy, *shared) if player for block in player._blocks.values()]
     assert finer is not None
     assert finer.pays is not None or not fast.masked.finer  # seen, not guessed
     assert blocks
     assert eighth or all((block._compiled is not None) == (expected > 0) for block in blocks)
-
-
-class Generous(Eighth):
-    """Bears any share of doubtful labels: of a network of chance there are many."""
-
-    resolution = 0.0
-    bearable = property(lambda self: 1.0, lambda self, share: None)  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_224", "resmlp_12_224"])
@@ -119,10 +113,10 @@ def test_labels_that_begin_with_eight_bits_are_the_exact_ones(name: str) -> None
         for precision in ("fast", "exact")
     )
     copied = Copied(fast.classifier, Split(fast.classifier))  # type: ignore[arg-type]
-    fast.masked.ways = [Generous(fast.classifier, copied), copied]  # type: ignore[arg-type]
+    fast.masked.ways = [AlwaysFloat8(fast.classifier, copied), copied]  # type: ignore[arg-type]
     fast.masked.expect(10**9)
     assert (labels_of(fast, images) == labels_of(exact, images)).all()
-    assert isinstance(fast.masked.way, Generous)
+    assert isinstance(fast.masked.way, AlwaysFloat8)
     assert fast.masked.settled["Copied"] > 0 or name.startswith("resmlp")  # its blocks do next to nothing at first
     with torch.inference_mode():  # a label does not depend on what else is in its block
         inputs = images.cuda()
