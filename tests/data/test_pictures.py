@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from patchcleanser.data import decode, pictures
-from patchcleanser.data.pictures import header
 from patchcleanser.errors import DataError
 
 RED, GRAY_16 = (255, 0, 0), np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
@@ -193,12 +192,3 @@ def test_damage_anywhere_never_shows_a_traceback_of_pillow(kind: str) -> None:
         except DataError:
             continue
         assert 0 <= image.min() <= image.max() <= 1
-
-
-def test_a_header_says_format_and_size_and_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = encoded(Image.new("RGB", (7, 5)), "PNG")
-    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("it was decoded"))
-    assert header(content) == ("PNG", 5, 7)
-    assert header(content, formats=("JPEG",)) is None
-    assert header(content[:20]) is None
-    assert header(b"") is None

@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +20,14 @@ import httpx
 import numpy as np
 import pytest
 import torch
+import uvicorn
 from fastapi.testclient import TestClient
 from PIL import Image
 from torch.nn import functional
 
 from patchcleanser import CallableClassifier, Threat
 from patchcleanser.service.app import create_app
+from patchcleanser.service.protocol import server_config
 from patchcleanser.service.settings import Limits, Settings
 
 CLASSES = ("moss", "rust", "salt", "tar")
@@ -46,7 +50,13 @@ def clear_picture() -> np.ndarray:
 def toy(**changed: object) -> Settings:
     model = CallableClassifier(noisy, array="torch", fingerprint="noisy")
     model.names = CLASSES
-    given: dict[str, object] = {"model": model, "threat": Threat.square(3), "masks": 3, "samples": None}
+    given: dict[str, object] = {
+        "model": model,
+        "threat": Threat.square(3),
+        "masks": 3,
+        "samples": None,
+        "hosts": ("testserver",),
+    }
     return Settings(**{**given, **changed})  # type: ignore[arg-type]
 
 
@@ -73,6 +83,10 @@ class Kit:
     clear_picture = staticmethod(clear_picture)
 
     @staticmethod
+    def served(settings: Settings) -> AbstractContextManager[str]:
+        return serve_here(settings)
+
+    @staticmethod
     def start(log: Path, *options: str, **environment: str) -> Server:
         return start_server(log, *options, **environment)
 
@@ -94,6 +108,23 @@ def small() -> Iterator[TestClient]:
     limits = Limits(body_bytes=40_000, file_bytes=9_000, files=2, pixels=1000, queue=4, deadline=5)
     with TestClient(create_app(toy(limits=limits))) as asking:
         yield asking
+
+
+@contextmanager
+def serve_here(settings: Settings) -> Iterator[str]:
+    """A server on a real socket, in a thread of this process; its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(server_config(create_app(settings)))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,11 +40,11 @@ class Bench:
         note = lambda images, labels, seconds: self.batches.append((images, labels))  # noqa: E731
         self.worker = Worker(self.defense.masked, together=together, on_batch=note)
 
-    def work(self, seed: int, *, broken: bool = False) -> Work:
+    def work(self, seed: int, *, broken: bool = False, client: str = "") -> Work:
         image = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(seed))
         if broken:
             image[:] = 1.0
-        return Work(self.defense.subject(image), self.defense.predicting, False, self.room.take(images=1))
+        return Work(self.defense.subject(image), self.defense.predicting, False, self.room.take(images=1), client)
 
     def offline(self, seeds: range) -> list[Any]:
         images = [torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
@@ -74,7 +75,7 @@ def test_a_long_certificate_does_not_keep_predictions_waiting() -> None:
     assert bench.entered.wait(20)
     ended: list[str] = []
     last.add_done_callback(lambda _: ended.append("certificate"))
-    for future in bench.worker.submit([bench.work(1)]):
+    for future in bench.worker.submit([bench.work(9)]):  # two rounds; the certificate takes five
         future.add_done_callback(lambda _: ended.append("prediction"))
     bench.open.set()
     certificate = last.result(20)
@@ -84,6 +85,51 @@ def test_a_long_certificate_does_not_keep_predictions_waiting() -> None:
     twin = DoubleMasking(CallableClassifier(colours, array="torch"), Threat.square(2), masks=3)
     (known,) = twin.certify([long.subject.pixels], [0], maps=True)
     assert (certificate.certified, certificate.classifications) == (known.certified, known.classifications)
+
+
+def ends(futures: dict[str, list[Future[Any]]]) -> list[str]:
+    """Whose images end, in that order."""
+    names: list[str] = []
+    for name, some in futures.items():
+        for future in some:
+            future.add_done_callback(lambda _, name=name: names.append(name))
+    return names
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_client_with_many_images_does_not_keep_another_waiting(strict: bool) -> None:
+    bench = Bench(together=4)
+    bench.defense.masked.chunk = 9  # the labels of one image
+    start = (lambda table: bench.defense.certifying(table, 0, maps=True)) if strict else bench.defense.predicting
+
+    def works(client: str, seeds: range) -> list[Work]:
+        return [replace(bench.work(seed, client=client), start=start, strict=strict) for seed in seeds]
+
+    bench.open.clear()
+    futures = {"many": bench.worker.submit(works("many", range(40)))}
+    assert bench.entered.wait(20)
+    futures["one"] = bench.worker.submit(works("one", range(40, 41)))
+    names = ends(futures)
+    bench.open.set()
+    bench.worker.close()
+    assert len(names) == 41
+    assert names.index("one") < 8
+
+
+def test_large_pictures_take_turns_one_label_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A label of a large photo takes a second: four in every move would be four seconds for whoever waits beside."""
+    monkeypatch.setattr(batching, "NUMBERS", 3 * 30 * 30)
+    bench = Bench()
+    place = bench.room.take(images=1)
+    large = [
+        Work(bench.defense.subject(torch.rand(3, 40, 40)), bench.defense.predicting, False, place, client)
+        for client in ("a", "a", "b", "b")
+    ]
+    futures = bench.worker.submit(large)
+    names = ends({"a": futures[:2], "b": futures[2:]})
+    bench.worker.close()
+    assert set(bench.batches) == {(1, 1)}
+    assert set(names[:2]) == {"a", "b"}
 
 
 def test_no_more_images_are_worked_on_together_than_allowed() -> None:

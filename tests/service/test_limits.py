@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,9 @@ from fastapi.testclient import TestClient
 
 from patchcleanser import CallableClassifier, Threat
 from patchcleanser.errors import InputError, NotAFunctionError
-from patchcleanser.service import engine, schemas
+from patchcleanser.service import decoding, engine, schemas
 from patchcleanser.service.app import create_app
 from patchcleanser.service.problems import PROBLEMS
-from patchcleanser.service.service import DECODERS
 from patchcleanser.service.settings import Limits
 
 KEY = "correct horse battery"
@@ -94,7 +94,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(
     kit: Any, small: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = kit.png(np.zeros((40, 30, 3), dtype=np.uint8))
-    monkeypatch.setattr(engine, "decode", lambda *_, **__: pytest.fail("it was decoded"))
+    monkeypatch.setattr(decoding.Decoders, "decode", lambda *_: pytest.fail("it was decoded"))
     error = refused(small.post("/v1/predict", files=kit.upload(content)), "too-large")
     assert error["image"] == 0
 
@@ -202,14 +202,13 @@ def test_a_deadline_is_kept_and_the_work_dropped(kit: Any, by: str) -> None:
 
 
 def test_a_deadline_is_kept_while_all_decoders_are_busy(kit: Any) -> None:
-    client, _ = gated(kit, deadline=0.3)
-    let = threading.Event()
+    client, _ = gated(kit, deadline=2, decoders=2)
     with client:
-        decoders = client.app.state.service._decoders  # type: ignore[attr-defined]
-        busy = [decoders.submit(let.wait, 10) for _ in range(DECODERS)]
-        refused(client.post("/v1/predict", files=kit.upload(kit.png())), "deadline")
-        assert not any(one.done() for one in busy), "it came before the decoders were free"
-        let.set()
+        decoders, portal = client.app.state.service.decoders, client.portal  # type: ignore[attr-defined]
+        with ExitStack() as busy:
+            for name in ("one", "another"):
+                busy.enter_context(portal.wrap_async_context_manager(decoders.turn(name)))  # type: ignore[union-attr]
+            refused(client.post("/v1/predict", files=kit.upload(kit.png())), "deadline")
         assert client.post("/v1/predict", files=kit.upload(kit.png())).status_code == 200
 
 

@@ -57,7 +57,10 @@ def test_answers_are_those_of_the_plain_service(address: str) -> None:
     files = [("image", (str(n), IMAGES.content(n))) for n in range(4)]
     assert IMAGES.labels is not None
     labels = {"labels": [str(label) for label in IMAGES.labels[:4]], "maps": "true"}
-    with TestClient(create_app(SETTINGS)) as plain, httpx.Client(base_url=address, timeout=120) as there:
+    with (
+        TestClient(create_app(SETTINGS), base_url="http://localhost") as plain,
+        httpx.Client(base_url=address, timeout=120) as there,
+    ):
         for route, data in (("/v1/predict", {"details": "true"}), ("/v1/certify", labels)):
             asked = {"files": files, "data": data}
             assert same(there.post(route, **asked).json()) == same(plain.post(route, **asked).json())
@@ -102,7 +105,7 @@ def kill_a_replica() -> None:
 
 @pytest.mark.slow
 def test_a_replica_killed_under_load_loses_no_request_that_is_asked_again(address: str) -> None:
-    with TestClient(create_app(SETTINGS), base_url="http://plain") as plain:
+    with TestClient(create_app(SETTINGS), base_url="http://localhost") as plain:
         told = [
             plain.post("/v1/predict", files=[("image", ("0", IMAGES.content(n)))]).json()["predictions"][0]["label"]
             for n in range(40)

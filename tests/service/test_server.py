@@ -97,13 +97,14 @@ def test_troubles_reach_the_client_with_their_code(tiny_server: Any) -> None:
         assert caught.value.code == "unreachable"
 
 
-def test_the_client_comes_back_when_it_is_told_to() -> None:
+@pytest.mark.parametrize("status", [429, 503])
+def test_the_client_comes_back_when_it_is_told_to(status: int) -> None:
     asked: list[float] = []
 
     def busy_once(request: httpx.Request) -> httpx.Response:
         asked.append(time.monotonic())
         if len(asked) == 1:
-            return httpx.Response(503, headers={"retry-after": "1"})
+            return httpx.Response(status, headers={"retry-after": "1"})
         return httpx.Response(200, json={"request_id": "x", "predictions": [], "milliseconds": 1})
 
     with Client(transport=httpx.MockTransport(busy_once)) as client:
@@ -136,7 +137,12 @@ def test_an_answer_of_another_server_is_said_to_be_none() -> None:
 
 def test_who_promises_much_and_sends_nothing_keeps_nobody_out(tiny_server: Any, kit: Any) -> None:
     where = httpx.URL(tiny_server.address)
-    facts = (b"POST /v1/predict HTTP/1.1", b"Host: x", b"Content-Type: application/json", b"Content-Length: 33554432")
+    facts = (
+        b"POST /v1/predict HTTP/1.1",
+        b"Host: localhost",
+        b"Content-Type: application/json",
+        b"Content-Length: 33554432",
+    )
     with ExitStack() as open_ones:
         for _ in range(20):
             slow = open_ones.enter_context(socket.create_connection((where.host, where.port or 80)))

@@ -26,6 +26,7 @@ from patchcleanser.cli.options import (
     Precision,
     Stride,
     Threshold,
+    TrustCode,
     defense_options,
     pair_if,
     threat_of,
@@ -57,6 +58,13 @@ def serve(
     precision: Precision = "exact",
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at.", min=0, max=65535)] = 8000,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name this service is reached by, besides localhost, IP addresses and --host; * is any."),
+    ] = None,
+    proxy: Annotated[
+        list[str] | None, typer.Option(help="Address or network of a proxy; its X-Forwarded-For names the client.")
+    ] = None,
     root_path: Annotated[str, typer.Option(help="Prefix under which a proxy serves it, as /patches.")] = "",
     queue: Annotated[int, typer.Option(help="Images that may wait; with more, requests get 503.")] = 256,
     deadline: Annotated[float, typer.Option(help="Seconds after which a request is given up.")] = 30.0,
@@ -71,8 +79,9 @@ def serve(
         bool,
         typer.Option("--keep", help="With --on ray: leave it on the cluster; again with another model updates it."),
     ] = False,
+    trust_code: TrustCode = False,
 ) -> None:
-    """Answer over HTTP until stopped. With PATCHCLEANSER_API_KEY set, requests must carry that key."""
+    """Answer over HTTP until stopped. With PATCHCLEANSER_API_KEY set (keys, with commas between), requests need one."""
     from patchcleanser.service.settings import Settings
 
     _require_extra()
@@ -81,6 +90,7 @@ def serve(
     Place(on, address, None, gpus, cpus).device(device)
     settings = Settings(
         model=model,
+        trust_code=trust_code,
         threat=threat_of(threat, patches, grid),
         defense=defense,
         options=defense_options(defense, threshold)[defense],
@@ -89,7 +99,9 @@ def serve(
         precision=precision,
         device=device,
         samples=None if data == "none" else data,
-        api_key=os.environ.get(API_KEY) or None,
+        api_key=tuple(filter(None, os.environ.get(API_KEY, "").split(","))) or None,
+        hosts=(*(allow_host or ()), *(() if ":" in host else (host,))),
+        proxies=tuple(proxy or ()),
         limits=_limits(queue, deadline, max_pixels, max_files),
     )
     if host not in ("127.0.0.1", "localhost", "::1") and settings.api_key is None:
@@ -122,6 +134,7 @@ def _serve_here(settings: Settings, host: str, port: int, root_path: str) -> Non
 
     from patchcleanser.service.app import create_app
     from patchcleanser.service.logs import configure
+    from patchcleanser.service.protocol import server_config
 
     listening = _listen(host, port)
     app = create_app(settings)
@@ -135,8 +148,7 @@ def _serve_here(settings: Settings, host: str, port: int, root_path: str) -> Non
         signal.signal(number, lambda *_: None)
     at = f"{host}:{listening.getsockname()[1]}"
     print(f"http://{at}{root_path}/ (Ctrl-C stops it)", file=sys.stderr)
-    config = uvicorn.Config(app, root_path=root_path, log_config=None, access_log=False, server_header=False)
-    uvicorn.Server(config).run(sockets=[listening])
+    uvicorn.Server(server_config(app, root_path=root_path)).run(sockets=[listening])
 
 
 def _until_stopped() -> None:
@@ -166,5 +178,5 @@ def _limits(queue: int, deadline: float, pixels: int, files: int) -> Limits:
 
     plain = Limits()
     return Limits(
-        queue=queue, deadline=deadline, pixels=pixels, files=files, queue_pixels=max(plain.queue_pixels, pixels)
+        queue=queue, deadline=deadline, pixels=pixels, files=files, queue_pixels=max(plain.queue_pixels, 2 * pixels)
     )

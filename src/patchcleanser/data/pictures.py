@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,25 +37,6 @@ def as_picture(pixels: Tensor) -> Image.Image:
     """[C, H, W] in [0, 1] as a picture, in colour or grey."""
     array = as_bytes(pixels)
     return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
-
-
-class Header(NamedTuple):
-    """What a picture says of itself before it is decoded."""
-
-    format: str
-    height: int
-    width: int
-
-
-def header(content: bytes, formats: Sequence[str] = FORMATS) -> Header | None:
-    """Format and size from the first bytes of a picture; None if it is none of these formats."""
-    try:
-        with Image.open(io.BytesIO(content), formats=_known(tuple(formats))) as picture:
-            return Header(picture.format or "", picture.height, picture.width)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DataError(f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels") from None
-    except Exception:  # Pillow's readers raise whatever the damage leads them to
-        return None
 
 
 def decode(content: bytes, name: str, *, formats: Sequence[str] = FORMATS) -> Tensor:

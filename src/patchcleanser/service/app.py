@@ -46,6 +46,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
+        await service.start()
         yield
         await service.stop()
 
@@ -118,7 +119,7 @@ def _add_images(app: FastAPI, service: Service) -> None:
         return schemas.CertifyAnswer(request_id=_id(), certificates=found, milliseconds=_since(began))
 
 
-IMAGE_TROUBLES = (400, 401, 403, 408, 413, 415, 422, 500, 503, 504)
+IMAGE_TROUBLES = (400, 401, 403, 408, 413, 414, 415, 421, 422, 429, 431, 500, 503, 504)
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
@@ -126,12 +127,14 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/masks", tags=["facts"], responses=troubles(401, 413, 422, 504))
     async def masks(
+        request: Request,
         height: Annotated[int, Query(ge=1, le=1_000_000, examples=[224])],
         width: Annotated[int, Query(ge=1, le=1_000_000, examples=[224])],
         masks: Annotated[int | None, Query(ge=1, le=64, description="Per axis.")] = None,
     ) -> schemas.MasksAnswer:
         """The masks for images of one size on the threat's grid, and what they cost."""
-        return answers.mask_facts(await service.masks(height, width, masks), service.settings.threat)
+        mask_set = await service.masks(request.state.client, height, width, masks)
+        return answers.mask_facts(mask_set, service.settings.threat)
 
     @app.get("/v1/model", tags=["facts"], responses=troubles(401))
     async def model() -> schemas.ModelAnswer:

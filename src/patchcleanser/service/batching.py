@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import numpy as np
 
 from patchcleanser.classifiers.batches import Subject
 from patchcleanser.classifiers.masked import MaskedClassifier, Request
-from patchcleanser.classifiers.precision import WrongFastLabelError
+from patchcleanser.classifiers.precision import SmallerBatchError, WrongFastLabelError
 from patchcleanser.core.tables import Indices, LabelTable
 from patchcleanser.defenses.base import Game
 from patchcleanser.service.room import Place
@@ -24,8 +24,6 @@ log = logging.getLogger("patchcleanser.service")
 
 
 NOTHING: Indices = np.array([], dtype=np.intp)
-FIRST_BATCH = 512
-"""Labels computed at once until the classifier knows how many suit its device."""
 NUMBERS = 64_000_000
 """Numbers in the masked copies of one move. A label of a large photo takes a second of resizing, and whoever left, or
 waits beside it, is only looked at between moves."""
@@ -45,6 +43,8 @@ class Work:
     """Whether logits that are not finite are an error, as in certify, or only if there are no others."""
     place: Place
     """Its room in the queue, left when the work is done or dropped."""
+    client: str = ""
+    """Whose it is; clients take turns."""
 
 
 class _Ticket:
@@ -84,10 +84,10 @@ class Worker:
     """A thread that owns the model.
 
     At each move every game says which labels it wants next, and as many as the device classifies at
-    once are computed, those of the oldest games first: second rounds of some images beside first
-    rounds of others. Whatever arrives meanwhile joins the next move, so batches grow with the load
-    and nobody waits for one to fill. Certificates take twenty times as many labels as predictions,
-    so while there are predictions they get a quarter of that.
+    once are computed: those of every client's oldest image, then of its second, and so on. Second
+    rounds of some images come beside first rounds of others. Whatever arrives meanwhile joins the next
+    move, so batches grow with the load and nobody waits for one to fill. Certificates take twenty
+    times as many labels as predictions, so while there are predictions they get a quarter of that.
     """
 
     def __init__(
@@ -100,6 +100,9 @@ class Worker:
         self.masked, self.together, self.on_batch = masked, together, on_batch
         self._waiting: deque[_Ticket] = deque()
         self._playing: list[_Ticket] = []
+        self._moves = 0
+        self._served: dict[str, int] = {}
+        """The last move in which a client got labels."""
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -139,15 +142,21 @@ class Worker:
         with self._changed:
             while not (self._playing or self._waiting or self._closing):
                 self._changed.wait()
-            while self._waiting and len(self._playing) < self.together:
-                self._playing.append(self._waiting.popleft())
+            self._playing += self._waiting
+            self._waiting.clear()
             return bool(self._playing)
 
     def _move(self) -> None:
         self._playing = [ticket for ticket in self._playing if self._goes_on(ticket)]
-        room = self.masked.chunk or FIRST_BATCH
+        if not self._playing:
+            return
+        clients = {ticket.work.client for ticket in self._playing}
+        self._served = {client: move for client, move in self._served.items() if client in clients}
+        self._moves += 1
+        subject = self._playing[0].work.subject
+        room, least = self.masked.labels_at_once(subject), self.masked.batch_rows(subject)
         predictions = self._share(room, strict=False)
-        certificates = self._share(max(1, room // 4) if predictions else room, strict=True)
+        certificates = self._share(max(least, room // 4) if predictions else room, strict=True)
         for batch, strict in ((predictions, False), (certificates, True)):
             if batch:
                 self._fill_in(batch, strict)
@@ -169,24 +178,46 @@ class Worker:
         return True
 
     def _share(self, room: int, *, strict: bool) -> Batch:
-        """What the oldest games of one kind get, until there is no more room."""
+        """Labels of one kind for this move: an equal part for each image, until there is no more room.
+
+        An image whose single label is more than its part gets one if that still fits, and one such image always does.
+        """
         chosen: Batch = []
-        mine = [ticket for ticket in self._playing if ticket.work.strict is strict]
-        for ticket in mine:
-            if room > 0:
-                copy = ticket.work.subject.pixels.numel() if self.masked.grid == "source" else 1
-                most = max(1, NUMBERS // len(mine) // copy)
-                chosen.append((ticket, ticket.missing()[: min(room, most)]))
-                room -= len(chosen[-1][1])
+        tickets, numbers, large = self._in_turn(strict=strict)[: self.together], NUMBERS, False
+        for ticket in tickets:
+            copy = ticket.work.subject.pixels.numel() if self.masked.grid == "source" else 1
+            most = NUMBERS // len(tickets) // copy
+            if most == 0 and (copy <= numbers or not large):
+                most, large = 1, True
+            labels = ticket.missing()[: min(room, most)]
+            if len(labels):
+                chosen.append((ticket, labels))
+                self._served[ticket.work.client] = self._moves
+                room, numbers = room - len(labels), numbers - len(labels) * copy
         return chosen
+
+    def _in_turn(self, *, strict: bool) -> list[_Ticket]:
+        """Images of one kind: each client's oldest, then each one's second. Who was served last comes last."""
+        places: Counter[str] = Counter()
+        order: list[tuple[int, int, _Ticket]] = []
+        for ticket in self._playing:
+            if ticket.work.strict is strict:
+                client = ticket.work.client
+                order.append((places[client], self._served.get(client, 0), ticket))
+                places[client] += 1
+        return [ticket for *_, ticket in sorted(order, key=lambda entry: entry[:2])]
 
     def _fill_in(self, batch: Batch, strict: bool) -> None:
         began = time.monotonic()
+        self.masked.exact_only = strict  # so that every certificate is a proof
         try:
             self.masked.fill_in([Request(ticket.work.subject, some) for ticket, some in batch], strict=strict)
         except WrongFastLabelError:
             # As Defense does: no fast label is trusted any more, and what rests on some is computed again.
             self.masked.recheck.hopeless = True
+            for ticket in self._playing:
+                ticket.restart()
+        except SmallerBatchError:
             for ticket in self._playing:
                 ticket.restart()
         except Exception as error:

@@ -131,8 +131,8 @@ def _understood(kind: type[Answer], content: bytes) -> Answer:
 
 
 def _may_pass(response: httpx.Response) -> bool:
-    """Whether it may be otherwise next time: overloaded, or an error of a proxy, not one that the service names."""
-    if response.status_code == 503:
+    """Whether it may be otherwise next time: too much at once, or an error of a proxy, not of the service."""
+    if response.status_code in (429, 503):
         return True
     return response.status_code in (500, 502, 504) and "json" not in response.headers.get("content-type", "")
 

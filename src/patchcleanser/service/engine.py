@@ -30,6 +30,7 @@ from patchcleanser.defenses.base import Game
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
 from patchcleanser.evaluation.jobs import Pair
 from patchcleanser.evaluation.matching import match_labels
+from patchcleanser.service.decoding import Pixels, unpacked
 from patchcleanser.service.settings import Settings
 
 SAMPLES = 30
@@ -64,7 +65,11 @@ class Engine:
             raise InputError(f"no defense {settings.defense!r} with masks to serve; there are {', '.join(SERVED)}")
         self.settings = settings
         model, named = settings.model, isinstance(settings.model, str)
-        self.classifier: Classifier = load_classifier(model, device=settings.device) if named else as_classifier(model)
+        self.classifier: Classifier = (
+            load_classifier(model, device=settings.device, trust_code=settings.trust_code)
+            if named
+            else as_classifier(model)
+        )
         self.name = _shown(model) if named else type(model).__name__
         self.fingerprint: str | None = None
         with suppress(ClassifierError):  # a plain function has none, and nothing is stored here
@@ -81,9 +86,9 @@ class Engine:
         """Whether a request may name its own number of masks; with several patches that grows too fast."""
         return self.settings.threat.count == 1
 
-    def subject(self, content: bytes, masks: int | None) -> Subject:
-        """A picture as its bytes came, decoded, on the device, with an empty table."""
-        pixels = checked_image(self._decoded(content), self.classifier.preprocessing.channels)
+    def subject(self, picture: Pixels, masks: int | None) -> Subject:
+        """A decoded picture, on the device, with an empty table."""
+        pixels = checked_image(torch.from_numpy(unpacked(picture)), self.classifier.preprocessing.channels)
         with self._lock:  # mask sets are built once for each size
             return self._variant(masks).subject(pixels)
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 import time
 import uuid
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from patchcleanser.service.clients import Proxies, check_host, check_site, client_name, matching_key
 from patchcleanser.service.logs import REQUEST_ID
 from patchcleanser.service.metrics import Metrics
 from patchcleanser.service.problems import CLIENT_GONE, ClientGoneError, RefusedError
-from patchcleanser.service.room import NoRoomError, Place, Room
+from patchcleanser.service.room import NoRoomError, OverShareError, Place, Room
 from patchcleanser.service.schemas import ErrorAnswer, ErrorFacts
-from patchcleanser.service.settings import Settings
+from patchcleanser.service.settings import Limits, Settings
 
 log = logging.getLogger("patchcleanser.service")
 
@@ -49,12 +50,35 @@ def problem_answer(problem: RefusedError) -> JSONResponse:
     return JSONResponse(ErrorAnswer(error=facts).model_dump(), status_code=problem.status, headers=headers)
 
 
+def check_head(target: bytes, headers: Sequence[tuple[bytes, bytes]], limits: Limits) -> None:
+    """Refuse a request whose address or header fields are over a limit."""
+    if len(target) > limits.url_bytes:
+        words = f"the address has {len(target):,} bytes; at most {limits.url_bytes:,} are taken; send data in the body"
+        raise RefusedError("url-too-long", words)
+    if len(headers) > limits.headers:
+        words = f"the request has {len(headers):,} header fields; at most {limits.headers:,} are taken; send fewer"
+        raise RefusedError("headers-too-large", words)
+    size = len(target) + sum(len(name) + len(value) + 4 for name, value in headers)  # 4: a colon, a space, CRLF
+    if size > limits.header_bytes:
+        raise headers_too_large(limits, f"{size:,}")
+
+
+def headers_too_large(limits: Limits, got: str) -> RefusedError:
+    """The refusal of a request whose header fields have too many bytes."""
+    words = (
+        f"the request line and headers have {got} bytes; at most {limits.header_bytes:,} are taken; send shorter ones"
+    )
+    return RefusedError("headers-too-large", words)
+
+
 class Gate:
     """ASGI middleware around the whole app."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
-        self.bodies = Room(bytes=settings.limits.queue_bytes)
+        limits = settings.limits
+        self.bodies = Room(bytes=limits.queue_bytes, shares={"bytes": limits.client_bytes})
+        self.proxies = Proxies(settings.proxies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let one request through, or not; either way it is answered and noted."""
@@ -76,7 +100,9 @@ class Gate:
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, passage: _Passage) -> None:
         try:
             self._check(scope, headers)
-            await self.app(scope, self._limited(receive, passage), passage.send)
+            client = client_name(scope, headers, self.settings.keys, self.proxies)
+            scope.setdefault("state", {})["client"] = client
+            await self.app(scope, self._limited(receive, passage, client), passage.send)
         except (ClientGoneError, ClientDisconnect):
             passage.status = CLIENT_GONE
         except RefusedError as refused:
@@ -93,16 +119,19 @@ class Gate:
         await problem_answer(problem)(scope, receive, passage.send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        if scope["method"] == "POST" and headers.get("sec-fetch-site") == "cross-site":
-            raise RefusedError("cross-site", "requests from other sites' pages are not taken")
-        key = self.settings.api_key
-        if key is not None and not OPEN.fullmatch(_path(scope)) and not _same(key, _sent_key(headers)):
+        # Our own server did this while parsing (protocol.py); others, as Ray Serve's proxy, pass on what they are sent.
+        target = scope.get("raw_path", b"") + b"?" + scope.get("query_string", b"")
+        check_head(target, scope["headers"], self.settings.limits)
+        check_host(headers, self.settings.hosts)
+        check_site(scope["method"], headers)
+        keys = self.settings.keys
+        if keys and not OPEN.fullmatch(_path(scope)) and matching_key(headers, keys) is None:
             raise RefusedError("unauthorized", "send the API key as 'Authorization: Bearer KEY'")
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self.settings.limits.body_bytes:
             raise _too_long(self.settings.limits.body_bytes)
 
-    def _limited(self, receive: Receive, passage: _Passage) -> Receive:
+    def _limited(self, receive: Receive, passage: _Passage, client: str) -> Receive:
         """A way in that refuses bodies over the limit, also those that do not say how long they are.
 
         Room is taken for what has arrived, not for what was promised: who promises much and sends nothing holds none.
@@ -116,10 +145,12 @@ class Gate:
             if passage.arrived > most:
                 raise _too_long(most)
             try:
-                passage.places.append(self.bodies.take(bytes=arrived))
+                passage.places.append(self.bodies.take(client, bytes=arrived))
             except NoRoomError:
                 words = "too much is arriving already; try again later"
                 raise RefusedError("overloaded", words, retry_after=1) from None
+            except OverShareError as error:
+                raise RefusedError("too-many-requests", str(error), retry_after=1) from None
             return message
 
         return limited
@@ -165,13 +196,3 @@ def _too_long(most: int) -> RefusedError:
 def _path(scope: Scope) -> str:
     """The address below the prefix under which a proxy serves us."""
     return str(scope["path"]).removeprefix(scope.get("root_path", "")) or "/"
-
-
-def _sent_key(headers: Headers) -> str:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-
-
-def _same(key: str, sent: str) -> bool:
-    """Compared in constant time, so that answers do not tell how much of a guess was right."""
-    return hmac.compare_digest(key.encode(), sent.encode())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -12,8 +11,6 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
-from patchcleanser.data.pictures import header
-from patchcleanser.errors import DataError
 from patchcleanser.service.problems import RefusedError
 from patchcleanser.service.schemas import CertifyBody, CertifyOptions, Options, PredictBody, PredictOptions
 from patchcleanser.service.settings import Limits
@@ -55,23 +52,20 @@ async def read(request: Request, options: type[Wanted], limits: Limits) -> Asked
     return asked
 
 
-def checked_sizes(images: Sequence[bytes], limits: Limits) -> list[int]:
-    """The number of pixels of each image, as its header says; RefusedError if one is over a limit or no picture."""
-    return [_pixels(number, content, limits) for number, content in enumerate(images)]
-
-
-def _pixels(number: int, content: bytes, limits: Limits) -> int:
-    too_many = f"image {number} has too many pixels; at most {limits.pixels:,} are taken"
-    try:
-        found = header(content, limits.formats)
-    except DataError:
-        raise RefusedError("too-large", too_many, image=number) from None
-    if found is None:
+def checked_pixels(size: tuple[int, int] | None, number: int, limits: Limits) -> int:
+    """How many pixels an image has, by the size in its header; RefusedError if too many, or if it has no size."""
+    if size is None:
         words = f"image {number} is empty, damaged, or none of {', '.join(limits.formats)}"
         raise RefusedError("unsupported-media", words, image=number)
-    if found.height * found.width > limits.pixels:
-        raise RefusedError("too-large", too_many, image=number)
-    return found.height * found.width
+    if size[0] * size[1] > limits.pixels:
+        raise too_many_pixels(number, limits)
+    return size[0] * size[1]
+
+
+def too_many_pixels(number: int, limits: Limits) -> RefusedError:
+    """The refusal of an image that is too large."""
+    words = f"image {number} has too many pixels; at most {limits.pixels:,} are taken"
+    return RefusedError("too-large", words, image=number)
 
 
 async def _json(request: Request, options: type[Wanted], limits: Limits) -> Asked[Wanted]:

@@ -18,11 +18,12 @@ from patchcleanser.classifiers.batches import Subject
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.errors import ClassifierError, DataError, ImageError, InputError, MaskError, ThreatError
 from patchcleanser.service.batching import ClosedError, Work, Worker
+from patchcleanser.service.decoding import Decoders
 from patchcleanser.service.engine import Engine, Start
 from patchcleanser.service.metrics import Metrics
 from patchcleanser.service.problems import ClientGoneError, RefusedError
-from patchcleanser.service.reading import Asked, Wanted, checked_sizes, read
-from patchcleanser.service.room import NoRoomError, Place, Room
+from patchcleanser.service.reading import Asked, Wanted, checked_pixels, read, too_many_pixels
+from patchcleanser.service.room import NoRoomError, OverShareError, Place, Room
 from patchcleanser.service.schemas import CertifyOptions, PredictOptions
 from patchcleanser.service.settings import Settings
 
@@ -32,9 +33,6 @@ T = TypeVar("T")
 Played = tuple[Any, Subject]
 """A verdict or a certificate, and the image with the labels it rests on."""
 
-DECODERS = 2
-"""Threads that decode pictures and build masks."""
-
 
 class Service:
     """The engine, the worker that plays on it, and the room there is for requests."""
@@ -42,10 +40,16 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.engine = settings, Engine(settings)
         limits = settings.limits
-        self.room = Room(images=limits.queue, pixels=limits.queue_pixels)
+        self.room = Room(
+            images=limits.queue,
+            pixels=limits.queue_pixels,
+            large_pixels=limits.large_pixels,
+            shares={"images": limits.client_images, "pixels": limits.client_pixels},
+        )
         self.metrics = Metrics(lambda: self.room.used("images"))
         self.worker = Worker(self.engine.defense.masked, together=limits.together, on_batch=self._on_batch)
-        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
+        self.decoders = Decoders(limits)
+        self._threads = ThreadPoolExecutor(limits.decoders, thread_name_prefix="masks")
         self._pace = 0.05
         """Seconds the model lately took for an image's round; what Retry-After is made of."""
         self.closing = False
@@ -55,11 +59,15 @@ class Service:
         """Whether requests are taken."""
         return not self.closing and self.worker.alive
 
+    async def start(self) -> None:
+        """Start what the first request would have to wait for."""
+        await self.decoders.start()
+
     async def stop(self) -> None:
-        """Finish what was accepted, and end."""
+        """Finish what was accepted, and end; decoders end with the event loop."""
         self.closing = True
         await asyncio.to_thread(self.worker.close)
-        self._decoders.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
 
     async def predict(self, request: Request) -> tuple[list[Played], PredictOptions]:
         """Play `predict` on the images of a request."""
@@ -83,14 +91,15 @@ class Service:
 
         return await self._handle(request, CertifyOptions, starts, strict=True)
 
-    async def masks(self, height: int, width: int, masks: int | None) -> MaskSet:
-        """The masks for images of a size."""
+    async def masks(self, client: str, height: int, width: int, masks: int | None) -> MaskSet:
+        """The masks for images of a size; finding them counts as decoding does."""
         if height * width > self.settings.limits.pixels:
             raise RefusedError("too-large", f"at most {self.settings.limits.pixels:,} pixels are taken")
         self._check_masks(masks)
         try:
             with anyio.fail_after(self.settings.limits.deadline):
-                return await self._in_thread(lambda: self.engine.mask_set((height, width), masks))
+                async with self.decoders.turn(client, pixels=height * width):
+                    return await self._in_thread(lambda: self.engine.mask_set((height, width), masks))
         except (MaskError, ThreatError) as error:
             raise RefusedError("bad-fit", str(error)) from None
         except TimeoutError:
@@ -107,7 +116,7 @@ class Service:
         own = asked.options.deadline_ms
         wanted = math.inf if own is None else time.monotonic() + own / 1000
         self._check_masks(asked.options.masks)
-        work = self._play(asked, starts(asked), strict)
+        work = self._play(request.state.client, asked, starts(asked), strict)
         request.state.facts = {"images": len(asked.images), "bytes": sum(map(len, asked.images))}
         try:
             return await _while_there(request, work, min(due, wanted)), asked.options
@@ -121,12 +130,16 @@ class Service:
         except TimeoutError:
             raise RefusedError("body-too-slow", "the request did not arrive whole in time") from None
 
-    async def _play(self, asked: Asked[Any], plan: list[Start], strict: bool) -> list[Played]:
+    async def _play(self, client: str, asked: Asked[Any], plan: list[Start], strict: bool) -> list[Played]:
         images, masks = asked.images, asked.options.masks
-        places = self._places(await self._in_thread(lambda: checked_sizes(images, self.settings.limits)))
+        sizes = [await self._pixels(client, number, content) for number, content in enumerate(images)]
+        places = self._places(client, sizes)
         try:
-            subjects = [await self._subject(number, content, masks) for number, content in enumerate(images)]
-            works = [Work(s, start, strict, place) for s, start, place in zip(subjects, plan, places, strict=True)]
+            pictures = enumerate(zip(images, sizes, strict=True))
+            subjects = [await self._subject(client, *picture, number, masks) for number, picture in pictures]
+            works = [
+                Work(s, start, strict, place, client) for s, start, place in zip(subjects, plan, places, strict=True)
+            ]
             futures = self.worker.submit(works)
             places = []  # they are the worker's now
         except ClosedError:
@@ -145,24 +158,35 @@ class Service:
             for future in futures:  # if one failed, or nobody waits any more, the others are not needed
                 future.cancel()
 
-    def _places(self, sizes: list[int]) -> list[Place]:
-        """Room for all images, or none."""
-        places: list[Place] = []
+    async def _pixels(self, client: str, number: int, content: bytes) -> int:
+        limits = self.settings.limits
         try:
-            for pixels in sizes:
-                places.append(self.room.take(images=1, pixels=pixels))
-        except NoRoomError:
-            for place in places:
-                place.leave()
-            if sum(sizes) > self.settings.limits.queue_pixels:
-                words = f"the images have too many pixels together; at most {self.settings.limits.queue_pixels:,}"
-                raise RefusedError("too-large", words) from None
-            raise self._overloaded() from None
-        return places
+            async with self.decoders.turn(client):
+                return checked_pixels(await self.decoders.size(content, number), number, limits)
+        except DataError:
+            raise too_many_pixels(number, limits) from None
 
-    async def _subject(self, number: int, content: bytes, masks: int | None) -> Subject:
+    def _places(self, client: str, sizes: list[int]) -> list[Place]:
+        """Room for all images, or none."""
+        pixels, limits = sum(sizes), self.settings.limits
+        if pixels > limits.client_pixels:
+            words = f"the images have {pixels:,} pixels in all; at most {limits.client_pixels:,} are taken; send fewer"
+            raise RefusedError("too-large", words)
+        is_large = pixels > limits.small_pixels
         try:
-            return await self._in_thread(lambda: self.engine.subject(content, masks))
+            self.room.require(client, images=len(sizes), pixels=pixels, large_pixels=pixels * is_large)
+            return [self.room.take(client, images=1, pixels=one, large_pixels=one * is_large) for one in sizes]
+        except NoRoomError:
+            words = "too much is waiting already; try again later"
+            raise RefusedError("overloaded", words, retry_after=self._wait()) from None
+        except OverShareError as error:
+            raise RefusedError("too-many-requests", str(error), retry_after=self._wait()) from None
+
+    async def _subject(self, client: str, content: bytes, pixels: int, number: int, masks: int | None) -> Subject:
+        try:
+            async with self.decoders.turn(client, pixels=pixels):
+                picture = await self.decoders.decode(content, number)
+                return await self._in_thread(lambda: self.engine.subject(picture, masks))
         except (DataError, ImageError) as error:
             log.info("an image was refused", extra={"facts": {"reason": str(error)[:200]}})
             raise RefusedError("bad-image", f"image {number} is damaged or cannot be used", image=number) from None
@@ -178,17 +202,16 @@ class Service:
         if not self.engine.may_choose_masks:
             raise RefusedError("invalid", "masks: against several patches at once the number is fixed")
 
-    def _overloaded(self) -> RefusedError:
-        waiting = self.room.used("images")
-        seconds = max(1, math.ceil(waiting * self._pace))
-        return RefusedError("overloaded", "too much is waiting already; try again later", retry_after=seconds)
+    def _wait(self) -> int:
+        """Seconds in which what is waiting now may be done."""
+        return max(1, math.ceil(self.room.used("images") * self._pace))
 
     def _on_batch(self, images: int, labels: int, seconds: float) -> None:
         self._pace += 0.1 * (seconds / images - self._pace)
         self.metrics.batch(images, labels, seconds)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, T], due: float) -> T:

@@ -39,6 +39,29 @@ class Limits:
     """Bytes of request bodies that are held at once."""
     together: int = 64
     """Images the model works on at once."""
+    url_bytes: int = 8 * 1024
+    """Of a request's address, with its query."""
+    headers: int = 100
+    """Header fields of a request, and trailer fields of its body."""
+    header_bytes: int = 32 * 1024
+    """Of all of them together, with the request line."""
+    head_seconds: float = 10.0
+    """From the start of a request, or of a connection, until all of its headers are there."""
+    connections: int = 512
+    """Open connections."""
+    client_connections: int = 128
+    """Open connections from one address; trusted proxies may have more."""
+    client_share: float = 0.25
+    """Part of the queue's images, pixels and bytes, and of the decoders, that one client may hold; at least what one
+    request may have."""
+    small_pixels: int = 1_048_576
+    """A request of images with no more pixels together is a small one."""
+    small_share: float = 0.25
+    """Part of the queue's pixels, and of the decoders, that large requests leave to small ones."""
+    decoders: int = 2
+    """Processes that decode pictures."""
+    decode_seconds: float = 5.0
+    """For one picture; then its decoder is killed."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -50,6 +73,40 @@ class Limits:
                 raise InputError(
                     f"{whole} ({getattr(self, whole)}) must have room for one request's {part} ({getattr(self, part)})"
                 )
+        if self.client_share > 1:
+            raise InputError(f"client_share is a part, above 0 and at most 1, got {self.client_share}")
+        if self.small_share >= 1:
+            raise InputError(f"small_share is a part, above 0 and below 1, got {self.small_share}")
+
+    @property
+    def client_images(self) -> int:
+        """Images of one client in the queue."""
+        return max(self.files, int(self.queue * self.client_share))
+
+    @property
+    def client_pixels(self) -> int:
+        """Pixels of one client in the queue; one request has no more either."""
+        return min(self.large_pixels, max(self.pixels, int(self.queue_pixels * self.client_share)))
+
+    @property
+    def client_bytes(self) -> int:
+        """Bytes of one client's request bodies."""
+        return max(self.body_bytes, int(self.queue_bytes * self.client_share))
+
+    @property
+    def client_decoders(self) -> int:
+        """Decoders that work for one client."""
+        return max(1, int(self.decoders * self.client_share))
+
+    @property
+    def large_pixels(self) -> int:
+        """Pixels of large requests in the queue."""
+        return max(self.pixels, int(self.queue_pixels * (1 - self.small_share)))
+
+    @property
+    def large_decoders(self) -> int:
+        """Decoders that work on large pictures."""
+        return max(1, int(self.decoders * (1 - self.small_share)))
 
 
 @dataclass(frozen=True)
@@ -68,10 +125,27 @@ class Settings:
     device: str = "auto"
     samples: str | None = "sample"
     """Images that the page offers, by dataset name; clean and trusted."""
-    api_key: str | None = field(default=None, repr=False)
-    """If given, every request but those for health and the page must carry it."""
+    api_key: str | tuple[str, ...] | None = field(default=None, repr=False)
+    """If given, every request but those for health and the page must carry it. Of several, each is one client's."""
+    hosts: tuple[str, ...] = ()
+    """Names that requests may give as their Host, besides localhost and IP addresses; "*" is any."""
+    proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies, which say in X-Forwarded-For whose requests they pass on."""
     limits: Limits = field(default_factory=Limits)
+    trust_code: bool = False
+    """Whether a card that `model` leads to may name code, as in load_classifier."""
 
     def __post_init__(self) -> None:
-        if self.api_key is not None and len(self.api_key) < 16:
-            raise InputError(f"an API key has at least 16 characters, got {len(self.api_key)}")
+        for key in self.keys:
+            if len(key) < 16:
+                raise InputError(f"an API key has at least 16 characters, got {len(key)}")
+        for host in self.hosts:
+            if "/" in host or ":" in host:
+                raise InputError(f"an allowed host is a name without scheme and port, got {host!r}")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The API keys; none if requests need none."""
+        if self.api_key is None:
+            return ()
+        return (self.api_key,) if isinstance(self.api_key, str) else self.api_key
