@@ -48,6 +48,13 @@ def steep(gate: tuple[Pixel, Pixel], step: Pixel) -> nn.Module:
     return nn.Sequential(nn.Flatten(), body, nn.ReLU(), head).eval()
 
 
+def steep_case(seed: int) -> tuple[nn.Module, Tensor]:
+    """Such a network at places drawn by a seed, and the image that exact labels refute."""
+    places = torch.randperm(9, generator=torch.Generator().manual_seed(seed))[:3].tolist()
+    first, second, third = ((OWN[place // 3], OWN[place % 3]) for place in places)
+    return steep((first, second), third), painted(torch.ones(1, SIDE, SIDE), third, SEEN)
+
+
 def certificates(network: nn.Module, images: Tensor, **options: str) -> list[Certificate]:
     """Of images of class 0."""
     defense = DoubleMasking(TorchClassifier(network), THREAT, masks=MASKS, **options)  # type: ignore[arg-type]
@@ -57,10 +64,9 @@ def certificates(network: nn.Module, images: Tensor, **options: str) -> list[Cer
 @needs_half
 @pytest.mark.parametrize("seed", range(3))
 def test_a_steep_step_under_one_union_of_one_image_gives_no_confirmed_certificate(seed: int) -> None:
-    places = torch.randperm(9, generator=torch.Generator().manual_seed(seed))[:3].tolist()
-    first, second, third = ((OWN[place // 3], OWN[place % 3]) for place in places)
-    network, images = steep((first, second), third), company(IMAGES)
-    images[seed] = painted(torch.ones(1, SIDE, SIDE), third, SEEN)
+    network, image = steep_case(seed)
+    images = company(IMAGES)
+    images[seed] = image
     exact, fast, confirmed = (
         certificates(network, images, **options)
         for options in ({}, {"precision": "fast"}, {"precision": "fast", "confirm": "all"})

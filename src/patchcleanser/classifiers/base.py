@@ -50,7 +50,10 @@ class Classifier(ABC):
 
     @property
     def steady(self) -> bool:
-        """Whether it computes tensors of the same shapes whatever masks hide; not if hidden tokens are dropped."""
+        """Whether tensors inside have the same shapes whatever the pixels are and masks hide.
+
+        Not so where hidden tokens are dropped, or where an image's own numbers choose an expert.
+        """
         return not self.mask_aware
 
     def prepare(self, images: Tensor) -> Tensor:

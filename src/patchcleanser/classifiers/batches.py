@@ -200,7 +200,7 @@ class Batches:
     def batch_rows(self, subject: Subject) -> int:
         """How many rows each exact batch has for an image of this size: as many as masks, a part or a multiple.
 
-        Where hidden tokens are dropped, shapes inside the network depend on the unions of a batch: one row.
+        Where shapes inside the network depend on the images of a batch, that is one row.
         """
         if not self.classifier.steady:
             return 1

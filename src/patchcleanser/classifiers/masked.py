@@ -31,6 +31,9 @@ from patchcleanser.errors import NotAFunctionError, OutputError
 PROBE_EVERY = 64
 """After the first pieces every so manieth is probed."""
 
+MOST_COMPANY = 64
+"""So many masked images of noise go beside one that is probed."""
+
 FEW_NUMBERS = 32_768
 """Fewer logits are looked at on a CPU: each little question to a GPU takes its time. For more, torch would wake its
 threads (36 images and 1,000 classes: 0.2 ms for each question, on the machine of an H200)."""
@@ -88,8 +91,8 @@ class MaskedClassifier(Learning):
     def fill_in(self, requests: Sequence[Request], *, strict: bool = True, clean: bool = False) -> None:
         """Compute the labels that the tables do not know yet, all requests batched together.
 
-        Logits that are NaN or infinite are an error. Not `strict`, they are one only if an image
-        gets no other answer: whoever predicts must not let a patch silence the classifier. `clean` are
+        Logits that are NaN or infinite are an error. Not `strict`, they are one only if an image gets no other
+        answer and noise gets none either: whoever predicts must not let pixels silence the classifier. `clean` are
         images that no attacker had a hand in: some ways are for these only.
         """
         if self.recheck.ready and not all(self._holds_for(r.subject) for r in requests):
@@ -102,6 +105,7 @@ class MaskedClassifier(Learning):
         wanted = [(r.subject, r.subject.table.missing(r.unions)) for r in requests]
         wanted = sorted((w for w in wanted if len(w[1])), key=lambda w: tuple(w[0].pixels.shape))
         if not wanted:
+            self._require_one_shape()
             return
         piece = Piece(
             [subject for subject, _ in wanted],
@@ -120,11 +124,20 @@ class MaskedClassifier(Learning):
                 self._store(launched.popleft(), strict, waiting)
             self._go_on(waiting, strict, clean, all_of_it=True)
         self._learn_from_far()
+        self._require_one_shape()
+        if not all(subject.table.answered for subject in piece.subjects) and not self._answers_noise(piece):
+            raise OutputError(NOT_FINITE)
+
+    def _require_one_shape(self) -> None:
+        """Have labels computed again if memory ran out among them: batches are smaller since."""
         if self.shrunk:
             self.shrunk = False
             raise SmallerBatchError
-        if not all(subject.table.answered for subject in piece.subjects):
-            raise OutputError(NOT_FINITE)
+
+    def _answers_noise(self, piece: Piece) -> bool:
+        """Whether logits of noise are finite: then it was an image's pixels that left it without finite logits."""
+        with torch.inference_mode():
+            return not bool(broken_rows(self._logits(self._noise(piece.part(0, 1)))).any())
 
     def _nothing_waiting(self) -> list[list[Waiting]]:
         """What waits for each further step, and at last for the exact one."""
@@ -220,7 +233,7 @@ class MaskedClassifier(Learning):
 
     def _look_at(self, done: Launched, strict: bool, waiting: list[list[Waiting]]) -> None:
         piece, logits, step = done[:3]
-        if step is None:  # on its own device whatever their number: a CPU's confidences would have other bits
+        if step is None:
             self._keep(piece, logits, strict, exact=True)
             return
         logits = logits.cpu() if logits.numel() < FEW_NUMBERS else logits
@@ -247,7 +260,8 @@ class MaskedClassifier(Learning):
         if strict and not finite.all():
             raise OutputError(NOT_FINITE)
         logits = total(logits)
-        sure = logits.softmax(dim=1).amax(dim=1).nan_to_num(0.0)
+        # A GPU's softmax may round by the row's address; Minority Reports needs the same bits in every batch.
+        sure = (logits.cpu() if exact else logits).softmax(dim=1).amax(dim=1).nan_to_num(0.0).to(logits.device)
         told = torch.stack([logits.argmax(dim=1).float(), gaps(logits), sure, finite.float()])  # a GPU is asked once
         labels, margins, confidences, answered = told.cpu().numpy()
         for s in np.unique(piece.which):
@@ -288,7 +302,7 @@ class MaskedClassifier(Learning):
         recheck, audited = self.recheck, ~rest.unsure
         exact = self._logits(rest.piece)
         if self._rechecks % PROBE_EVERY == 0:
-            self._probe(rest.piece.part(0, 1), exact[0], None)
+            self._probe(rest.piece.part(0, 1), exact[0], None, clean=clean)
         self._rechecks += 1
         labels = total(exact).argmax(1)
         caught = (labels != total(rest.logits).argmax(1)) & audited
@@ -388,9 +402,10 @@ class MaskedClassifier(Learning):
             raise UnusableError(f"the same image got fast logits {apart:.3g} apart")
 
     def _in_other_batches(self, one: Piece, way: Way | None) -> list[Tensor]:
-        """Logits [classes] of a pair alone, and beside another; who asks for chunks of one never has company."""
-        other = UNMASKED if one.unions[0] != UNMASKED else 0
-        company = Piece(one.subjects, one.which[[0, 0]], np.array([one.unions[0], other]))
+        """Logits [classes] of a pair alone, and beside noise; who asks for chunks of one never has company."""
+        subject, noise = one.subjects[one.which[0]], self._noise(one).subjects[0]
+        union, masks = one.unions[0], np.arange(len(subject.table.mask_set))[: (self.chunk or MOST_COMPANY) - 1]
+        company = Piece([subject, noise], np.append(0, np.ones_like(masks)), np.append(union, masks))
         batches = [one] if self.chunk == 1 and not (way is not None and self.roomy) else [one, company]
         self.checks += sum(map(len, batches))
         return [self._logits(piece, way)[0] for piece in batches]

@@ -29,11 +29,13 @@ class TorchClassifier(Classifier):
         tensor = next((t for ts in (module.parameters(), module.buffers()) for t in ts), None)
         super().__init__(preprocessing, classes=classes, device="cpu" if tensor is None else tensor.device)
         self.module = module
-        self._channels_last: bool | None = None
+        self._channels_last: dict[torch.Size, bool] = {}
+        """Whether the module bears that memory layout, for each input shape: another size's answer must not decide."""
         self.dtype = tensor.dtype if tensor is not None and tensor.is_floating_point() else torch.float32
         if getattr(module, "mask_aware", False):
             self.mask_aware = True
         refuse_train_mode(module)
+        self._varying = any(getattr(layer, "varying_shapes", False) for layer in layers(module))
         note_caches(layers(module))
 
     def ways(self) -> list[Way]:
@@ -42,8 +44,8 @@ class TorchClassifier(Classifier):
 
     @property
     def steady(self) -> bool:
-        """Whether it does the same whatever is hidden, so that it can be exported, recorded and compiled."""
-        return not self.mask_aware or getattr(self.module, "steady", False)
+        """Then it can be exported, recorded and compiled; a layer with `varying_shapes = True` says that it is not."""
+        return not self._varying and (not self.mask_aware or getattr(self.module, "steady", False))
 
     @property
     def plain(self) -> bool:
@@ -78,17 +80,18 @@ class TorchClassifier(Classifier):
 
     def _output(self, inputs: Tensor) -> Any:
         """Convolutions are up to twice as fast with channels last, on CPUs as on GPUs, but a module may not bear it."""
-        if self._channels_last is not False and inputs.ndim == 4:
+        shape = inputs.shape[1:]
+        if self._channels_last.get(shape, True) and inputs.ndim == 4:
             given = inputs.contiguous(memory_format=torch.channels_last)
             try:
                 # Until it was seen to bear it: a network may write into what it is given before it fails.
-                output = self.module(given.clone() if self._channels_last is None and given is inputs else given)
+                output = self.module(given.clone() if shape not in self._channels_last and given is inputs else given)
             except RuntimeError as error:
                 if "view size is not compatible" not in str(error):
                     raise
-                self._channels_last = False  # it reshapes with view()
+                self._channels_last[shape] = False  # it reshapes with view()
             else:
-                self._channels_last = True
+                self._channels_last[shape] = True
                 return output
         return self.module(inputs.contiguous())
 

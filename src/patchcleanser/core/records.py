@@ -202,11 +202,17 @@ class Run:
     @property
     def statistical(self) -> str:
         """What is to be said of certificates that rest on labels of lower precision; empty if there are none."""
-        if self.job.get("precision", "exact") != "fast" or "unconfirmed" not in self.schema.names:
+        if self.job.get("precision", "exact") != "fast":
             return ""
-        rows = self.read(["row_certified", "unconfirmed"]).to_pylist()
-        number = sum(1 for row in rows if row["row_certified"] and row["unconfirmed"] != 0)
-        return f"{number:,} certificates are statistical, not proofs: use --confirm all for proofs" if number else ""
+        counted = "unconfirmed" in self.schema.names
+        rows = self.read(["row_certified", *(["unconfirmed"] if counted else [])]).to_pylist()
+        unproved = [row for row in rows if not counted or row["unconfirmed"] != 0]
+        number = sum(1 for row in unproved if row["row_certified"])
+        if number:
+            return f"{number:,} certificates are statistical, not proofs: use --confirm all for proofs"
+        if unproved and self.job["table"]:
+            return "what is derived from the tables of images that are not certified is statistical"
+        return ""
 
     @property
     def unchecked(self) -> str | None:
@@ -228,7 +234,7 @@ class Run:
     @property
     def integrity(self) -> dict[str, str | None]:
         """What pins the rows, and what there is to say of them, as plain values."""
-        return {"digest": self.digest, "unchecked": self.unchecked}
+        return {"digest": self.digest, "unchecked": self.unchecked, "statistical": self.statistical or None}
 
     def header(self, batch: int) -> dict[str, Any]:
         """What the shard of a batch says of where its rows belong."""

@@ -298,4 +298,5 @@ def _rests_on_fast_labels(result: Any) -> bool:
     certificate = getattr(result, "certificate", result)
     if not isinstance(certificate, Certificate):  # of a defense that has no fast labels
         return False
-    return certificate.unconfirmed > 0 and certificate.row_certified
+    maps = certificate.positions or {}
+    return certificate.unconfirmed > 0 and (certificate.row_certified or any(safe.any() for safe in maps.values()))
