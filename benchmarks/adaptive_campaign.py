@@ -1,6 +1,6 @@
 """Attack CIFAR-10 images adaptively against the zoo, setting by setting in turns, and count what was fooled.
 
-    python benchmarks/adaptive_campaign.py --device cuda --batch 256 --minutes 10 --runs runs/campaign
+    python benchmarks/adaptive_campaign.py --minutes 120 --runs runs/campaign    # --device cuda --batch 256 on a GPU
 
 Every setting is a run of `patchcleanser attack --attack adaptive`. The same command goes on where it stopped, until
 each setting has all its images. No certified image may be fooled; the script fails if one is.
@@ -48,7 +48,7 @@ class Setting:
     @property
     def folder(self) -> str:
         """The name of its run."""
-        return f"{self.model.partition(':')[2]}-{self.defense}-{self.patches}of{self.patch}"
+        return f"{self.model.partition(':')[2]}-{self.defense}-{self.patches}of{self.patch}-{self.masks}x{self.masks}"
 
     def job(self, device: str) -> AttackJob:
         """What is attacked, and how."""
@@ -65,13 +65,13 @@ class Setting:
 
 LARGE = ("zoo:cifar10-vit", "zoo:cifar10-mlp", "zoo:cifar10-resnet")
 SETTINGS = [
-    Setting("zoo:tiny", "double-masking", 5, 6000),
+    Setting("zoo:tiny", "double-masking", 2, 10_000, masks=2),
     Setting("zoo:tiny", "double-masking", 2, 4000),
-    Setting("zoo:tiny", "challenger-masking", 5, 2000),
-    Setting("zoo:tiny", "minority-reports", 5, 2000),
-    *(Setting(model, "double-masking", 5, 1000) for model in LARGE),
-    *(Setting(model, "double-masking", 2, 1000) for model in LARGE),
-    Setting("zoo:tiny", "double-masking", 2, 100, patches=2),
+    Setting("zoo:tiny", "double-masking", 5, 4000, masks=2),
+    Setting("zoo:tiny", "challenger-masking", 2, 2500, masks=2),
+    Setting("zoo:tiny", "minority-reports", 2, 2500, masks=2),
+    *(Setting(model, "double-masking", 2, 100, masks=2) for model in LARGE),
+    Setting("zoo:tiny", "double-masking", 2, 60, masks=2, patches=2),
 ]
 
 
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="how long to go on")
     parser.add_argument("--turn", type=float, default=2.0, help="minutes of each setting at a time")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch", type=int, default=4, help="images attacked together")
+    parser.add_argument("--batch", type=int, default=32, help="images attacked together")
     parser.add_argument("--runs", type=Path, default=Path("runs/campaign"))
     parser.add_argument("--out", type=Path, default=Path("results/attacks/campaign.json"))
     given = parser.parse_args()

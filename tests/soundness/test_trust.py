@@ -28,8 +28,9 @@ from patchcleanser import (
     load_dataset,
 )
 from patchcleanser.classifiers.masked import Request
-from patchcleanser.classifiers.precision import CALIBRATION, Recheck, gaps, half_type, most_wrong, total
+from patchcleanser.classifiers.precision import CALIBRATION, Recheck, gaps, half_type, total
 from patchcleanser.classifiers.settings import plain_float32, tuned
+from patchcleanser.core.metrics import most_wrong
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
 
 HALF = torch.finfo(torch.float16).eps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -184,25 +183,6 @@ class Recheck:
         """Which of the next labels are audited, bool [number]."""
         self.labels += number
         return torch.from_numpy(self._draws.random(number) < AUDIT)
-
-
-def most_wrong(wrong: int, seen: int) -> float:
-    """The share that is wrong, at most, with 95% confidence, if so many of those seen were (Clopper and Pearson).
-
-    >>> round(most_wrong(0, 3000), 4), round(most_wrong(2, 3000), 4), most_wrong(0, 0)
-    (0.001, 0.0021, 1.0)
-    """
-    if wrong >= seen:
-        return 1.0
-    low, high = wrong / seen, 1.0
-    ways = [math.lgamma(seen + 1) - math.lgamma(k + 1) - math.lgamma(seen - k + 1) for k in range(wrong + 1)]
-    for _ in range(60):
-        share = (low + high) / 2
-        few = sum(
-            math.exp(number + k * math.log(share) + (seen - k) * math.log1p(-share)) for k, number in enumerate(ways)
-        )
-        low, high = (share, high) if few > 0.05 else (low, share)
-    return high
 
 
 def half_type(device: torch.device) -> torch.dtype | None:

@@ -274,19 +274,19 @@ def _fast(run: Run) -> str:
     """What half precision cost, and how sure its labels are."""
     from pyarrow import compute
 
-    from patchcleanser.classifiers.precision import FEWEST, most_wrong
+    from patchcleanser.classifiers.precision import FEWEST
 
     rows = run.read(["classifications", "rechecked", "flipped", "audited", "caught"])
     labels, again, wrong, audited, caught = (compute.sum(rows[name]).as_py() or 0 for name in rows.column_names)
-    told = f"{run.statistical}; " if run.statistical else ""
-    told += f"fast labels: {again:,} of {labels:,} computed again in float32 ({wrong:,} changed); "
-    if not audited:
-        return told + f"none was audited (fewer than {FEWEST} images are computed in float32 throughout)"
-    found = f"{caught:,} {'was' if caught == 1 else 'were'} wrong (all of their batch was then computed in float32)"
-    return told + (
-        f"of {audited:,} audited ones {found if caught else 'none was wrong'}, so with 95% confidence "
-        f"at most {most_wrong(caught, audited):.2%} of the others are"
-    )
+    text = f"fast labels: {again:,} of {labels:,} computed again in float32 ({wrong:,} changed); "
+    if audited:
+        outcome = (
+            f"{caught:,} {'was' if caught == 1 else 'were'} wrong (all of their batch was then computed in float32)"
+        )
+        text += f"of {audited:,} audited ones {outcome if caught else 'none was wrong'}"
+    else:
+        text += f"none was audited (fewer than {FEWEST} images are computed in float32 throughout)"
+    return text + (f"; {run.statistical}" if run.statistical else "")
 
 
 def _masks(run: Run) -> str:

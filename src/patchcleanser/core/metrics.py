@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from math import sqrt
 
 import numpy as np
 import pyarrow as pa
@@ -77,7 +77,7 @@ class Share:
             return 0.0, 100.0
         n, p = self.total, self.count / self.total
         middle = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
-        half = Z95 / (1 + Z95**2 / n) * sqrt(p * (1 - p) / n + Z95**2 / (4 * n * n))
+        half = Z95 / (1 + Z95**2 / n) * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n * n))
         return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
 
     @property
@@ -235,3 +235,22 @@ def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
 def _bools(table: pa.Table, name: str) -> NDArray[np.bool_]:
     values: NDArray[np.bool_] = table[name].to_numpy(zero_copy_only=False).astype(bool)
     return values
+
+
+def most_wrong(wrong: int, seen: int) -> float:
+    """The share that is wrong, at most, with 95% confidence, if so many of those seen were (Clopper and Pearson).
+
+    >>> round(most_wrong(0, 3000), 4), round(most_wrong(2, 3000), 4), most_wrong(0, 0)
+    (0.001, 0.0021, 1.0)
+    """
+    if wrong >= seen:
+        return 1.0
+    low, high = wrong / seen, 1.0
+    ways = [math.lgamma(seen + 1) - math.lgamma(k + 1) - math.lgamma(seen - k + 1) for k in range(wrong + 1)]
+    for _ in range(60):
+        share = (low + high) / 2
+        few = sum(
+            math.exp(number + k * math.log(share) + (seen - k) * math.log1p(-share)) for k, number in enumerate(ways)
+        )
+        low, high = (share, high) if few > 0.05 else (low, share)
+    return high

@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from patchcleanser.core.checksums import type_name
 from patchcleanser.core.manifests import MANIFEST, key_of, read_manifest, short, write_manifest
 from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.metrics import most_wrong
 from patchcleanser.core.shards import DamageError, check_shard, read_header, read_shard, write_shard
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
@@ -205,13 +206,23 @@ class Run:
         if self.job.get("precision", "exact") != "fast":
             return ""
         counted = "unconfirmed" in self.schema.names
-        rows = self.read(["row_certified", *(["unconfirmed"] if counted else [])]).to_pylist()
+        columns = [
+            "row_certified",
+            "audited",
+            *(name for name in ("caught", "unconfirmed") if name in self.schema.names),
+        ]
+        rows = self.read(columns).to_pylist()
         unproved = [row for row in rows if not counted or row["unconfirmed"] != 0]
         number = sum(1 for row in unproved if row["row_certified"])
+        audited, caught = (sum(row.get(name) or 0 for row in rows) for name in ("audited", "caught"))
+        bound = f"with 95% confidence at most {most_wrong(caught, audited):.2%} of such labels are wrong"
         if number:
-            return f"{number:,} certificates are statistical, not proofs: use --confirm all for proofs"
+            return (
+                f"{number:,} certificates are statistical, not proofs: they rest on labels of lower precision, and "
+                f"{bound} ({audited:,} were audited); use --confirm all for proofs"
+            )
         if unproved and self.job["table"]:
-            return "what is derived from the tables of images that are not certified is statistical"
+            return f"what is derived from tables of images that are not certified is statistical: {bound}"
         return ""
 
     @property
