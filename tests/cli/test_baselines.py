@@ -116,7 +116,7 @@ def test_attack_and_audit_say_that_they_need_masks(run: Command, tmp_path: Path)
     words = ["--defense", "ds", "--limit", "2", "--device", "cpu"]
     attacked = run("attack", *words, "--out", str(tmp_path / "attack"))
     assert attacked.code != 0
-    assert "only defenses with masks can be attacked or spread, and ds has none" in attacked.err
+    assert "only defenses with masks can be attacked, and ds has none" in attacked.err
     assert run("certify", *words, "--out", str(tmp_path / "run")).code == 0
     audited = run("audit", str(tmp_path / "run"))
     assert audited.code != 0

@@ -106,7 +106,6 @@ def test_the_authors_choice_of_images_can_be_had(run: Command) -> None:
         (["--model", "python:nowhere:make"], "cannot import python:nowhere:make"),
         (["--on", "moon"], "--on is here or ray, got 'moon'"),
         (["--workers", "2"], "--workers belongs to --on ray"),
-        (["--spread"], "--spread belongs to --on ray"),
         (["--on", "ray", "--device", "cuda"], "the workers' device is cpu, got --device cuda"),
         (["--on", "ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1"),
     ],

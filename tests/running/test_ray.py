@@ -156,16 +156,6 @@ def test_attacks_and_audits_find_the_same_there(runner: RayRunner, tmp_path: Pat
     assert len(audits[0]["derived"]) == 3
 
 
-def test_the_pieces_of_one_image_can_be_spread_over_all_workers(
-    runner: RayRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job(linear(), Noise(2), Threat.square(4, count=2), stride=1, table=True)
-    local = evaluate(job, tmp_path / "local", batch=1)
-    assert local.read(["classifications"])["classifications"][0].as_py() > 16 * 512  # pieces of 512, so many of them
-    monkeypatch.setattr(runner, "spread", True)
-    assert rows(evaluate(job, tmp_path / "spread", batch=1, runner=runner)).equals(rows(local))
-
-
 @pytest.mark.slow
 def test_many_images_are_hashed_by_all_nodes_to_the_same_fingerprint(
     runner: RayRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -150,13 +150,6 @@ class Learning(Batches):
     def _keep(self, piece: Piece, logits: Tensor, strict: bool, *, exact: bool) -> None:
         """Write labels, margins and confidences down; those that are not `exact` are counted."""
 
-    def _either(self, piece: Piece, way: Way | None) -> Tensor:
-        """Logits by a faster way, if that can be; exact ones pass for fast ones in every check."""
-        try:
-            return self._logits(piece, way)
-        except UnusableError:
-            return self._logits(piece)
-
     def calibrate(self, subjects: Sequence[Subject]) -> None:
         """Learn from clean images which fast labels are doubtful; the labels computed for it are kept.
 

@@ -39,7 +39,6 @@ from patchcleanser.cli.options import (
     RunFolder,
     Seed,
     Split,
-    Spread,
     Stride,
     Subset,
     Threshold,
@@ -95,7 +94,6 @@ def certify(
     workers: Workers = None,
     gpus: Gpus = 0,
     cpus: Cpus = 1,
-    spread: Spread = False,
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -106,7 +104,7 @@ def certify(
 
     skip, options = checked_run(batch, unreadable), defense_options(defense, threshold, option)
     require_outside(out, data)
-    place = Place(on, address, workers, gpus, cpus, spread)
+    place = Place(on, address, workers, gpus, cpus)
     load = partial(load_classifier, model, trust_code=trust_code)
     classifier = load(device=place.device(device))
     dataset = Images(data, split, root, labels, limit, subset, seed).load(classifier, quiet=as_json)

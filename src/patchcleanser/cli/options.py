@@ -76,9 +76,6 @@ Workers = Annotated[
 ]
 Gpus = Annotated[float, typer.Option("--gpus-per-worker", help="With --on ray: GPUs of a worker; 0.5 lets two share.")]
 Cpus = Annotated[int, typer.Option("--cpus-per-worker", help="With --on ray: cores, and threads, of a worker.")]
-Spread = Annotated[
-    bool, typer.Option("--spread", help="With --on ray: each image on all workers, for a few with very many masks.")
-]
 PATCH = "2%"
 """The threat if nothing is said: 5×5 px at 32×32, 32×32 px at 224×224."""
 
@@ -138,7 +135,6 @@ class Place:
     workers: int | None
     gpus: float
     cpus: int
-    spread: bool = False
 
     def __post_init__(self) -> None:
         if self.on not in ("here", "ray"):
@@ -148,7 +144,6 @@ class Place:
             "--workers": self.workers is not None,
             "--gpus-per-worker": self.gpus != 0,
             "--cpus-per-worker": self.cpus != 1,
-            "--spread": self.spread,
         }
         for name, given in alien.items():
             if given and self.on == "here":
@@ -185,7 +180,6 @@ class Place:
             workers=self.workers,
             gpus_per_worker=self.gpus,
             cpus_per_worker=self.cpus,
-            spread=self.spread,
             make=None if load is None else partial(load, device=self.kind),
         ) as runner:
             yield runner

@@ -77,7 +77,7 @@ class Job:
     def masking(self) -> MaskDefense[Any, Any]:
         """The defense, where only one with masks will do."""
         if not isinstance(self.built, MaskDefense):
-            raise InputError(f"only defenses with masks can be attacked or spread, and {self.defense} has none")
+            raise InputError(f"only defenses with masks can be attacked, and {self.defense} has none")
         return self.built
 
     @cached_property

@@ -45,8 +45,7 @@ class RayRunner:
     """Work on a Ray cluster, or on a Ray of this machine's own if there is none.
 
     `workers` is by default as many as the cluster has room for. `make` loads the classifier on a worker
-    if it cannot be sent there. `spread` gives the pieces of one task to all workers, for a few
-    images with very many masks. Workers stay for the next job until `close`, or the end of a with.
+    if it cannot be sent there. Workers stay for the next job until `close`, or the end of a with.
     """
 
     address: str | None = None
@@ -54,7 +53,6 @@ class RayRunner:
     gpus_per_worker: float = 0
     cpus_per_worker: int = 1
     """Cores, and threads, of a worker. The number of threads decides how sums are rounded."""
-    spread: bool = False
     make: Callable[[], Classifier] | None = None
     _pool: Pool | None = field(default=None, init=False, repr=False)
     _started: bool = field(default=False, init=False, repr=False)
@@ -112,7 +110,7 @@ class RayRunner:
         if pool is None or pool.work is not work:
             raise InputError("begin(work) comes before its results")
         try:
-            yield from pool.results(work, tasks, spread=self.spread)
+            yield from pool.results(work, tasks)
         except BaseException:  # Ctrl-C too: nobody would come for what the workers still do
             self._let_go()
             raise

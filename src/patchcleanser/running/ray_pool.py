@@ -115,14 +115,14 @@ class Pool:
             )
         return self.identity
 
-    def results(self, work: Work[Any, Any], tasks: Sequence[Any], *, spread: bool) -> Iterator[tuple[Any, Any]]:
+    def results(self, work: Work[Any, Any], tasks: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         """Every task's result, once."""
         state = _Tasks(deque(enumerate(tasks)))
         for member in self.members:
             member.tasks = 0  # a late task that was done twice may still be at one; nobody waits for it
         while len(state.done) < len(tasks):
             self._keep_up()
-            self._hand_out(state, spread)
+            self._hand_out(state)
             for ref in self._wait(state.running):
                 member, (number, task), since = state.running.pop(ref)
                 member.tasks -= 1
@@ -181,12 +181,8 @@ class Pool:
         else:
             member.agreed, member.promise = member.asked, None
 
-    def _hand_out(self, state: _Tasks, spread: bool) -> None:
+    def _hand_out(self, state: _Tasks) -> None:
         ready = [m for m in self.members if m.promise is None and m.agreed == self.number]
-        if spread:
-            if ready and state.queue and not state.running:
-                self._give(ready[0], state, state.queue.popleft(), [member.actor for member in ready[1:]])
-            return
         for member in sorted(ready, key=lambda m: m.tasks):
             # Who has a task gets another only if none of the others would go without.
             while state.queue and member.tasks < (EACH if len(state.queue) > len(ready) else 1):
@@ -195,8 +191,8 @@ class Pool:
             if late is not None:
                 self._give(member, state, late)
 
-    def _give(self, member: _Member, state: _Tasks, item: tuple[int, Any], helpers: Sequence[Any] = ()) -> None:
-        ref = member.actor.do.remote(self.number, self.held, item[1], helpers)
+    def _give(self, member: _Member, state: _Tasks, item: tuple[int, Any]) -> None:
+        ref = member.actor.do.remote(self.number, self.held, item[1])
         member.tasks += 1
         state.running[ref] = (member, item, time.monotonic())
 

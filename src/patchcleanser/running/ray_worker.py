@@ -7,9 +7,9 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import ray
@@ -18,7 +18,6 @@ from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTa
 from ray.util.metrics import Counter, Histogram
 
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.spread import Errand, LostError, SpreadMaskedClassifier, run_errand
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.data.base import UNREADABLE
 from patchcleanser.errors import ClusterError, DataError, InputError, PatchCleanserError
@@ -82,47 +81,24 @@ class Worker:
                         "put the data where every node finds them under the same address"
                     ) from error
 
-    def do(self, number: int, held: list[Any], task: Any, helpers: Sequence[Any] = ()) -> Any:
+    def do(self, number: int, held: list[Any], task: Any) -> Any:
         """One task. Two may be here at a time: one is read while the other is worked on."""
         work = self._work(number, held)
         read = work.read(task)
         with self.working:
             started = time.monotonic()
             torch.set_num_threads(self.threads)  # in this thread too
-            if helpers:
-                asked = [partial(_ask, helper, number, held) for helper in helpers]
-                work.job.masking.masked = SpreadMaskedClassifier(work.job.masking.masked, asked)
             result = work.done(task, read)
             self.tasks.inc(tags=self.tags)
             self.images.inc(len(getattr(task, "indices", getattr(task, "rows", ()))), tags=self.tags)
             self.seconds.observe(time.monotonic() - started, tags=self.tags)
         return result
 
-    def help(self, number: int, held: list[Any], errand: Errand) -> Any:
-        """A piece of somebody else's task."""
-        work = self._work(number, held)
-        with self.working:
-            torch.set_num_threads(self.threads)
-            return run_errand(work.job.masking.masked, work.job.masking.mask_set, errand).numpy()
-
     def _work(self, number: int, held: list[Any]) -> Work[Any, Any]:
         with self.unpacking:
             if self.known is None or self.known[0] != number:
                 self.known = number, _Unpacker(ray.get(held[0]), self.classifier).load()
             return self.known[1]
-
-
-def _ask(helper: Any, number: int, held: list[Any], errand: Errand) -> Callable[[], torch.Tensor]:
-    """Send an errand; what is returned waits for the answer."""
-    ref = helper.help.remote(number, held, errand)
-
-    def answer() -> torch.Tensor:
-        try:
-            return torch.tensor(got(ref))
-        except RayError as error:
-            raise LostError from error
-
-    return answer
 
 
 class Reader:
