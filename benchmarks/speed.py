@@ -42,7 +42,7 @@ BATCH = 16
 MANY = 512
 """Images that ours works on at once on a GPU, as in a run."""
 
-TASKS = ("labels", "labels, nothing shared", "table", "certify", "predict clean", "predict worst")
+TASKS = ("labels", "table", "certify", "predict clean", "predict worst")
 
 SEED = 0
 """Of random images and random weights."""
@@ -117,20 +117,6 @@ def unchecked(defense: DoubleMasking, images: list[Tensor]) -> None:
     with torch.inference_mode():
         for part in masked._parts(Piece(subjects, which, np.tile(np.arange(unions), len(subjects)))):
             masked._logits(part, masked.way)
-
-
-def unshared(defense: DoubleMasking, images: list[Tensor]) -> None:
-    """The same if no pair shares anything with another."""
-    way = defense.masked.way or defense.masked.ways[0]
-    with way.unshared():
-        unchecked(defense, images)
-
-
-def shares(defense: DoubleMasking, image: Tensor) -> bool:
-    """Whether pairs share anything."""
-    (subjects,) = defense._groups([image])
-    masked, every = defense.masked, np.arange(len(subjects[0].table.mask_set.unions))
-    return masked._sharing(Piece(subjects, np.zeros_like(every), every), masked.way) is not None
 
 
 def tables_equal(defense: DoubleMasking, images: list[Tensor], authors: list[Tensor]) -> tuple[float, dict[str, Any]]:
@@ -225,14 +211,11 @@ class Duel:
         loop, one = self.their_table, self.images[:1]
         found = {
             "labels": Task(lambda: unchecked(defense, some), len(some), loop, BATCH),
-            "labels, nothing shared": Task(lambda: unshared(defense, some), len(some), loop, BATCH),
             "table": Task(lambda: defense.certify(more, labels, maps=True), len(more), loop, BATCH),
             "certify": Task(lambda: defense.certify(more, labels), len(more), loop, BATCH),
             "predict clean": Task(lambda: defense.predict(one), 1, lambda: self.authors.clean(self.inputs[:1]), 1),
             "predict worst": Task(lambda: self.worst.predict(one), 1, lambda: self.authors.worst(self.inputs[:1]), 1),
         }
-        if not shares(defense, self.images[0]):
-            del found["labels, nothing shared"]
         if self.wants("predict clean"):  # of one whose masks agree, as they do for most images
             agreed = next((i for i in self.images if defense.predict([i])[0].case is Case.AGREED), one[0])
             found["predict clean"] = found["predict clean"]._replace(ours=lambda: defense.predict([agreed]))

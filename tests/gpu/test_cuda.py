@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
 
 from gpu.always_float8 import AlwaysFloat8
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
-from patchcleanser.classifiers.batches import Batches, Piece, Subject
 from patchcleanser.classifiers.copied import Copied, Graph, halved
 from patchcleanser.classifiers.eighth import Eighth, seen_inputs
 from patchcleanser.classifiers.inpaint import Inpainting
@@ -23,8 +21,6 @@ from patchcleanser.classifiers.settings import in_tf32, plain_float32, plain_flo
 from patchcleanser.classifiers.short import EightBlock, EightResBlock, Short, apart, has_kernels, shortened
 from patchcleanser.classifiers.split import Split
 from patchcleanser.classifiers.ways import UnusableError
-from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.tables import LabelTable
 from patchcleanser.data import in_memory
 from patchcleanser.training import RECIPES, fit
 from patchcleanser.training.speed import WORTH
@@ -93,8 +89,7 @@ def test_fast_labels_are_the_exact_ones_compiled_or_not(name: str, expected: int
     assert not eighth or expected > 0
     way = fast.masked.way.finer if eighth else fast.masked.way
     assert isinstance(way, Copied)
-    shared = [sharing.rest.args[0] for sharing in way._sharings.values() if sharing is not None]  # type: ignore[attr-defined]
-    finer, blocks = way.finer, [block for player in (way._copy, *shared) if player for block in player._blocks.values()]
+    finer, blocks = way.finer, [*way._copy._blocks.values()] if way._copy else []
     assert finer is not None
     assert finer.pays is not None or not fast.masked.finer  # seen, not guessed
     assert blocks
@@ -122,28 +117,6 @@ def test_labels_that_begin_with_eight_bits_are_the_exact_ones(name: str) -> None
         inputs = images.cuda()
         answers = [fast.masked.way.logits(inputs[at])[0] for at in (slice(None), slice(0, 1), slice(0, 5))]
     assert all((answer - answers[0]).abs().max() < 1e-2 * answers[0].abs().max() for answer in answers)
-
-
-@pytest.mark.parametrize("name", ["resnet18", "resnetv2_50x1_bit", "mobilenetv2_100"])
-def test_layers_that_pairs_share_on_a_gpu_give_what_they_give_for_each_alone(name: str) -> None:
-    torch.manual_seed(0)
-    module = timm.create_model(name, pretrained=False, num_classes=10).eval().cuda()
-    torch.nn.init.normal_(module.get_classifier().weight, std=0.02)
-    classifier = TorchClassifier(module, classes=10)
-    way, masks = Copied(classifier), MaskSet.build(Threat.square(32), image=(224, 224), masks=6)
-    images = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(1)).cuda()
-    table = LabelTable(masks)
-    subjects = [Subject(image, table) for image in images]
-    piece = Piece(subjects, np.repeat([0, 1], 666), np.tile(np.arange(666), 2))
-    batches = Batches(classifier, grid="input")
-    with torch.inference_mode():
-        assert batches._sharing(piece, way) is not None
-        together = batches._logits(piece, way)
-        with way.unshared():
-            alone = batches._logits(piece, way)
-        with plain_float32(images.device):
-            exact = batches._logits(piece)
-    assert (together - exact).abs().max() < 2 * (alone - exact).abs().max()
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resmlp_12_224", "resnet18", "resnetv2_50x1_bit"])

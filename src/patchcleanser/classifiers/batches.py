@@ -16,8 +16,7 @@ from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.classifiers.copied import block_size
 from patchcleanser.classifiers.covering import boxes_of, copies, covered, require_kept, sent, told
 from patchcleanser.classifiers.settings import plain_float32
-from patchcleanser.classifiers.shared import Pairs, Sharing
-from patchcleanser.classifiers.ways import UnusableError, Way
+from patchcleanser.classifiers.ways import Way
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Grid
 from patchcleanser.errors import OutOfMemoryError
@@ -144,8 +143,6 @@ class Batches:
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            if way.share_no_more():  # it is not known which labels are doubtful without
-                raise UnusableError("there is no room for what pairs share") from error
             if len(piece) == 1:
                 raise self._too_large(piece) from error
         self._make_room()
@@ -247,12 +244,6 @@ class Batches:
                 inputs = []
                 runs.append(self._exact(part))
                 continue
-            if (sharing := self._sharing(part, way)) is not None:
-                runs += [self._classify(torch.cat(inputs), way)] if inputs else []
-                inputs = []
-                pairs = Pairs(part.which, part.unions)
-                runs.append(sharing.logits(part.subjects, lambda s: self._prepared(piece.subjects[s]), pairs))
-                continue
             batch = self._masked(part, way)
             if inputs and inputs[-1].shape[1:] != batch.shape[1:]:
                 runs.append(self._classify(torch.cat(inputs), way))
@@ -261,26 +252,6 @@ class Batches:
         if inputs:
             runs.append(self._classify(torch.cat(inputs) if len(inputs) > 1 else inputs[0], way))
         return torch.cat(runs) if len(runs) > 1 else runs[0]
-
-    def _sharing(self, piece: Piece, way: Way | None) -> Sharing | None:
-        """How pairs whose images all have one size share work, if they do: their masks must be masks of the input."""
-        if way is None or self.classifier.mask_aware:
-            return None
-        subject = piece.subjects[piece.which[0]]
-        channels, height, width = subject.pixels.shape
-        kept = self.grid == "input" or self.classifier.preprocessing.keeps((height, width))
-        masks = subject.table.mask_set
-        same = all(piece.subjects[s].table.mask_set is masks for s in np.unique(piece.which))
-        if not kept or not same:
-            return None
-        return way.sharing(masks, (channels, height, width), len(piece))
-
-    def _prepared(self, subject: Subject) -> Tensor:
-        """The network's input for an image as it is, of which masks hide the same pixels."""
-        if self.grid == "input":
-            return subject.pixels
-        with plain_float32(self.classifier.device):
-            return self.classifier.prepare(subject.pixels[None])[0]
 
     def _classify(self, inputs: Tensor, way: Way | None) -> Tensor:
         if way is not None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -17,16 +15,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patchcleanser.classifiers.base import rounded
-from patchcleanser.classifiers.cuts import cut
 from patchcleanser.classifiers.rewrites import ChannelwiseGroupNorm, rewritten
 from patchcleanser.classifiers.settings import long_sums, tuned
-from patchcleanser.classifiers.shared import Sharing
-from patchcleanser.classifiers.ways import Derived, UnusableError, Way, example_of, own_copy
+from patchcleanser.classifiers.ways import Derived, UnusableError, Way, own_copy
 from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
-    from patchcleanser.core.masks import MaskSet
 
 T = TypeVar("T")
 
@@ -84,7 +79,6 @@ class Copied(Derived):
 
     def forget(self) -> None:
         """Drop the copy and what was recorded and compiled of it."""
-        super().forget()
         self._copy = None
         if self.finer is not None:
             self.finer.forget()
@@ -109,28 +103,6 @@ class Copied(Derived):
         if self._copy is not player:  # another thread compared it with a changed network meanwhile
             raise UnusableError(f"{type(self.classifier.module).__name__} changed while it was asked")
         return found
-
-    def sharing(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
-        """Few pairs share nothing: a CUDA graph is done with them before they are put together."""
-        return super().sharing(masks, size, pairs) if pairs > GRAPHED or self._fill else None
-
-    def _share(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
-        """The copy in two, each part of it as the whole would be."""
-        copied = self._made().copied
-        example = example_of(size).to(copied.device, copied.dtype)
-        parts = cut(copied.module, example.contiguous(memory_format=torch.channels_last), masks)
-        if parts is None:
-            return None
-        first, rest = (copy.copy(copied) for _ in parts[:2])
-        first.module, rest.module = parts.first, parts.rest
-        player, block = _Player(rest, steady=True), block_size(math.prod(size))
-        return Sharing(
-            parts.layout,
-            masks,
-            fill=self.classifier.preprocessing.input_fill(size[0]),
-            first=lambda stacks: [guarded(first.logits, stack) for stack in stacks],
-            rest=partial(self._computed, player, block),
-        )
 
     def _made(self) -> _Player:
         if self._copy is None:

@@ -48,26 +48,6 @@ def sent(array: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def cropped(pixels: Sequence[Tensor], which: NDArray[np.intp], corners: NDArray[np.intp], size: Size) -> Tensor:
-    """Crops of one size [N, C, h, w] of images, with these tops and lefts [N, 2]."""
-    height, width = size
-    if pixels[0].device.type == "cpu":
-        places = zip(which.tolist(), corners.tolist(), strict=True)
-        return torch.stack([pixels[k][:, top : top + height, left : left + width] for k, (top, left) in places])
-    return _gathered(pixels, which, corners, size)
-
-
-def _gathered(pixels: Sequence[Tensor], which: NDArray[np.intp], corners: NDArray[np.intp], size: Size) -> Tensor:
-    """The same in one go, as a GPU likes it."""
-    used, local = np.unique(which, return_inverse=True)
-    at = sent(np.column_stack([local, corners]), pixels[0].device)
-    numbers, tops, lefts = (at[:, k, None, None, None] for k in range(3))
-    rows, columns = (torch.arange(side, device=at.device) for side in size)
-    channels = torch.arange(pixels[0].shape[0], device=at.device)[:, None, None]
-    images = torch.stack([pixels[k] for k in used])
-    return images[numbers, channels, tops + rows[:, None], lefts + columns]
-
-
 def covered(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float]) -> Tensor:
     """Images [N, C, H, W] with the boxes [N, windows, (top, bottom, left, right)] filled; the given ones may change.
 

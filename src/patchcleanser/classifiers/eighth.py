@@ -62,7 +62,6 @@ class Eighth(Derived):
 
     def forget(self) -> None:
         """Drop the copy, and what was seen for it."""
-        super().forget()
         self._copy, self._layers, self._refused, self._declined = None, None, "", 0
 
     def shrink(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
@@ -18,17 +18,14 @@ from torch import Tensor, nn
 
 from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.classifiers.copied import Copied
-from patchcleanser.classifiers.cuts import cut
 from patchcleanser.classifiers.eighth import Eighth
 from patchcleanser.classifiers.precision import half_type
 from patchcleanser.classifiers.settings import others_wait
-from patchcleanser.classifiers.shared import Sharing
 from patchcleanser.classifiers.split import Split
-from patchcleanser.classifiers.ways import Derived, Halved, UnusableError, Way, example_of, own_copy
+from patchcleanser.classifiers.ways import Derived, Halved, UnusableError, Way, own_copy
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
-    from patchcleanser.core.masks import MaskSet
 
 RUN = 300_000
 """Input numbers per run of a thread: 2 images at 224×224, 97 at 32×32. With more, MobileNetV2 leaves the caches."""
@@ -70,7 +67,6 @@ class Exported(Derived):
 
     def forget(self) -> None:
         """Drop the sessions."""
-        super().forget()
         self._sessions = {}
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -86,20 +82,6 @@ class Exported(Derived):
             self._sessions[size] = session
         return self._answered(self._sessions[size], inputs)
 
-    def _share(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
-        """First layers of an export of their own, that takes crops of any size."""
-        with self._copied() as network:
-            example = example_of(size)
-            parts = cut(network, example, masks)
-            if parts is None:
-                return None
-            outputs = parts.first(example)
-            first = _session(parts.first, example, pairs, any_size=True)
-            rest = _session(parts.rest, outputs, pairs)._replace(run=RUN * outputs.numel() // example.numel())
-        _require_tame(first.kinds | rest.kinds)
-        fill = self.classifier.preprocessing.input_fill(size[0])
-        return Sharing(parts.layout, masks, fill=fill, first=first.each, rest=lambda given: self._answered(rest, given))
-
     @contextmanager
     def _copied(self) -> Iterator[nn.Module]:
         """A copy for the exporter, which leaves things of its own in what it follows; no inference tensors.
@@ -113,7 +95,7 @@ class Exported(Derived):
             yield network
 
     def _answered(self, session: _Session, inputs: Tensor) -> Tensor:
-        (logits,) = session.each([inputs])
+        logits = session.logits(inputs)
         if logits.shape != (len(inputs), self.classifier.classes or logits.shape[-1]):
             raise UnusableError(f"the exported network gave logits {tuple(logits.shape)}")
         return logits
@@ -149,40 +131,32 @@ class _Session(NamedTuple):
     session: Any
     threads: int
     together: bool
-    run: int
-    """Input numbers per run of a thread."""
     kinds: frozenset[str]
     """Of its operations."""
 
-    def each(self, stacks: Sequence[Tensor]) -> list[Tensor]:
-        """What comes out of each stack of inputs [N, …]."""
-        arrays = [stack.contiguous().numpy() for stack in stacks]
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Of inputs [N, …]."""
+        array = inputs.contiguous().numpy()
         try:
-            return [torch.from_numpy(outputs) for outputs in self._each(arrays)]
+            return torch.from_numpy(self._run(array) if self.together else self._in_turns(array))
         except Exception as error:  # onnxruntime has kinds of its own, which no other code knows
             if is_out_of_memory(error):
                 raise
-            shapes = ", ".join(str(array.shape) for array in arrays)
-            raise UnusableError(f"ONNX Runtime failed on inputs {shapes}: {error}") from error
+            raise UnusableError(f"ONNX Runtime failed on inputs {array.shape}: {error}") from error
 
-    def _each(self, arrays: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    def _in_turns(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         """Threads that work apart take the next few images as soon as they are done with their last."""
-        if self.together:
-            return [self._run(array) for array in arrays]
-        least = self.threads if len(arrays) == 1 else 1  # alone, it is cut so that every thread has as much to do
-        turns = [-(-array.size // (self.run * least)) for array in arrays]
-        parts = [np.array_split(array, min(len(array), n * least)) for array, n in zip(arrays, turns, strict=True)]
+        parts = self.threads * -(-array.size // (RUN * self.threads))  # every thread has as much to do
         with ThreadPoolExecutor(self.threads) as pool:
-            done = pool.map(self._run, [part for array in parts for part in array])
-            return [np.concatenate([next(done) for _ in array]) for array in parts]
+            return np.concatenate(list(pool.map(self._run, np.array_split(array, min(len(array), parts)))))
 
     def _run(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.session.run(None, {"x": array})[0]
         return logits
 
 
-def _session(module: nn.Module, inputs: Tensor, number: int, *, any_size: bool = False) -> _Session:
-    """An ONNX Runtime session of the module for inputs of this size, or of any, and about so many at a time.
+def _session(module: nn.Module, inputs: Tensor, number: int) -> _Session:
+    """An ONNX Runtime session of the module for inputs of this size, and about so many at a time.
 
     Threads that work on images of their own do not wait for each other at every layer, nor, spinning, keep torch's
     from working. If several chunks like the one it is made for have an image for each of them, that is how they work.
@@ -190,8 +164,6 @@ def _session(module: nn.Module, inputs: Tensor, number: int, *, any_size: bool =
     import onnxruntime
 
     free = {0: torch.export.Dim("number", min=1, max=1 << 20)}
-    if any_size:
-        free |= {axis: torch.export.Dim(f"side{axis}", min=8, max=1 << 14) for axis in (2, 3)}
     example = inputs[:1].expand(2, *inputs.shape[1:]).contiguous()  # a batch of one would be taken for fixed
     file = io.BytesIO()
     try:
@@ -210,7 +182,7 @@ def _session(module: nn.Module, inputs: Tensor, number: int, *, any_size: bool =
         session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # torch.export, onnxscript and onnxruntime have dozens of kinds
         raise UnusableError(f"{type(module).__name__} cannot be exported: {error}") from error
-    return _Session(session, threads, together, RUN, kinds)
+    return _Session(session, threads, together, kinds)
 
 
 def _require_tame(kinds: frozenset[str]) -> None:

@@ -204,7 +204,7 @@ class Learning(Batches):
                 continue
             self.way = way
             try:
-                self._prepare(way, sample)
+                way.renew()
                 fast = [Launched(part, self._logits(part, way), 0) for part in self._parts(pool, exact=True)]
             except UnusableError:
                 continue
@@ -240,7 +240,7 @@ class Learning(Batches):
             ]
         recheck = Recheck()
         try:
-            self._prepare(finer, examples[0].piece)
+            finer.renew()
         except UnusableError:
             finer.forget()
             return
@@ -265,27 +265,6 @@ class Learning(Batches):
             except UnusableError:  # just now
                 return False
         return finer.pays is not False
-
-    def _prepare(self, way: Way, piece: Piece) -> None:
-        """Notice whether the network is another, and see once, on a GPU, whether a way is faster if pairs share work.
-
-        A CPU's work is counted beforehand. In less than a block: whole blocks may be compiled, and this is not worth
-        compiling a network twice.
-        """
-        way.renew()
-        subject = piece.subjects[piece.which[0]]
-        most = min(self.chunk or 1, block_size(self._numbers(subject.pixels)) - 1)
-        unions = np.arange(min(most, len(subject.table.mask_set.unions)))
-        piece = Piece([subject], np.zeros_like(unions), unions)
-        sharing = self._sharing(piece, way)
-        if sharing is None or sharing.pays is not None or self.classifier.device.type != "cuda":
-            return
-
-        def alone() -> None:
-            with way.unshared():
-                self._logits(piece, way)
-
-        sharing.pays = self._faster(piece, lambda: self._logits(piece, way), alone)
 
     def _faster(self, piece: Piece, one: Callable[[], object], other: Callable[[], object]) -> bool:
         """Whether one way to a piece's labels is faster on a GPU than another, both warm."""
@@ -329,9 +308,6 @@ class Learning(Batches):
         parts = [example.piece for example in examples]
         try:
             fast = [self._logits(part, way) for part in parts] + self._by_blocks(way, parts)
-            if way.blocks and any(self._sharing(part, way) for part in parts):  # few pairs share nothing
-                with way.unshared():
-                    fast += [self._logits(part, way) for part in parts]
         except UnusableError:
             return
         again = len(fast) // len(examples)

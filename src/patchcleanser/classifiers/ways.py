@@ -16,12 +16,7 @@ from patchcleanser.classifiers.precision import HOPELESS
 from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
-    from patchcleanser.classifiers.shared import Sharing
     from patchcleanser.classifiers.torch import TorchClassifier
-    from patchcleanser.core.masks import MaskSet
-
-SHARINGS = 2
-"""A network is cut in two anew for each size of input and set of masks; so many are kept."""
 
 
 class Way(ABC):
@@ -61,19 +56,6 @@ class Way(ABC):
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
         """Prepared inputs [N, C, h, w] → float32 logits [N, classes]; UnusableError if this way is none here."""
-
-    def sharing(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
-        """How so many pairs of an input of a size [C, h, w] and a union of masks share work; None: they do not."""
-        return None
-
-    @contextmanager
-    def unshared(self) -> Iterator[None]:
-        """Nothing is shared: what is done for few pairs is done for all."""
-        yield
-
-    def share_no_more(self) -> bool:
-        """Share nothing from now on; False if nothing was shared."""
-        return False
 
     @contextmanager
     def whole_blocks(self) -> Iterator[None]:
@@ -116,54 +98,10 @@ class Derived(Way):
         self._seen: list[tuple[int, int]] | None = None
         self._sketch = ""
         self._weights: list[str] = []
-        self._sharings: dict[tuple[MaskSet, tuple[int, ...]], Sharing | None] = {}
-        self._alone = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Places in memory are those of this process, and so is what pays, and what was made."""
-        return {**vars(self), "_seen": None, "pays": None, "_sharings": {}}
-
-    def forget(self) -> None:
-        """Drop the network in two."""
-        self._sharings = {}
-
-    @contextmanager
-    def unshared(self) -> Iterator[None]:
-        """Nothing is shared meanwhile."""
-        self._alone = True
-        try:
-            yield
-        finally:
-            self._alone = False
-
-    def share_no_more(self) -> bool:
-        """Share nothing until the network is another."""
-        shared = [sharing for sharing in self._sharings.values() if sharing is not None and sharing.pays is not False]
-        for sharing in shared:
-            sharing.pays = False
-            sharing.forget()
-        return bool(shared)
-
-    def sharing(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
-        """First layers are shared if that saves enough of the work, which is found out once."""
-        self._follow()
-        if self._alone or not self.classifier.plain:
-            return None
-        if (masks, size) not in self._sharings:
-            if len(self._sharings) == SHARINGS:
-                self._sharings.pop(next(iter(self._sharings)))
-            try:
-                made = self._share(masks, size, pairs)
-                holds = made is not None and made.holds(example_of(size)[0].to(self.classifier.device))
-            except Exception:  # whatever a network does when it is looked at; it works as a whole, or is refused there
-                holds = False
-            self._sharings[masks, size] = made if holds else None
-        found = self._sharings[masks, size]
-        return found if found is not None and found.pays is not False else None
-
-    def _share(self, masks: MaskSet, size: tuple[int, ...], pairs: int) -> Sharing | None:
-        """The network in two, if that pays; by default nothing is shared."""
-        return None
+        return {**vars(self), "_seen": None, "pays": None}
 
     def renew(self) -> None:
         """Make it again if anything about the network is another."""
@@ -253,8 +191,3 @@ def layers(module: nn.Module) -> list[nn.Module]:
             found[id(one)] = one
             waiting.extend(reversed(list(one._modules.values())))
     return list(found.values())
-
-
-def example_of(size: tuple[int, ...]) -> Tensor:
-    """Two inputs of a size [C, h, w] with something in them."""
-    return torch.randn(2, *size, generator=torch.Generator().manual_seed(0))
