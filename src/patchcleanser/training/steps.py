@@ -237,17 +237,7 @@ def _optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         )
     except (AssertionError, ValueError) as error:
         raise TrainingError(f"this timm has no {recipe.optimizer} ({error}); install timm 1.0.23 or later") from error
-    return _together(optimizer) if recipe.optimizer == "muon" else optimizer
-
-
-def _together(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Muon for all matrices of one shape at once; one of timm's that is older or newer than we know, as it is."""
-    try:
-        from patchcleanser.training.muon import TogetherMuon
-    except ImportError:  # of names that are timm's own
-        return optimizer
-    known = "scale_eps" in optimizer.defaults
-    return TogetherMuon(optimizer.param_groups, **optimizer.defaults) if known else optimizer
+    return optimizer
 
 
 def _divergence(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
