@@ -22,12 +22,12 @@ from pyarrow import compute
 
 from patchcleanser import Threat, load_classifier, load_dataset
 from patchcleanser.attacks import Settings
-from patchcleanser.core.metrics import certified_fooled
-from patchcleanser.core.records import Run
 from patchcleanser.data import chosen
 from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attacked import AttackJob, attack_all
 from patchcleanser.evaluation.work import Progress
+from patchcleanser.records.metrics import certified_fooled
+from patchcleanser.records.run import Run
 from patchcleanser.training.cards import versions
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from zoo import keep
 
-from patchcleanser.core.metrics import certified_fooled, summary
-from patchcleanser.core.records import Run
+from patchcleanser.records.metrics import certified_fooled, summary
+from patchcleanser.records.run import Run
 
 KEY = ("model", "defense", "attack", "iterations", "locations")
 

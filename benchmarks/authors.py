@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from patchcleanser import DoubleMasking, TorchClassifier
-from patchcleanser.classifiers.settings import plain_float32
+from patchcleanser.engine.float32 import plain_float32
 
 
 class Authors:

@@ -22,10 +22,10 @@ from typing import Any
 from patchcleanser import Threat, load_classifier
 from patchcleanser.classifiers.trained import read_card
 from patchcleanser.cli.certify import about_run, run_job
-from patchcleanser.core.metrics import COLUMNS, summary
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
 from patchcleanser.experiments.baselines import BASELINES, PATCHES, Baseline, measured_by
+from patchcleanser.records.metrics import COLUMNS, summary
 from patchcleanser.training.cards import versions
 
 ROWS, COSTS = "results/baselines.json", "results/baselines-224.json"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from patchcleanser.core.records import Run
+from patchcleanser.records.run import Run
 
 LONG = dict.fromkeys(("table", "one_mask_margins", "one_mask_confidences"))
 

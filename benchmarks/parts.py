@@ -18,8 +18,8 @@ from speed import loaded
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from patchcleanser.classifiers.copied import block_size
-from patchcleanser.classifiers.eighth import Eighth
+from patchcleanser.engine.fast.float8.backend import Eighth
+from patchcleanser.engine.fast.half import block_size
 
 SIDE = 224
 UNIONS = 666

@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.records import Row, Run
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.double_masking import double_masking
+from patchcleanser.records.run import Row, Run
 from patchcleanser.training.cards import versions
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

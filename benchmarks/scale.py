@@ -29,9 +29,9 @@ import torch
 from pyarrow import parquet
 
 from patchcleanser import CallableClassifier, Job, Run, Threat, evaluate, load_classifier, load_dataset
-from patchcleanser.core.records import TIMES
+from patchcleanser.cluster.runner import RayRunner, connect
 from patchcleanser.data import ArrayDataset, chosen
-from patchcleanser.running.ray import RayRunner, connect
+from patchcleanser.records.run import TIMES
 from patchcleanser.training.cards import versions
 
 IMAGES = 16

@@ -27,12 +27,12 @@ from measuring import flops, in_turns, memory_mb, peak, power, timed
 from torch import Tensor
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.batches import Piece
-from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.verdicts import Case, Verdict
 from patchcleanser.defenses.base import Game
 from patchcleanser.defenses.double_masking import double_masking
+from patchcleanser.engine.batches import Piece
+from patchcleanser.engine.float32 import plain_float32
 from patchcleanser.errors import PatchCleanserError
 from patchcleanser.training.cards import versions
 

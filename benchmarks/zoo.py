@@ -20,9 +20,9 @@ from patchcleanser import Threat, load_classifier
 from patchcleanser.classifiers.specs import innermost, members
 from patchcleanser.classifiers.trained import read_card, zoo_folder
 from patchcleanser.cli.certify import about_run, run_job
-from patchcleanser.core.metrics import COLUMNS, summary
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
+from patchcleanser.records.metrics import COLUMNS, summary
 from patchcleanser.training.cards import versions
 
 HARDENED = {"name": "harden"}

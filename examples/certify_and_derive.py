@@ -8,9 +8,9 @@ from __future__ import annotations
 import tempfile
 
 from patchcleanser import Job, Threat, evaluate, load_classifier, load_dataset
-from patchcleanser.core.metrics import summary
 from patchcleanser.data import chosen
 from patchcleanser.evaluation.derive import derive
+from patchcleanser.records.metrics import summary
 
 
 def main() -> None:

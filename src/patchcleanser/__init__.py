@@ -14,15 +14,14 @@ if TYPE_CHECKING:
         load_classifier,
     )
     from patchcleanser.core.masks import MaskSet
-    from patchcleanser.core.records import Run
     from patchcleanser.core.threats import Threat
     from patchcleanser.core.verdicts import Case, Certificate, Verdict
     from patchcleanser.core.windows import Window
     from patchcleanser.data import load_dataset
     from patchcleanser.defenses import ChallengerMasking, DoubleMasking, MinorityReports
     from patchcleanser.errors import PatchCleanserError
-    from patchcleanser.evaluation import Job
-    from patchcleanser.running import evaluate
+    from patchcleanser.evaluation import Job, evaluate
+    from patchcleanser.records.run import Run
     from patchcleanser.service.client import Client as Client
 
 __version__ = "0.1.0"
@@ -42,12 +41,12 @@ _HOMES = {
     "MinorityReports": "defenses",
     "PatchCleanserError": "errors",
     "Preprocessing": "classifiers",
-    "Run": "core.records",
+    "Run": "records.run",
     "Threat": "core.threats",
     "TorchClassifier": "classifiers",
     "Verdict": "core.verdicts",
     "Window": "core.windows",
-    "evaluate": "running",
+    "evaluate": "evaluation",
     "load_classifier": "classifiers",
     "load_dataset": "data",
 }

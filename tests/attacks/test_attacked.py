@@ -12,12 +12,12 @@ from PIL import Image
 
 from patchcleanser import CallableClassifier, Job, Run, Threat, TorchClassifier, evaluate
 from patchcleanser.attacks import Settings
-from patchcleanser.core.metrics import certified_fooled
-from patchcleanser.core.records import ATTACKED, find_runs
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.errors import InputError, RecordError
 from patchcleanser.evaluation import attacked as module
 from patchcleanser.evaluation.attacked import NAMES, AttackJob, attack_all, attack_shares
+from patchcleanser.records.metrics import certified_fooled
+from patchcleanser.records.run import ATTACKED, find_runs
 
 QUICK = Settings(iterations=8, locations=2)
 

@@ -13,9 +13,6 @@ import torch
 
 from patchcleanser import Job, MaskSet, Run, Threat, TorchClassifier, evaluate
 from patchcleanser.attacks import Settings
-from patchcleanser.core.checksums import checksum
-from patchcleanser.core.records import Row
-from patchcleanser.core.shards import write_shard
 from patchcleanser.data.base import ArrayDataset, chosen
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import audit as audit_module
@@ -23,6 +20,9 @@ from patchcleanser.evaluation.audit import Audit, audit, audited_job
 from patchcleanser.evaluation.matching import match_labels
 from patchcleanser.evaluation.twin import Twin, hidden_pixels, hiding_sets, look, slow_challenger_masking
 from patchcleanser.evaluation.twin import slow_double_masking as slow
+from patchcleanser.records.checksums import checksum
+from patchcleanser.records.run import Row
+from patchcleanser.records.shards import write_shard
 
 QUICK = Settings(iterations=3, locations=1)
 

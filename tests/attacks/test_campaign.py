@@ -8,10 +8,10 @@ import pytest
 
 from patchcleanser import Threat, load_classifier, load_dataset
 from patchcleanser.attacks import Settings
-from patchcleanser.core.metrics import certified_fooled
 from patchcleanser.data import chosen
 from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attacked import AttackJob, attack_all
+from patchcleanser.records.metrics import certified_fooled
 
 
 @pytest.mark.slow

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from patchcleanser import Job, Preprocessing, Threat, TorchClassifier, evaluate, load_classifier, load_dataset
-from patchcleanser.core.records import Run
 from patchcleanser.data import chosen
 from patchcleanser.errors import RecordError
+from patchcleanser.records.run import Run
 
 from .first_fingerprints import first_digest
 

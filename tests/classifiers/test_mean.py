@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from patchcleanser import CallableClassifier, DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.fast import Exported
 from patchcleanser.classifiers.mean import mean_of
 from patchcleanser.classifiers.networks import build_network
+from patchcleanser.engine.fast.onnxruntime import Exported
 from patchcleanser.errors import InputError, PatchCleanserError, TrainModeError
 
 BOTH = "mean:zoo:tiny,net:resnet?wider=0.25"

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from patchcleanser import load_dataset
 from patchcleanser.cli.app import app
-from patchcleanser.core.records import Row, Run
 from patchcleanser.data.pictures import as_picture
 from patchcleanser.errors import ContradictionError, InputError, RecordError
 from patchcleanser.evaluation import attacked
+from patchcleanser.records.run import Row, Run
 
 SMALL = ["--limit", "4", "--masks", "2", "--device", "cpu"]
 

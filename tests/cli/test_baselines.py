@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from patchcleanser.core.records import Run
 from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture
+from patchcleanser.records.run import Run
 from patchcleanser.reports.drawing import style
 from patchcleanser.reports.studies import read_study
 from patchcleanser.reports.sweeps import costs

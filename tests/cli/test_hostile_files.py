@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from patchcleanser import Job, Threat, evaluate, load_classifier, load_dataset
 from patchcleanser.classifiers.networks import build_network
-from patchcleanser.core.records import Run
 from patchcleanser.data import chosen
+from patchcleanser.records.run import Run
 
 from .conftest import Command, Done
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from patchcleanser.core.records import Run, find_runs
 from patchcleanser.data import load_dataset
+from patchcleanser.records.run import Run, find_runs
 
 from .conftest import Command
 

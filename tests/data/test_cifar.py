@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torchvision.datasets
 
-from patchcleanser.core.files import whole_file
 from patchcleanser.data import load_dataset
 from patchcleanser.data.cache import npm_package
 from patchcleanser.data.cifar import NPM
 from patchcleanser.errors import DataError
+from patchcleanser.records.atomic import whole_file
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_file_that_cannot_be_written_whole_does_not_appear(tmp_path: Path) -> 
     # A limit on file size stands in for a full disk: writing fails half-way.
     code = (
         "import resource, signal, sys; from pathlib import Path\n"
-        "from patchcleanser.core.files import whole_file\n"
+        "from patchcleanser.records.atomic import whole_file\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "with whole_file(Path(sys.argv[1])) as part: part.write_bytes(bytes(5000))\n"

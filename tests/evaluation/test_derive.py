@@ -15,12 +15,11 @@ from patchcleanser import (
     MinorityReports,
     Threat,
 )
-from patchcleanser.core.records import Run
 from patchcleanser.data import ArrayDataset
 from patchcleanser.errors import RecordError
-from patchcleanser.evaluation import Job
+from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.evaluation.derive import derive, detection, row_certified, verdicts, weakness
-from patchcleanser.running import evaluate
+from patchcleanser.records.run import Run
 
 
 def shaky() -> CallableClassifier:

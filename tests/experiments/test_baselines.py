@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from patchcleanser.cli.app import main
-from patchcleanser.core.metrics import Share
 from patchcleanser.errors import RecordError
 from patchcleanser.experiments import EXPERIMENTS
 from patchcleanser.experiments.baselines import BASELINES, PATCHES, RECOVERING, Baseline, measured
 from patchcleanser.experiments.collecting import read_found
+from patchcleanser.records.metrics import Share
 from patchcleanser.reports.published import published
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "baselines.py"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from patchcleanser.core.metrics import Share
 from patchcleanser.experiments import EXPERIMENTS, Finding, Line
 from patchcleanser.experiments.tabling import claim_lines
+from patchcleanser.records.metrics import Share
 
 
 def lines_of(name: str, model: str = "tiny") -> list[Line]:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from patchcleanser.core.metrics import Share
-from patchcleanser.core.records import Run
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation.derive import verdicts
 from patchcleanser.experiments import EXPERIMENTS, Finding
@@ -16,6 +14,8 @@ from patchcleanser.experiments.pages import results_page, section, write_page, w
 from patchcleanser.experiments.plans import usual
 from patchcleanser.experiments.running import Archive
 from patchcleanser.experiments.tabling import why
+from patchcleanser.records.metrics import Share
+from patchcleanser.records.run import Run
 
 REPOSITORY = Path(__file__).parents[2]
 TABLE2 = EXPERIMENTS["table2"]

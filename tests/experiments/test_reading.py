@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from patchcleanser import CallableClassifier, Job, MinorityReports, Run, Threat, evaluate
-from patchcleanser.core.metrics import Share
 from patchcleanser.data import ArrayDataset
 from patchcleanser.experiments import reading
 from patchcleanser.experiments.objects import BUCKETS, in_bucket
+from patchcleanser.records.metrics import Share
 
 CLASSES = ("a", "b", "c")
 

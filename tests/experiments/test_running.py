@@ -10,16 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from patchcleanser.cli.app import app
-from patchcleanser.core.records import Run
 from patchcleanser.errors import InputError
-from patchcleanser.evaluation import Job
+from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.evaluation.attacked import AttackJob, attack_all
 from patchcleanser.evaluation.timing import Times
 from patchcleanser.experiments import EXPERIMENTS, Plan
 from patchcleanser.experiments.collecting import collect, read_found
 from patchcleanser.experiments.plans import timed, usual
 from patchcleanser.experiments.running import Archive, Hands, Laboratory, Missing
-from patchcleanser.running import evaluate
+from patchcleanser.records.run import Run
 
 
 def laboratory(root: Path | None, runs: Path, **options: Any) -> Laboratory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patchcleanser.classifiers.eighth import Eighth
+from patchcleanser.engine.fast.float8.backend import Eighth
 
 
 class AlwaysFloat8(Eighth):

@@ -11,17 +11,17 @@ import torch
 
 from gpu.always_float8 import AlwaysFloat8
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
-from patchcleanser.classifiers.copied import Copied, Graph, halved
-from patchcleanser.classifiers.eighth import Eighth, seen_inputs
 from patchcleanser.classifiers.inpaint import Inpainting
 from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.networks import build_network
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.classifiers.settings import in_tf32, plain_float32, plain_float32_alone
-from patchcleanser.classifiers.short import EightBlock, EightResBlock, Short, apart, has_kernels, shortened
-from patchcleanser.classifiers.split import Split
-from patchcleanser.classifiers.ways import UnusableError
 from patchcleanser.data import in_memory
+from patchcleanser.engine.fast.backends import UnusableError
+from patchcleanser.engine.fast.float8.backend import Eighth, seen_inputs
+from patchcleanser.engine.fast.float8.layers import EightBlock, EightResBlock, Short, apart, has_kernels, shortened
+from patchcleanser.engine.fast.half import Copied, Graph, halved
+from patchcleanser.engine.fast.split import Split
+from patchcleanser.engine.float32 import in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.training import RECIPES, fit
 from patchcleanser.training.speed import WORTH
 
@@ -39,7 +39,7 @@ def test_cuda_labels_equal_cpu_labels_where_the_margin_is_not_tiny() -> None:
     for device in ("cpu", "cuda"):
         defense = DoubleMasking(TorchClassifier(vit().to(device)), Threat.square(32), masks=3)
         groups = list(defense._groups(images))
-        from patchcleanser.classifiers.masked import Request
+        from patchcleanser.engine.masked import Request
 
         defense.masked.fill_in([Request(s, s.table.rows(range(9))) for s in groups[0]])
         tables.append([s.table for s in groups[0]])

@@ -13,8 +13,7 @@ import torch
 
 from patchcleanser import Threat, load_classifier, load_dataset
 from patchcleanser.data import chosen
-from patchcleanser.evaluation import Job
-from patchcleanser.running import evaluate
+from patchcleanser.evaluation import Job, evaluate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from gpu.always_float8 import AlwaysFloat8
 from patchcleanser import DoubleMasking, TorchClassifier
-from patchcleanser.classifiers.copied import Copied
+from patchcleanser.engine.fast.half import Copied
 from soundness.constructed import MASKS, SIDE, THREAT, Constructed, company, constructed, painted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

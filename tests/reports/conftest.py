@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchcleanser.core.records import Row, Run
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.double_masking import double_masking
 from patchcleanser.defenses.minority_reports import first_failure, reporters
+from patchcleanser.records.run import Row, Run
 
 MakeRun = Callable[..., Run]
 

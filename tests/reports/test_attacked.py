@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from patchcleanser.core.metrics import Share
-from patchcleanser.core.records import Row, Run
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
+from patchcleanser.records.metrics import Share
+from patchcleanser.records.run import Row, Run
 
 from .test_command import typed
 from .test_report import Page, reported, table

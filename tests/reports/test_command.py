@@ -11,9 +11,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from patchcleanser.cli.report import report
-from patchcleanser.core.metrics import COLUMNS, summary
-from patchcleanser.core.records import Run
 from patchcleanser.errors import RecordError
+from patchcleanser.records.metrics import COLUMNS, summary
+from patchcleanser.records.run import Run
 
 MakeRun = Callable[..., Run]
 

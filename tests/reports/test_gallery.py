@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from patchcleanser.core.records import Run
+from patchcleanser.records.run import Run
 from patchcleanser.reports import write_report
 from patchcleanser.reports.gallery import LARGEST, Picture, gallery
 from patchcleanser.reports.studies import read_study

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from patchcleanser.core.records import Run
 from patchcleanser.core.threats import Threat
 from patchcleanser.evaluation.derive import derive
+from patchcleanser.records.run import Run
 from patchcleanser.reports import write_report
 from patchcleanser.reports.published import comparable, published
 from patchcleanser.reports.studies import Study, read_study

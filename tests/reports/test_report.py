@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from matplotlib.colors import rgb2hex
 
-from patchcleanser.core.metrics import Share
-from patchcleanser.core.records import Run
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation.derive import derive
+from patchcleanser.records.metrics import Share
+from patchcleanser.records.run import Run
 from patchcleanser.reports import write_report
 from patchcleanser.reports.drawing import ROLES
 from patchcleanser.reports.figures import run_figures

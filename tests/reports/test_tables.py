@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from patchcleanser.core.metrics import Share
+from patchcleanser.records.metrics import Share
 from patchcleanser.reports.tables import Column, Table, latex_text, markdown_text, to_csv, to_latex, to_markdown
 
 NASTY = '50%_of & $x$ #1 {a} ~^ \\ <b> | "q" a\nb'

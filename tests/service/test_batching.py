@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from patchcleanser import CallableClassifier, DoubleMasking, Threat
-from patchcleanser.classifiers.precision import WrongFastLabelError
+from patchcleanser.engine.precision import WrongFastLabelError
 from patchcleanser.errors import OutputError
 from patchcleanser.service import batching
 from patchcleanser.service.batching import ClosedError, Work, Worker

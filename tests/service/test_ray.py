@@ -19,10 +19,10 @@ import ray
 from ray import serve
 
 from patchcleanser import Threat, load_dataset
+from patchcleanser.cluster.serve import NAME, Replicas, deploy, undeploy
 from patchcleanser.errors import ClusterError, InputError
 from patchcleanser.service.app import create_app
 from patchcleanser.service.client import Client
-from patchcleanser.service.ray import NAME, Replicas, deploy, undeploy
 from patchcleanser.service.settings import Settings
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own

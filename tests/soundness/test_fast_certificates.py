@@ -17,9 +17,9 @@ from patchcleanser import (
     load_classifier,
     load_dataset,
 )
-from patchcleanser.classifiers.precision import half_type
 from patchcleanser.core.verdicts import Certificate
 from patchcleanser.data import chosen
+from patchcleanser.engine.precision import half_type
 from soundness.constructed import MASKS, OWN, SIDE, THREAT, Pixel, company, painted
 
 IMAGES = 40

@@ -27,11 +27,11 @@ from patchcleanser import (
     load_classifier,
     load_dataset,
 )
-from patchcleanser.classifiers.masked import Request
-from patchcleanser.classifiers.precision import CALIBRATION, Recheck, gaps, half_type, total
-from patchcleanser.classifiers.settings import plain_float32, tuned
-from patchcleanser.core.metrics import most_wrong
+from patchcleanser.engine.float32 import plain_float32, tuned
+from patchcleanser.engine.masked import Request
+from patchcleanser.engine.precision import CALIBRATION, Recheck, gaps, half_type, total
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
+from patchcleanser.records.metrics import most_wrong
 
 HALF = torch.finfo(torch.float16).eps
 
@@ -199,7 +199,7 @@ def test_recurrent_layers_are_plain_float32_too() -> None:
 
 FOLLOWING = """
 import torch
-from patchcleanser.classifiers.settings import plain_float32
+from patchcleanser.engine.float32 import plain_float32
 backends = torch.backends
 rooms = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul]
 backends.fp32_precision = "tf32"
@@ -449,7 +449,7 @@ def test_images_handed_in_to_be_classified_teach_nothing() -> None:
 
 @needs_half
 def test_a_wrong_fast_label_caught_by_an_audit_makes_the_whole_group_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("patchcleanser.classifiers.precision.AUDIT", 1.0)  # every label is audited
+    monkeypatch.setattr("patchcleanser.engine.precision.AUDIT", 1.0)  # every label is audited
     monkeypatch.setattr(Recheck, "doubt", lambda self, fast: torch.zeros(len(fast), dtype=torch.bool))  # none doubted
     defense = DoubleMasking(TorchClassifier(Cancelling().eval()), Threat.square(2), masks=4, precision="fast")
     images = sorted_images()

@@ -17,9 +17,9 @@ from patchcleanser.attacks.places import Place, random_places, room_for, scan_pl
 from patchcleanser.attacks.search import Best, Problem
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.images import checked_image
-from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
+from patchcleanser.engine.float32 import plain_float32
 from patchcleanser.errors import InputError
 
 TOGETHER = 100_000_000

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from patchcleanser.attacks.search import Found
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.covering import told
+from patchcleanser.engine.masking import told
 from patchcleanser.errors import InputError
 
 Loss = Literal["margin", "ce", "dlr"]

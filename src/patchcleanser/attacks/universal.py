@@ -19,11 +19,11 @@ from patchcleanser.attacks.base import Settings, on_grid, place_image, require_g
 from patchcleanser.attacks.losses import attack_loss, shown
 from patchcleanser.attacks.places import random_places
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.core.files import whole_file
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size, Window
 from patchcleanser.data.pictures import as_picture
 from patchcleanser.errors import DataError, InputError
+from patchcleanser.records.atomic import whole_file
 
 KEY = "patchcleanser"
 """Under this name the settings stand in the PNG's text."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import OutputError
-
-if TYPE_CHECKING:
-    from patchcleanser.classifiers.ways import Way
 
 
 class Classifier(ABC):
@@ -63,10 +60,6 @@ class Classifier(ABC):
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
         """Prepared inputs [N, C, h, w] on `device` → logits [N, classes]."""
-
-    def ways(self) -> list[Way]:
-        """Faster ways to nearly the same logits, the fastest first; only torch modules have any."""
-        return []
 
     @property
     @abstractmethod

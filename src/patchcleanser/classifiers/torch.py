@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory, logits_in, rounded
-from patchcleanser.classifiers.fast import ways_of
-from patchcleanser.classifiers.fingerprints import module_digest, note_caches
+from patchcleanser.classifiers.fingerprints import layers, module_digest, note_caches
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.classifiers.ways import Way, layers
 from patchcleanser.errors import InputError, OutputError, TrainModeError
 
 
@@ -37,10 +35,6 @@ class TorchClassifier(Classifier):
         refuse_train_mode(module)
         self._varying = any(getattr(layer, "varying_shapes", False) for layer in layers(module))
         note_caches(layers(module))
-
-    def ways(self) -> list[Way]:
-        """Half precision, on a GPU by a copy of the network, and on a CPU ONNX Runtime, where they are to be had."""
-        return ways_of(self)
 
     @property
     def steady(self) -> bool:

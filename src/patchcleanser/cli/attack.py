@@ -50,9 +50,9 @@ from patchcleanser.cli.options import (
 from patchcleanser.errors import ContradictionError
 
 if TYPE_CHECKING:
-    from patchcleanser.core.records import Run
     from patchcleanser.evaluation.attacked import AttackJob
     from patchcleanser.evaluation.work import Runner
+    from patchcleanser.records.run import Run
 
 DRAWN = 6
 """Attacked images on the sheet."""
@@ -158,8 +158,8 @@ def run_attack(
 
 def _tell(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
     """What the rows show; a certified image that was fooled is an error, whatever else is told."""
-    from patchcleanser.core.metrics import certified_fooled
     from patchcleanser.evaluation.attacked import attack_shares
+    from patchcleanser.records.metrics import certified_fooled
 
     rows = run.read()
     shares, broken = attack_shares(rows), certified_fooled(rows)

@@ -13,8 +13,8 @@ from patchcleanser.cli.options import Address, AsJson, Cpus, Gpus, On, Place, Ro
 from patchcleanser.errors import ContradictionError, InputError, RecordError
 
 if TYPE_CHECKING:
-    from patchcleanser.core.records import Run
     from patchcleanser.evaluation.audit import Audit
+    from patchcleanser.records.run import Run
 
 SHOWN = 10
 """So many contradictions are printed; the file has all of them."""
@@ -43,11 +43,11 @@ def audit(
     from patchcleanser.attacks import Settings
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.progress import progress
-    from patchcleanser.core.manifests import MANIFEST
-    from patchcleanser.core.records import Run
     from patchcleanser.data import load_dataset
     from patchcleanser.evaluation.audit import audit as audit_run
     from patchcleanser.evaluation.audit import audited_job, write_audit
+    from patchcleanser.records.manifests import MANIFEST
+    from patchcleanser.records.run import Run
 
     if sample < 0 or attack < 0 or sample + attack < 1:
         raise InputError(f"an audit looks at at least 1 row, got --sample {sample} and --attack {attack}")

@@ -55,9 +55,9 @@ from patchcleanser.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from patchcleanser.core.records import Run
     from patchcleanser.evaluation import Job
     from patchcleanser.evaluation.work import InBatches, Progress, Runner
+    from patchcleanser.records.run import Run
 
 LINES_APART = 10.0
 """Seconds between two lines of progress where there is no terminal."""
@@ -154,7 +154,7 @@ def _folders(
     planned: list[tuple[Job, dict[str, Any]]], out: Path | None, model: str, data: str
 ) -> Iterator[tuple[Job, Path]]:
     """A folder for each job with its identity, each job once, however often it was asked for."""
-    from patchcleanser.core.manifests import key_of
+    from patchcleanser.records.manifests import key_of
 
     for job, identity in {key_of(identity): (job, identity) for job, identity in planned}.values():
         threat = f"{job.threat.count}of{job.threat.shape}" if job.threat.count > 1 else str(job.threat.shape)
@@ -211,8 +211,8 @@ def run_work(
 
 def _say_continued(folder: Path, identity: Mapping[str, Any]) -> None:
     """How much of a run is done, if it was begun before; another job's is about to be refused."""
-    from patchcleanser.core.manifests import MANIFEST
-    from patchcleanser.core.records import Run
+    from patchcleanser.records.manifests import MANIFEST
+    from patchcleanser.records.run import Run
 
     if not (folder / MANIFEST).is_file():
         return
@@ -246,7 +246,7 @@ def _watcher(report: Callable[[int, int, str], None]) -> Callable[[Progress], No
 
 def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None, below: Path | None = None) -> None:
     """What the runs show, in words or as JSON; `more` is what there is besides, a report among it or not."""
-    from patchcleanser.core.metrics import COLUMNS, summary
+    from patchcleanser.records.metrics import COLUMNS, summary
 
     found = [(run, summary(run.read(COLUMNS))) for run in runs]
     if as_json:
@@ -272,7 +272,7 @@ def _fast(run: Run) -> str:
     """What half precision cost, and how sure its labels are."""
     from pyarrow import compute
 
-    from patchcleanser.classifiers.precision import FEWEST
+    from patchcleanser.engine.precision import FEWEST
 
     rows = run.read(["classifications", "rechecked", "flipped", "audited", "caught"])
     labels, again, wrong, audited, caught = (compute.sum(rows[name]).as_py() or 0 for name in rows.column_names)

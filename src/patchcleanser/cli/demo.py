@@ -12,8 +12,8 @@ from patchcleanser.cli.options import AsJson, Device
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
-    from patchcleanser.core.records import Row, Run
     from patchcleanser.evaluation import Job
+    from patchcleanser.records.run import Row, Run
 
 PATCH = 5
 ATTACKED = 8

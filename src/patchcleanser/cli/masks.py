@@ -74,7 +74,7 @@ def draw(masks: MaskSet, path: Path) -> None:
     import numpy as np
     from PIL import Image
 
-    from patchcleanser.core.files import whole_file
+    from patchcleanser.records.atomic import whole_file
 
     if len(masks) > PANELS:
         raise InputError(f"{len(masks)} masks are too many to draw one by one; at most {PANELS}")

@@ -173,7 +173,7 @@ class Place:
         if self.on == "here":
             yield Here()
             return
-        from patchcleanser.running.ray import RayRunner
+        from patchcleanser.cluster.runner import RayRunner
 
         with RayRunner(
             self.address,
@@ -196,7 +196,7 @@ def checked_run(batch: int | None, unreadable: str) -> bool:
 
 def default_folder(words: str, job: Mapping[str, Any]) -> Path:
     """Named after the job, with its key, so that the same command goes on with the same run."""
-    from patchcleanser.core.manifests import key_of
+    from patchcleanser.records.manifests import key_of
 
     return Path("runs") / slug(f"{words}-{key_of(job)[:8]}")
 

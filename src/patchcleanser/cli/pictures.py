@@ -39,7 +39,7 @@ def draw_sheet(rows: list[list[Image.Image]], path: Path) -> None:
     """Frames in rows on one white sheet."""
     from PIL import Image
 
-    from patchcleanser.core.files import whole_file
+    from patchcleanser.records.atomic import whole_file
 
     gap = 12
     widths = [sum(f.width + gap for f in frames) + gap for frames in rows]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from patchcleanser.core.records import Run
+    from patchcleanser.records.run import Run
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some, such as a sweep.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the accuracies of each run as JSON, by its folder.")]
@@ -33,9 +33,9 @@ def report(
 ) -> None:
     """Write report.html (one file that needs nothing else), tables/ and figures/ from the rows of runs."""
     # Imported late, so that --help answers at once.
-    from patchcleanser.core.files import require_inside
-    from patchcleanser.core.records import find_runs
     from patchcleanser.evaluation.derive import derive as derived
+    from patchcleanser.records.atomic import require_inside
+    from patchcleanser.records.run import find_runs
     from patchcleanser.reports import write_report
 
     found = find_runs(runs, kind=None)
@@ -57,7 +57,7 @@ def report(
 
 def numbers(run: Run) -> dict[str, object]:
     """What the rows of a run show, as plain numbers."""
-    from patchcleanser.core.metrics import COLUMNS_OF, certified_fooled, summary
+    from patchcleanser.records.metrics import COLUMNS_OF, certified_fooled, summary
 
     rows = run.read(COLUMNS_OF[run.kind])
     fooled = {"certified_images_fooled": len(certified_fooled(rows))} if run.kind == "attack" else {}

@@ -29,11 +29,11 @@ from patchcleanser.errors import DataError, InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from patchcleanser.core.records import Run
     from patchcleanser.evaluation.timing import Times
     from patchcleanser.evaluation.work import Runner
     from patchcleanser.experiments import Experiment, Finding, Plan
     from patchcleanser.experiments.running import Archive, Hands, Laboratory, Missing
+    from patchcleanser.records.run import Run
 
     Told = tuple[Experiment, dict[str, Finding], dict[str, str]]
     """An experiment, what is known of its lines, and why others are missing."""
@@ -219,10 +219,10 @@ def _draw_pictures(experiment: Experiment, laboratory: Laboratory | Archive) -> 
 
 
 def _write_markdown(out: Path, page: Path) -> None:
-    from patchcleanser.core.files import whole_file
     from patchcleanser.experiments import EXPERIMENTS
     from patchcleanser.experiments.collecting import read_found
     from patchcleanser.experiments.pages import results_page
+    from patchcleanser.records.atomic import whole_file
 
     if not any(read_found(out, name) for name in EXPERIMENTS):
         raise InputError(f"{out} holds no findings, so {page} is left as it is; name their folder with --out")

@@ -109,7 +109,7 @@ def serve(
     if on == "here":
         _serve_here(settings, host, port, root_path)
         return
-    from patchcleanser.service.ray import Replicas, deploy
+    from patchcleanser.cluster.serve import Replicas, deploy
 
     many = Replicas.parse(replicas, cpus=cpus, gpus=gpus)
     deploy(settings, many, address=address, host=host, port=port, root_path=root_path)
@@ -153,7 +153,7 @@ def _serve_here(settings: Settings, host: str, port: int, root_path: str) -> Non
 
 def _until_stopped() -> None:
     """Ray Serve works elsewhere; this process waits for Ctrl-C."""
-    from patchcleanser.service.ray import undeploy
+    from patchcleanser.cluster.serve import undeploy
 
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

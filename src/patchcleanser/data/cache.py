@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from patchcleanser.core.files import whole_file
 from patchcleanser.errors import DataError
+from patchcleanser.records.atomic import whole_file
 
 
 def cache_folder() -> Path:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from patchcleanser.core.files import whole_file
 from patchcleanser.core.windows import Size, Window
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.data.boxes import read_boxes
 from patchcleanser.errors import DataError
+from patchcleanser.records.atomic import whole_file
 
 SIDE = 32
 DIGITS = tuple(str(digit) for digit in range(10))

@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from patchcleanser.classifiers.batches import Subject
 from patchcleanser.classifiers.images import checked_images
-from patchcleanser.classifiers.masked import MaskedClassifier, Request
-from patchcleanser.classifiers.precision import Confirm, Precision, SmallerBatchError, TooFarError, WrongFastLabelError
 from patchcleanser.core.masks import MaskSet, axis_plan
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import Certificate
 from patchcleanser.core.windows import Size
 from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range, counted_labels
+from patchcleanser.engine.batches import Subject
+from patchcleanser.engine.masked import MaskedClassifier, Request
+from patchcleanser.engine.precision import Confirm, Precision, SmallerBatchError, TooFarError, WrongFastLabelError
 from patchcleanser.errors import InputError, LabelError, MaskError, PatchCleanserError
 
 R = TypeVar("R")

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.load import as_classifier
-from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
+from patchcleanser.engine.float32 import plain_float32
 from patchcleanser.errors import ImageError, LabelError, PatchCleanserError
 
 V = TypeVar("V")

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.batches import default_chunk
-from patchcleanser.classifiers.covering import require_kept, told
-from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.sight import Sight
 from patchcleanser.core.threats import Grid
 from patchcleanser.core.windows import Size
+from patchcleanser.engine.batches import default_chunk
+from patchcleanser.engine.float32 import plain_float32
+from patchcleanser.engine.masking import require_kept, told
 from patchcleanser.errors import InputError
 
 Ablation = Literal["columns", "rows", "blocks"]

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.batches import default_chunk
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.classifiers.interval import IntervalNet, boxes
-from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import LocalCertificate, LocalVerdict
 from patchcleanser.core.windows import Size, Window
 from patchcleanser.defenses.contract import Defense, Examined, check_range, counted_labels, each_labelled
 from patchcleanser.defenses.local import others
+from patchcleanser.engine.batches import default_chunk
+from patchcleanser.engine.float32 import plain_float32
 from patchcleanser.errors import InputError, OutputError, ThreatError
 
 

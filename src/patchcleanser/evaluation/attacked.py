@@ -16,9 +16,6 @@ from torch import Tensor
 from patchcleanser.attacks import ATTACKS, AdaptiveAttack, Challenged, Settings
 from patchcleanser.attacks.adaptive import is_fooled, placed_defense, proved
 from patchcleanser.attacks.base import place_image, require_gradients
-from patchcleanser.core.files import require_inside, whole_file
-from patchcleanser.core.metrics import Share, summary
-from patchcleanser.core.records import Row, Run
 from patchcleanser.core.verdicts import Verdict
 from patchcleanser.data.pictures import as_picture
 from patchcleanser.defenses.contract import Examined
@@ -27,6 +24,9 @@ from patchcleanser.evaluation.gallery import gallery_path
 from patchcleanser.evaluation.jobs import Job, fields_of
 from patchcleanser.evaluation.rows import Loaded, facts, seed_of
 from patchcleanser.evaluation.work import Batch, InBatches, Runner, Watch, carry_out
+from patchcleanser.records.atomic import require_inside, whole_file
+from patchcleanser.records.metrics import Share, summary
+from patchcleanser.records.run import Row, Run
 
 ADAPTIVE = "adaptive"
 NAMES = (*ATTACKS, ADAPTIVE)

@@ -16,8 +16,6 @@ from torch import Tensor
 from patchcleanser.attacks import AdaptiveAttack, Settings
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.covering import Mask
-from patchcleanser.core.files import require_inside, whole_file
-from patchcleanser.core.records import Row, Run
 from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset, Subset
 from patchcleanser.errors import DataError, InputError, RecordError
@@ -33,6 +31,8 @@ from patchcleanser.evaluation.twin import (
     slow_double_masking,
 )
 from patchcleanser.evaluation.work import Here, Runner, Work
+from patchcleanser.records.atomic import require_inside, whole_file
+from patchcleanser.records.run import Row, Run
 
 TOGETHER = 16
 """Images attacked side by side."""

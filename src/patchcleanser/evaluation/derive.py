@@ -17,14 +17,14 @@ from pyarrow import compute
 
 from patchcleanser.core.covering import positions
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.metrics import Derived, Detection, Share
-from patchcleanser.core.records import Run
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import Verdict
 from patchcleanser.core.windows import Size
 from patchcleanser.defenses.challenger_masking import challenger_masking
 from patchcleanser.defenses.double_masking import double_masking
 from patchcleanser.errors import RecordError
+from patchcleanser.records.metrics import Derived, Detection, Share
+from patchcleanser.records.run import Run
 
 Bools = NDArray[np.bool_]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from patchcleanser.core.files import require_inside, whole_file
-from patchcleanser.core.records import Row, Run
 from patchcleanser.data.pictures import as_picture
 from patchcleanser.evaluation.jobs import Job
+from patchcleanser.records.atomic import require_inside, whole_file
+from patchcleanser.records.run import Row, Run
 
 EACH = 8
 """Pictures of each kind."""

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.precision import Confirm, Precision
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import Dataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.defenses.contract import Defense
+from patchcleanser.engine.precision import Confirm, Precision
 from patchcleanser.errors import DataError, InputError, PatchCleanserError, ThreatError
 
 LABELS = 3

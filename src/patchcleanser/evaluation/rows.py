@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from patchcleanser.core.records import Row
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.verdicts import (
     Certificate,
@@ -25,6 +24,7 @@ from patchcleanser.defenses.base import TableExamined
 from patchcleanser.defenses.contract import Examined
 from patchcleanser.errors import DataError, ImageError, ThreatError
 from patchcleanser.evaluation.jobs import Job, named_error
+from patchcleanser.records.run import Row
 
 
 @dataclass(frozen=True)

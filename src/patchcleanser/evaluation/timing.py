@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchcleanser.core.files import whole_file
-from patchcleanser.core.manifests import key_of
 from patchcleanser.core.verdicts import Verdict
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation.jobs import Job
+from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.manifests import key_of
 
 FILE = "times.json"
 WALL = "wall clock"

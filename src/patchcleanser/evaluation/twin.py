@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.settings import plain_float32
 from patchcleanser.core.covering import Mask
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
+from patchcleanser.engine.float32 import plain_float32
 
 Bools = NDArray[np.bool_]
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from patchcleanser.core.metrics import COLUMNS, Summary, summary
-from patchcleanser.core.records import Row, Run
 from patchcleanser.evaluation.gallery import keep_gallery
 from patchcleanser.evaluation.jobs import Job
 from patchcleanser.evaluation.rows import Loaded, load_batch, rows_of
+from patchcleanser.records.metrics import COLUMNS, Summary, summary
+from patchcleanser.records.run import Row, Run
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -195,3 +195,22 @@ def to_do(run: Run) -> list[Batch]:
     """The batches of a run that are not done."""
     entropy = int(run.about.get("entropy", 0))
     return [Batch(number, run.indices(number), entropy=entropy) for number in run.missing()]
+
+
+def evaluate(
+    job: Job,
+    folder: str | Path,
+    *,
+    batch: int | None = None,
+    skip: bool = False,
+    about: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
+    runner: Runner | None = None,
+) -> Run:
+    """Certify every image of a job, and keep the rows in a folder; a run that stopped goes on where it was.
+
+    `skip` leaves out images that cannot be read, and says so in their rows. `about` is kept in the
+    manifest but decides nothing. `runner` is where the work is done: here, if nothing is said, or
+    RayRunner(...); a run may be begun by one and finished by the other. This process alone writes.
+    """
+    return carry_out(Certification(job, skip), folder, batch=batch, about=about, watch=watch, runner=runner)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from patchcleanser.core.metrics import Share
 from patchcleanser.core.threats import Grid, Threat
+from patchcleanser.records.metrics import Share
 from patchcleanser.reports.drawing import Drawing
 from patchcleanser.reports.tables import Column
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from patchcleanser.core.metrics import Share
 from patchcleanser.experiments.base import Axis, Claim, Finding, Line, Series, percent
+from patchcleanser.records.metrics import Share
 
 NOISE = 1.0
 """Points that one step may go against a trend: images are the same, but few."""

@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from patchcleanser.core.files import whole_file
-from patchcleanser.core.metrics import Share
-from patchcleanser.core.records import Run
 from patchcleanser.data.boxes import object_shares
 from patchcleanser.errors import DataError, RecordError
 from patchcleanser.evaluation.timing import Times
@@ -18,6 +15,9 @@ from patchcleanser.experiments.base import Experiment, Finding, Line, Plan, Valu
 from patchcleanser.experiments.images import DATA
 from patchcleanser.experiments.reading import timed
 from patchcleanser.experiments.running import Missing
+from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.metrics import Share
+from patchcleanser.records.run import Run
 from patchcleanser.reports.wording import brief
 
 Outcomes = Mapping[Plan, Run | Times | Missing]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from patchcleanser.core.records import Run
 from patchcleanser.experiments.base import Axis, Experiment, Line, Plan, Values
 from patchcleanser.experiments.claims import larger_beyond
 from patchcleanser.experiments.pictures import small_objects
 from patchcleanser.experiments.plans import usual
 from patchcleanser.experiments.reading import PARTS, accuracies, by_class, sized
+from patchcleanser.records.run import Run
 from patchcleanser.reports.results import CERTIFIED, CLEAN
 from patchcleanser.reports.tables import Column
 

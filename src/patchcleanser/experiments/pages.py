@@ -10,11 +10,11 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from patchcleanser.core.files import whole_file
 from patchcleanser.experiments import EXPERIMENTS
 from patchcleanser.experiments.base import Experiment, Finding
 from patchcleanser.experiments.collecting import read_found
 from patchcleanser.experiments.tabling import claim_lines, experiment_figure, experiment_table
+from patchcleanser.records.atomic import whole_file
 from patchcleanser.reports import page as report_page
 from patchcleanser.reports.drawing import Drawing, inline, save
 from patchcleanser.reports.tables import Table, interval_of, markdown_text, text_of, to_markdown, write_tables

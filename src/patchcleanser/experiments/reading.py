@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from pyarrow import compute
 
-from patchcleanser.core.metrics import COLUMNS, Share, per_class, summary
-from patchcleanser.core.records import Run
 from patchcleanser.evaluation.attacked import attack_shares
 from patchcleanser.evaluation.derive import detection, verdicts
 from patchcleanser.evaluation.timing import Times
 from patchcleanser.experiments.base import Values
+from patchcleanser.records.metrics import COLUMNS, Share, per_class, summary
+from patchcleanser.records.run import Run
 
 
 def accuracies(run: Run, variant: str = "") -> Values:

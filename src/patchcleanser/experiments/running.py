@@ -12,9 +12,8 @@ from typing import Any
 from patchcleanser.attacks import Settings
 from patchcleanser.classifiers import Classifier, load_classifier
 from patchcleanser.classifiers.load import pick_device
-from patchcleanser.classifiers.precision import Precision
-from patchcleanser.core.records import Run
 from patchcleanser.data import Dataset, chosen
+from patchcleanser.engine.precision import Precision
 from patchcleanser.errors import ClassifierError, DataError, InputError, MissingDependencyError, RecordError
 from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attacked import AttackJob
@@ -24,6 +23,7 @@ from patchcleanser.evaluation.timing import Times, read_times, time_images
 from patchcleanser.experiments.base import MASKING, Plan
 from patchcleanser.experiments.images import DATA
 from patchcleanser.experiments.models import Model, model_of
+from patchcleanser.records.run import Run
 
 TIMED = 20
 """Images that are timed."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from patchcleanser.core.records import Row
 from patchcleanser.core.windows import Window
+from patchcleanser.records.run import Row
 from patchcleanser.reports import wording
 from patchcleanser.reports.gallery import TOLD, Kind, Picture, clean_picture, encoded, shown
 from patchcleanser.reports.results import ALERTS, CERTIFIED, CLEAN, DETECTION, ROW_CERTIFIED, UNDEFENDED, told_apart

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from patchcleanser.core.metrics import Derived
-from patchcleanser.core.records import Run
 from patchcleanser.errors import RecordError
+from patchcleanser.records.metrics import Derived
+from patchcleanser.records.run import Run
 from patchcleanser.reports import attacked, results, wording
 from patchcleanser.reports.attacked import Duel
 from patchcleanser.reports.drawing import Drawing

@@ -20,8 +20,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchcleanser.core.files import whole_file
-from patchcleanser.core.metrics import Share
+from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.metrics import Share
 
 INK, MUTED, RULE, ACCENT, SOFT = "#1d2126", "#656c74", "#d8dce0", "#0b6e5d", "#98a1aa"
 ROLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", ACCENT: "--accent", SOFT: "--soft"}

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from patchcleanser.core.metrics import Share
+from patchcleanser.records.metrics import Share
 from patchcleanser.reports.drawing import ACCENT, DOT, INK, MUTED, RING, SOFT, Drawing, blank, dots, settled, style
 from patchcleanser.reports.maps import weakness
 from patchcleanser.reports.results import ALL, ENDS, by_promise, flat

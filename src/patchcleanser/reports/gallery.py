@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as compute
 from PIL import Image
 
-from patchcleanser.core.records import Row, Run
 from patchcleanser.core.windows import Window
+from patchcleanser.records.run import Row, Run
 from patchcleanser.reports.studies import Study
 
 LARGEST = 320

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from patchcleanser.core.metrics import Share
+from patchcleanser.records.metrics import Share
 from patchcleanser.reports import results, wording
 from patchcleanser.reports.contents import Report
 from patchcleanser.reports.drawing import Drawing, inline

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from patchcleanser.core.files import whole_file
-from patchcleanser.core.metrics import Derived
-from patchcleanser.core.records import Run
+from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.metrics import Derived
+from patchcleanser.records.run import Run
 from patchcleanser.reports.contents import make_report
 from patchcleanser.reports.drawing import save
 from patchcleanser.reports.page import page

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from patchcleanser.core.metrics import Share
 from patchcleanser.core.threats import Threat
+from patchcleanser.records.metrics import Share
 from patchcleanser.reports import wording
 from patchcleanser.reports.published import Published, comparable
 from patchcleanser.reports.studies import CASES, Study

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.metrics import COLUMNS_OF, Derived, Share, Summary, certified_fooled, per_class, summary
-from patchcleanser.core.records import Run
 from patchcleanser.core.windows import Size
+from patchcleanser.records.metrics import COLUMNS_OF, Derived, Share, Summary, certified_fooled, per_class, summary
+from patchcleanser.records.run import Run
 
 CASES = {"agreed": "I: all agree", "disagreer": "II: a disagreer decides", "majority": "III: the majority decides"}
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from patchcleanser.core.files import whole_file
-from patchcleanser.core.metrics import Share
+from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.metrics import Share
 
 Cell = str | int | float | Share | None
 NOTHING = "–"

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from patchcleanser.classifiers.batches import Subject
-from patchcleanser.classifiers.masked import MaskedClassifier, Request
-from patchcleanser.classifiers.precision import SmallerBatchError, WrongFastLabelError
 from patchcleanser.core.tables import Indices, LabelTable
 from patchcleanser.defenses.base import Game
+from patchcleanser.engine.batches import Subject
+from patchcleanser.engine.masked import MaskedClassifier, Request
+from patchcleanser.engine.precision import SmallerBatchError, WrongFastLabelError
 from patchcleanser.service.room import Place
 
 log = logging.getLogger("patchcleanser.service")

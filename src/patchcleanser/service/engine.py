@@ -15,10 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.batches import Subject
 from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.load import as_classifier, load_classifier
-from patchcleanser.classifiers.precision import FEWEST
 from patchcleanser.classifiers.specs import ASKING
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
@@ -27,6 +25,8 @@ from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture, decode
 from patchcleanser.defenses import DEFENSES, MaskDefense
 from patchcleanser.defenses.base import Game
+from patchcleanser.engine.batches import Subject
+from patchcleanser.engine.precision import FEWEST
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
 from patchcleanser.evaluation.jobs import Pair
 from patchcleanser.evaluation.matching import match_labels

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request
 
-from patchcleanser.classifiers.batches import Subject
 from patchcleanser.core.masks import MaskSet
+from patchcleanser.engine.batches import Subject
 from patchcleanser.errors import ClassifierError, DataError, ImageError, InputError, MaskError, ThreatError
 from patchcleanser.service.batching import ClosedError, Work, Worker
 from patchcleanser.service.decoding import Decoders

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import patchcleanser
-from patchcleanser.core.files import whole_file
 from patchcleanser.data.cache import checksum
+from patchcleanser.records.atomic import whole_file
 from patchcleanser.training import checkpoints
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from patchcleanser.core.files import whole_file
 from patchcleanser.errors import TrainingError
+from patchcleanser.records.atomic import whole_file
 from patchcleanser.training.choice import Check
 
 NAME = "checkpoint.pt"

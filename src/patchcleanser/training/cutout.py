@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.covering import told
+from patchcleanser.engine.masking import told
 from patchcleanser.errors import InputError
 
 Losses = Callable[[Tensor], Tensor]

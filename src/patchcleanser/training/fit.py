@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.classifiers.settings import tuned
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import ArrayDataset
+from patchcleanser.engine.float32 import tuned
 from patchcleanser.errors import ClassifierError, MissingDependencyError, TrainingError
 from patchcleanser.training.checkpoints import Checkpoint
 from patchcleanser.training.cutout import Cutout, GreedyCutout, shown

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchcleanser.core.files import whole_file
+from patchcleanser.records.atomic import whole_file
 
 
 @dataclass(frozen=True)

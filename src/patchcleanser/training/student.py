@@ -17,12 +17,12 @@ from torch.nn import functional
 
 from patchcleanser.classifiers.base import logits_in
 from patchcleanser.classifiers.mirror import Mirrored
-from patchcleanser.classifiers.settings import tuned
 from patchcleanser.classifiers.torch import Around, TorchClassifier, input_size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset
+from patchcleanser.engine.float32 import tuned
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.training.augment import coloured
 from patchcleanser.training.choice import Check, chosen, eligible

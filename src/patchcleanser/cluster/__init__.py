@@ -1,0 +1,1 @@
+"""The same work on a Ray cluster; the only package that imports ray."""

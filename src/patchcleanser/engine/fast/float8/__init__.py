@@ -1,0 +1,1 @@
+"""FP8 for linear layers, on GPUs that have it."""

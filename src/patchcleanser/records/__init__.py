@@ -1,0 +1,1 @@
+"""A run on disk: rows, manifest, checksums, and what they show."""

@@ -1,0 +1,392 @@
+"""Records: one row per image, in Parquet shards beside a manifest that says what produced them.
+
+    RUN/manifest.json          the job, its key, how many images, how many to a batch, a checksum of these
+    RUN/rows-00000.parquet     the rows of the first batch with their checksum, and so on
+    RUN/lock                   held by whoever is writing
+
+A shard is written whole or not at all and named by its batch, so a batch is done if its shard is
+there, a killed run loses at most the batch in flight, and whoever writes a batch again writes the
+same rows. Everything downstream is derived from the rows, and whoever reads rows checks them first:
+a shard that is missing is not done yet, and one that is not as it was written is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from filelock import FileLock, Timeout
+
+from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.threats import Threat
+from patchcleanser.core.windows import Size
+from patchcleanser.errors import DataError, RecordError
+from patchcleanser.records.checksums import type_name
+from patchcleanser.records.manifests import MANIFEST, key_of, read_manifest, short, write_manifest
+from patchcleanser.records.metrics import most_wrong
+from patchcleanser.records.shards import DamageError, check_shard, read_header, read_shard, write_shard
+
+SCHEMA = pa.schema(
+    [
+        ("index", pa.int64()),  # position among the run's images
+        ("id", pa.string()),
+        ("label", pa.int32()),
+        ("skipped", pa.string()),  # why there is no answer; null where there is one
+        ("height", pa.int32()),  # on the threat's grid
+        ("width", pa.int32()),
+        ("undefended", pa.int32()),
+        ("one_mask_labels", pa.list_(pa.int32())),
+        ("one_mask_margins", pa.list_(pa.float32())),
+        ("one_mask_confidences", pa.list_(pa.float32())),
+        ("table", pa.list_(pa.int32())),  # labels by union of two masks, where all were asked for
+        ("answer", pa.int32()),
+        ("case", pa.string()),
+        ("deciding_mask", pa.int32()),
+        ("alert", pa.bool_()),  # detection only
+        ("certified", pa.bool_()),
+        ("row_certified", pa.bool_()),
+        ("detection_certified", pa.bool_()),  # a weaker promise, and so a column of its own
+        ("failing_pair", pa.list_(pa.int32())),  # two masks under which the label is wrong
+        ("weakest", pa.list_(pa.int32())),  # top, left, height, width of each patch the proof does not reach
+        ("margin", pa.float32()),
+        ("classifications", pa.int32()),
+        ("rechecked", pa.int32()),  # fast labels computed again in float32
+        ("flipped", pa.int32()),  # of those, the ones that were wrong
+        ("audited", pa.int32()),  # labels that were not doubtful, computed both ways
+        ("caught", pa.int32()),  # of those, the ones that were wrong; then the whole batch was computed in float32
+        ("unconfirmed", pa.int32()),  # labels of lower precision only; 0: the certificate is a proof
+        ("seconds", pa.float32()),
+    ]
+)
+ATTACKED = pa.schema(
+    [
+        ("index", pa.int64()),
+        ("id", pa.string()),
+        ("label", pa.int32()),
+        ("skipped", pa.string()),
+        ("height", pa.int32()),  # on the threat's grid
+        ("width", pa.int32()),
+        ("undefended", pa.int32()),  # of the clean image, as are the next ones
+        ("answer", pa.int32()),
+        ("alert", pa.bool_()),
+        ("certified", pa.bool_()),
+        ("row_certified", pa.bool_()),
+        ("detection_certified", pa.bool_()),
+        ("undefended_fooled", pa.bool_()),  # wrong on the clean image, or at some location
+        ("fooled", pa.bool_()),  # the defense is: it answers wrongly, without an alert
+        ("attacked_undefended", pa.int32()),  # of the worst attacked image, as are the next ones
+        ("attacked_answer", pa.int32()),
+        ("attacked_alert", pa.bool_()),
+        ("attacked_case", pa.string()),
+        ("patches", pa.list_(pa.int32())),  # top, left, height, width of each
+        ("margin", pa.float32()),  # how far the undefended classifier is from being fooled; below 0 it is
+        ("queries", pa.int64()),  # classifications by the attacker, at all locations and restarts
+        ("seconds", pa.float32()),
+    ]
+)
+SCHEMAS = {"certify": SCHEMA, "attack": ATTACKED}
+"""The rows of each kind of run; a job that names no kind certifies."""
+
+LATER = ("caught", "unconfirmed")
+"""Columns that older rows do not have."""
+
+TIMES = ("seconds",)
+"""What may differ between two runs of one job."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder. `job` decides the rows; `about` says under what circumstances they were made."""
+
+    folder: Path
+    job: dict[str, Any]
+    images: int
+    batch: int
+    about: dict[str, Any]
+    checked: bool = True
+    """Whether manifest and rows carry checksums; those of older versions do not."""
+    _checksums: dict[int, tuple[tuple[int, ...], str]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Of each shard that was checked: which file that was, and its checksum."""
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """The run in this folder."""
+        content = read_manifest(Path(folder))
+        if content["job"].get("kind", "certify") not in SCHEMAS:
+            raise RecordError(
+                f"{folder} holds a run of kind {content['job']['kind']!r}; there are {', '.join(SCHEMAS)}"
+            )
+        facts = {name: content[name] for name in ("job", "images", "batch", "about")}
+        return cls(Path(folder), **facts, checked="checksum" in content)
+
+    @classmethod
+    def begin(
+        cls, folder: str | Path, job: Mapping[str, Any], *, images: int, batch: int, about: Mapping[str, Any]
+    ) -> Run:
+        """The run of this job in this folder: continued if it is there, else begun.
+
+        A run goes on with the batches it began with, since batches name the shards. If only its manifest
+        is lost, the shards say which job and which batches are theirs.
+        """
+        folder = Path(folder)
+        if (folder / MANIFEST).exists():
+            run = cls.open(folder)
+            differs = [name for name in sorted({*run.job, *job}) if run.job.get(name) != job.get(name)]
+            if differs:
+                said = ", ".join(f"{n} ({short(run.job.get(n))}, now {short(job.get(n))})" for n in differs)
+                hint = " (other images: --data, --limit, --seed or --subset)" if "data" in differs else ""
+                raise RecordError(f"{folder} holds a run of another job; it differs in {said}{hint}; use another --out")
+            return run
+        _require_no_links([folder / MANIFEST])
+        run = cls(folder, dict(job), images, _batch_of_shards(folder, job, images) or batch, dict(about))
+        columns = {column.name: type_name(column.type) for column in run.schema}
+        write_manifest(folder, {"job": job, "images": images, "batch": run.batch, "columns": columns}, about)
+        return run
+
+    @property
+    def key(self) -> str:
+        """The hash of the job."""
+        return key_of(self.job)
+
+    @property
+    def kind(self) -> str:
+        """What was done: certify or attack."""
+        return str(self.job.get("kind", "certify"))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its rows."""
+        return SCHEMAS[self.kind]
+
+    @cached_property
+    def threat(self) -> Threat:
+        """The patches defended against."""
+        return Threat.from_json(self.job["threat"])
+
+    def mask_set(self, size: Size) -> MaskSet:
+        """The masks that images of this size, on the threat's grid, were given."""
+        masks, stride = (tuple(v) if v else None for v in (self.job["masks"], self.job["stride"]))
+        return MaskSet.build(self.threat, image=size, masks=masks, stride=stride)
+
+    @property
+    def batches(self) -> int:
+        """How many batches the whole run has."""
+        return -(-self.images // self.batch)
+
+    def indices(self, batch: int) -> range:
+        """The images of a batch."""
+        return range(batch * self.batch, min((batch + 1) * self.batch, self.images))
+
+    def shard(self, batch: int) -> Path:
+        """Where the rows of a batch are, or will be."""
+        return self.folder / f"rows-{batch:05d}.parquet"
+
+    def missing(self) -> list[int]:
+        """The batches that are not done."""
+        return [batch for batch in range(self.batches) if not self.shard(batch).is_file()]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every batch is done."""
+        return not self.missing()
+
+    @property
+    def statistical(self) -> str:
+        """What is to be said of certificates that rest on labels of lower precision; empty if there are none."""
+        if self.job.get("precision", "exact") != "fast":
+            return ""
+        counted = "unconfirmed" in self.schema.names
+        columns = [
+            "row_certified",
+            "audited",
+            *(name for name in ("caught", "unconfirmed") if name in self.schema.names),
+        ]
+        rows = self.read(columns).to_pylist()
+        unproved = [row for row in rows if not counted or row["unconfirmed"] != 0]
+        number = sum(1 for row in unproved if row["row_certified"])
+        audited, caught = (sum(row.get(name) or 0 for row in rows) for name in ("audited", "caught"))
+        bound = f"with 95% confidence at most {most_wrong(caught, audited):.2%} of such labels are wrong"
+        if number:
+            return (
+                f"{number:,} certificates are statistical, not proofs: they rest on labels of lower precision, and "
+                f"{bound} ({audited:,} were audited); use --confirm all for proofs"
+            )
+        if unproved and self.job["table"]:
+            return f"what is derived from tables of images that are not certified is statistical: {bound}"
+        return ""
+
+    @property
+    def unchecked(self) -> str | None:
+        """A sentence on rows that carry no checksums; None if they do."""
+        if self.checked:
+            return None
+        return (
+            f"{self.folder} was made before rows had checksums: they are unchecked, and a change that does not "
+            "contradict itself would not be noticed"
+        )
+
+    @property
+    def digest(self) -> str | None:
+        """One hash of all rows and of what they belong to, to pin a number to them; None until the run is finished."""
+        if not self.finished:
+            return None
+        return key_of([self._checked_shard(batch)[1] for batch in range(self.batches)])
+
+    @property
+    def integrity(self) -> dict[str, str | None]:
+        """What pins the rows, and what there is to say of them, as plain values."""
+        return {"digest": self.digest, "unchecked": self.unchecked, "statistical": self.statistical or None}
+
+    def header(self, batch: int) -> dict[str, Any]:
+        """What the shard of a batch says of where its rows belong."""
+        indices = self.indices(batch)
+        return {
+            "key": self.key,
+            "images": self.images,
+            "batch": self.batch,
+            "indices": [indices.start, indices.stop],
+        }
+
+    def write(self, batch: int, rows: Sequence[Row]) -> None:
+        """Keep the rows of one batch, whole or not at all."""
+        table = pa.Table.from_pylist(list(rows), schema=self.schema)
+        path, header = self.shard(batch), self.header(batch)
+        try:
+            checksum = check_shard(table, header, self.schema.names, must_be_sealed=False)
+        except DamageError as error:
+            raise RecordError(f"{path} would not be right and is not written: it {error}") from error
+        write_shard(path, table, header, checksum)
+        self._checksums[batch] = _stamp(path), checksum
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows that are there, in the order of the images, once all of them were checked."""
+        parts, damaged = [], []
+        for batch in self._present():
+            try:
+                parts.append(self.read_batch(batch, columns))
+            except RecordError as error:
+                damaged.append((batch, error))
+        if damaged:
+            others = ", ".join(self.shard(batch).name for batch, _ in damaged[1:])
+            raise RecordError(f"{damaged[0][1]}" + (f"; the same goes for {others}" if others else ""))
+        if parts:
+            return pa.concat_tables(parts)
+        return self.schema.empty_table().select(list(columns) if columns is not None else self.schema.names)
+
+    def read_batch(self, batch: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of one batch, checked."""
+        table = self._checked_shard(batch)[0]
+        if table is None:
+            table = read_shard(self.shard(batch), self.schema, columns)
+        for name in LATER:
+            if name in self.schema.names and name not in table.column_names:
+                column = self.schema.field(name)
+                table = table.append_column(column, pa.nulls(len(table), column.type))
+        known = [name for name in self.schema.names if name in table.column_names]
+        return table.select(list(columns) if columns is not None else known).replace_schema_metadata(None)
+
+    def _checked_shard(self, batch: int) -> tuple[pa.Table | None, str]:
+        """The rows of a shard, unless this very file was checked before, and their checksum.
+
+        RecordError if they are not as they were written.
+        """
+        path = self.shard(batch)
+        try:
+            stamp, known = _stamp(path), self._checksums.get(batch)
+            if known is not None and known[0] == stamp:
+                return None, known[1]
+            table = read_shard(path, self.schema)
+            required = [name for name in self.schema.names if name not in LATER]
+            checksum = check_shard(table, self.header(batch), required, must_be_sealed=self.checked)
+        except DamageError as error:
+            rows = len(self.indices(batch))
+            raise RecordError(
+                f"{path} {error}; delete it and run the same command again to compute its {rows} rows anew"
+            ) from error
+        self._checksums[batch] = stamp, checksum
+        return table, checksum
+
+    def _present(self) -> list[int]:
+        """The batches that are done; RecordError if there are rows of more batches than the run has."""
+        for path in self.folder.glob("rows-*.parquet"):
+            number = re.fullmatch(r"rows-(\d{5,})\.parquet", path.name)
+            if number is not None and int(number[1]) >= self.batches:
+                raise RecordError(
+                    f"{path} is of no batch: {self.folder / MANIFEST} has {self.batches} batches, from 0; "
+                    "delete it if it is a copy, or restore the manifest"
+                )
+        return [batch for batch in range(self.batches) if self.shard(batch).is_file()]
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process at a time works on a run; the lock goes with the process, however it ends."""
+        _require_no_links([self.folder / "lock", *map(self.shard, self.missing())])
+        lock = FileLock(self.folder / "lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RecordError(
+                f"another process is working on {self.folder}; wait for it, or use another --out"
+            ) from error
+        except OSError as error:
+            raise DataError(f"cannot write into {self.folder}: {error.strerror}; use another --out") from error
+        try:
+            now = Run.open(self.folder)
+            if (now.key, now.batch) != (self.key, self.batch):  # begun by another command before the lock was ours
+                raise RecordError(f"{self.folder} was taken by another run meanwhile; run again, or use another --out")
+            yield
+        finally:
+            lock.release()
+
+
+def find_runs(folders: Sequence[str | Path], kind: str | None = "certify") -> list[Run]:
+    """The runs of one kind, or of every kind, in these folders, or below them."""
+    runs: list[Run] = []
+    for folder in folders:
+        root = Path(folder)
+        manifests = [root / MANIFEST] if (root / MANIFEST).is_file() else sorted(root.rglob(MANIFEST))
+        found = [run for run in (Run.open(path.parent) for path in manifests) if kind in (None, run.kind)]
+        if not found:
+            raise RecordError(f"no run in {folder}; make one with: patchcleanser {kind or 'certify'} --out {folder} …")
+        runs += found
+    return list({run.folder.resolve(): run for run in runs}.values())
+
+
+def _batch_of_shards(folder: Path, job: Mapping[str, Any], images: int) -> int | None:
+    """How many rows to a batch the shards of a lost manifest have; RecordError if they are not this job's."""
+    shards = sorted(folder.glob("rows-*.parquet"))
+    headers = [header for header in map(read_header, shards) if header is not None]
+    ours = [header for header in headers if (header.get("key"), header.get("images")) == (key_of(job), images)]
+    if shards and not ours:
+        raise RecordError(
+            f"{folder} holds rows but no {MANIFEST}, and none of them says it is of this job; use another --out"
+        )
+    return int(ours[0]["batch"]) if ours else None
+
+
+def _require_no_links(paths: Sequence[Path]) -> None:
+    """Refuse to write where a symbolic link is: neither it nor what it points to is ours."""
+    for path in paths:
+        if path.is_symlink():
+            raise RecordError(
+                f"{path} is a symbolic link, and nothing is written through one; put a file in its place, or delete it"
+            )
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Which file this is; another one after every change."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from error
+    return found.st_ino, found.st_size, found.st_mtime_ns

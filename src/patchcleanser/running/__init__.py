@@ -1,5 +1,0 @@
-"""Where a job runs."""
-
-from patchcleanser.running.local import evaluate
-
-__all__ = ["evaluate"]

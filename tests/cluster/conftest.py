@@ -1,0 +1,41 @@
+"""A Ray cluster on this machine, for each file of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("ray")
+from ray.cluster_utils import Cluster
+
+from cluster.clusters import STORE
+from patchcleanser.cluster.runner import RayRunner, connect
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head without cores and two nodes of one core; the driver is this process, connected once for all tests.
+
+    A process that comes and goes as a driver, on a busy machine, was once ended by Ray in the middle.
+    """
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False}
+    found = Cluster(initialize_head=True, head_node_args=head)
+    for _ in range(2):
+        found.add_node(num_cpus=1, object_store_memory=STORE)
+    found.wait_for_nodes()
+    connect(found.address)
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def runner(cluster: Cluster) -> Iterator[RayRunner]:
+    from patchcleanser.cluster.runner import RayRunner
+
+    with RayRunner(cluster.address) as found:
+        yield found

@@ -1,0 +1,232 @@
+"""Runs on disk: whole or not there, one job to a folder, one writer at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from patchcleanser.core.threats import Threat
+from patchcleanser.core.windows import Window
+from patchcleanser.errors import DataError, RecordError
+from patchcleanser.records.metrics import Share, per_class, summary
+from patchcleanser.records.run import SCHEMA, Run, find_runs
+
+JOB: dict[str, Any] = {
+    "classifier": "abc",
+    "threat": Threat.square(5).to_json(),
+    "masks": [3, 3],
+    "stride": None,
+    "precision": "exact",
+    "table": False,
+}
+
+
+def row(index: int, **facts: Any) -> dict[str, Any]:
+    base = {"index": index, "id": f"{index}.png", "label": 1, "undefended": 1, "answer": 1, "case": "agreed"}
+    return {**base, "certified": True, "row_certified": True, "classifications": 9, "seconds": 0.5, **facts}
+
+
+def made_before(folder: Path) -> Run:
+    """The run as an older version wrote it: without checksums."""
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({name: content[name] for name in content if name not in ("columns", "checksum")}))
+    for shard in folder.glob("rows-*.parquet"):
+        parquet.write_table(parquet.read_table(shard).replace_schema_metadata(None), shard)
+    return Run.open(folder)
+
+
+def begin(folder: Path, job: dict[str, Any] = JOB, images: int = 5, batch: int = 2) -> Run:
+    return Run.begin(folder, job, images=images, batch=batch, about={})
+
+
+def test_a_run_knows_which_batches_are_missing_and_reads_rows_in_order(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    assert run.missing() == [0, 1, 2]
+    run.write(2, [row(4)])
+    run.write(0, [row(0), row(1)])
+    assert begin(tmp_path).missing() == [1]
+    assert run.read(["index"])["index"].to_pylist() == [0, 1, 4]
+    run.write(1, [row(2), row(3)])
+    assert Run.open(tmp_path).finished
+    assert run.read().schema.names == SCHEMA.names
+
+
+def test_a_folder_of_another_job_is_refused_and_the_difference_named(tmp_path: Path) -> None:
+    begin(tmp_path)
+    with pytest.raises(RecordError, match=r"another job; it differs in classifier \(abc, now xyz\); use another --out"):
+        begin(tmp_path, {**JOB, "classifier": "xyz"})
+
+
+def test_a_run_goes_on_with_the_batches_it_began_with(tmp_path: Path) -> None:
+    begin(tmp_path, batch=2)
+    assert begin(tmp_path, batch=100).batch == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "damaged"),
+        ("{", "damaged"),
+        ("[]", "damaged"),
+        (json.dumps({"format": 99}), "format 99"),
+        (json.dumps({"format": 1, "key": "0", "job": {}, "images": 1, "batch": 1, "about": {}}), "changed by hand"),
+    ],
+)
+def test_a_damaged_manifest_is_named(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(RecordError, match=said):
+        Run.open(tmp_path)
+
+
+def test_a_damaged_shard_is_named_with_what_to_do(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    run.write(0, [row(0), row(1)])
+    run.shard(0).write_bytes(run.shard(0).read_bytes()[:-20])
+    with pytest.raises(RecordError, match=r"rows-00000.parquet is damaged .* delete it and run the same"):
+        run.read()
+
+
+def test_rows_of_an_older_version_are_read_beside_new_ones(tmp_path: Path) -> None:
+    begin(tmp_path).write(0, [row(0), row(1)])
+    run = made_before(tmp_path)
+    parquet.write_table(parquet.read_table(run.shard(0)).drop_columns(["caught"]), run.shard(0))
+    run.write(1, [row(2, audited=4, caught=1), row(3)])
+    assert run.read(["index", "caught"]).to_pydict() == {"index": [0, 1, 2, 3], "caught": [None, None, 1, None]}
+    assert run.read().column_names == SCHEMA.names
+
+
+def test_rows_without_a_manifest_are_not_taken_for_ours(tmp_path: Path) -> None:
+    begin(tmp_path).write(0, [row(0), row(1)])
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(RecordError, match=r"holds rows but no manifest.json, and none of them says it is of this job"):
+        begin(tmp_path, {**JOB, "classifier": "xyz"})
+
+
+def test_only_one_process_works_on_a_run_and_its_death_frees_the_folder(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    hold = (
+        "import sys, time; from patchcleanser.records.run import Run\n"
+        "with Run.open(sys.argv[1]).locked(): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(RecordError, match="another process is working on"), run.locked():
+            pass
+        other.kill()
+        other.wait()
+    with run.locked():
+        pass
+
+
+def test_a_folder_that_another_job_began_meanwhile_is_not_written_to(tmp_path: Path) -> None:
+    mine = begin(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    begin(tmp_path, {**JOB, "classifier": "xyz"})  # both were about to begin, and the other wrote last
+    with pytest.raises(RecordError, match="taken by another run meanwhile"), mine.locked():
+        pass
+    with Run.open(tmp_path).locked():  # and the lock is free again
+        pass
+
+
+def test_the_same_job_begun_meanwhile_in_other_batches_is_not_mixed_with_ours(tmp_path: Path) -> None:
+    """Shards are named by their batch: of two sizes, some images would have two rows and others none."""
+    mine = begin(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    Run.begin(tmp_path, JOB, images=mine.images, batch=mine.batch + 1, about={})
+    with pytest.raises(RecordError, match="taken by another run meanwhile"), mine.locked():
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(DataError, match="cannot write"):
+        begin(tmp_path / "run")
+
+
+def test_a_full_disk_loses_only_the_batch_in_flight(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    run.write(0, [row(0), row(1)])
+    full = (
+        "import sys, resource; from patchcleanser.records.run import Run\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "run = Run.open(sys.argv[1])\n"
+        "run.write(1, [{**row, 'index': row['index'] + 2, 'id': 'x' * 5000} for row in run.read().to_pylist()])"
+    )
+    done = subprocess.run([sys.executable, "-c", full, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "DataError: cannot write" in done.stderr
+    assert run.missing() == [1, 2]
+    assert len(run.read()) == 2
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".rows")]
+
+
+def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
+    begin(tmp_path / "a")
+    begin(tmp_path / "b" / "c")
+    assert [run.folder.name for run in find_runs([tmp_path])] == ["a", "c"]
+    assert len(find_runs([tmp_path, tmp_path / "a"])) == 2
+    with pytest.raises(RecordError, match="make one with: patchcleanser certify"):
+        find_runs([tmp_path / "nothing"])
+
+
+@pytest.mark.parametrize(
+    "threat",
+    [
+        Threat.square(5),
+        Threat.share(0.0244140625, grid="input"),
+        Threat.any_rectangle(502),
+        Threat.any_rectangle(share=0.01, count=2),
+        Threat.rectangle(3, 9, region=Window(1, 2, 20, 21)),
+    ],
+)
+def test_threats_come_back_from_a_manifest_as_they_were(threat: Threat) -> None:
+    assert Threat.from_json(json.loads(json.dumps(threat.to_json()))) == threat
+
+
+def test_a_summary_counts_what_was_answered_and_only_that(tmp_path: Path) -> None:
+    run = begin(tmp_path, images=4, batch=4)
+    wrong = row(1, answer=0, certified=False, row_certified=False, case="majority")
+    skipped = {"index": 3, "id": "3.png", "label": 1, "skipped": "cannot decode"}
+    run.write(0, [row(0), wrong, row(2, undefended=0, certified=False), skipped])
+    found = summary(run.read())
+    assert (found.images, found.skipped) == (3, 1)
+    assert {name: share.count for name, share in found.shares.items()} == {
+        "undefended": 2,
+        "clean": 2,
+        "certified": 1,
+        "row_certified": 2,
+    }
+    assert found.cases == {"agreed": 2, "majority": 1}
+    assert per_class(run.read())[1]["clean"] == Share(2, 3)
+    twice = found + found
+    assert twice.shares["clean"] == Share(4, 6)
+
+
+def test_detection_has_shares_of_its_own(tmp_path: Path) -> None:
+    run = begin(tmp_path, images=2, batch=2)
+    base = {"certified": None, "row_certified": None, "case": None}
+    rows = [
+        row(0, alert=False, detection_certified=True, **base),
+        row(1, alert=True, detection_certified=False, **base),
+    ]
+    run.write(0, rows)
+    shares = summary(run.read()).shares
+    assert "certified" not in shares
+    assert (shares["clean"].count, shares["alerts"].count, shares["detection_certified"].count) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "low", "high"), [(0, 10, 0.0, 27.75), (10, 10, 72.25, 100.0), (50, 100, 40.38, 59.62)]
+)
+def test_intervals_are_wilsons(count: int, total: int, low: float, high: float) -> None:
+    assert Share(count, total).interval == pytest.approx((low, high), abs=0.01)
