@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from patchcleanser.core.algorithms import double_masking
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.double_masking import double_masking
 from patchcleanser.records.run import Row, Run
 from patchcleanser.training.cards import versions
 

@@ -27,10 +27,9 @@ from measuring import flops, in_turns, memory_mb, peak, power, timed
 from torch import Tensor
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
+from patchcleanser.core.algorithms import LabelFlow, double_masking
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.verdicts import Case, Verdict
-from patchcleanser.defenses.base import Game
-from patchcleanser.defenses.double_masking import double_masking
 from patchcleanser.engine.batches import Piece
 from patchcleanser.engine.float32 import plain_float32
 from patchcleanser.errors import PatchCleanserError
@@ -82,7 +81,7 @@ SUITES["growth"], SUITES["gpu-growth"] = SUITES["cpu"][:1], SUITES["gpu"][:3]
 class WorstCase(DoubleMasking):
     """Double-masking as it goes when every mask disagrees: all second rounds are needed."""
 
-    def _verdict(self, table: LabelTable) -> Game[Verdict]:
+    def _verdict(self, table: LabelTable) -> LabelFlow[Verdict]:
         yield table.masks()
         yield table.rows(range(len(table.mask_set)))
         return double_masking(table.one(), table.row)

@@ -9,7 +9,7 @@ import tempfile
 
 from patchcleanser import Job, Threat, evaluate, load_classifier, load_dataset
 from patchcleanser.data import chosen
-from patchcleanser.evaluation.derive import derive
+from patchcleanser.records.derive import derive
 from patchcleanser.records.metrics import summary
 
 

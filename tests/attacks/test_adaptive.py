@@ -21,9 +21,9 @@ from patchcleanser import (
 from patchcleanser.attacks import AdaptiveAttack, Settings
 from patchcleanser.attacks.adaptive import placed_defense
 from patchcleanser.attacks.masked import AgainstMasks, Plan
+from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.verdicts import Certificate
-from patchcleanser.defenses.base import Game
 from patchcleanser.errors import ContradictionError
 
 THREAT = Threat.square(3)
@@ -99,7 +99,7 @@ def test_on_the_input_grid_the_defense_answers_the_attacked_input_unresized(colo
 class Careless(DoubleMasking):
     """Certifies everything."""
 
-    def _certificate(self, table: LabelTable, label: int, maps: bool) -> Game[Certificate]:
+    def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[Certificate]:
         found = yield from super()._certificate(table, label, maps)
         return replace(found, certified=True, row_certified=True)
 

@@ -17,7 +17,7 @@ from patchcleanser import (
     Threat,
     TorchClassifier,
 )
-from patchcleanser.defenses.double_masking import double_masking
+from patchcleanser.core.algorithms import double_masking
 from patchcleanser.errors import CoverError, InputError, MaskError
 
 

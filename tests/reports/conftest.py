@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchcleanser.core.algorithms import double_masking, first_failure, reporters
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.double_masking import double_masking
-from patchcleanser.defenses.minority_reports import first_failure, reporters
 from patchcleanser.records.run import Row, Run
 
 MakeRun = Callable[..., Run]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from patchcleanser.core.threats import Threat
-from patchcleanser.evaluation.derive import derive
+from patchcleanser.records.derive import derive
 from patchcleanser.records.run import Run
 from patchcleanser.reports import write_report
 from patchcleanser.reports.published import comparable, published

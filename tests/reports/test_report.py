@@ -17,7 +17,7 @@ from matplotlib.colors import rgb2hex
 
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
-from patchcleanser.evaluation.derive import derive
+from patchcleanser.records.derive import derive
 from patchcleanser.records.metrics import Share
 from patchcleanser.records.run import Run
 from patchcleanser.reports import write_report

@@ -32,7 +32,7 @@ def demo(
     from patchcleanser.core.threats import Threat
     from patchcleanser.data import chosen, load_dataset
     from patchcleanser.evaluation import Job
-    from patchcleanser.evaluation.derive import derive
+    from patchcleanser.records.derive import derive
     from patchcleanser.reports import write_report
 
     if limit < 10:

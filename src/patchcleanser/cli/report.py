@@ -33,8 +33,8 @@ def report(
 ) -> None:
     """Write report.html (one file that needs nothing else), tables/ and figures/ from the rows of runs."""
     # Imported late, so that --help answers at once.
-    from patchcleanser.evaluation.derive import derive as derived
     from patchcleanser.records.atomic import require_inside
+    from patchcleanser.records.derive import derive as derived
     from patchcleanser.records.run import find_runs
     from patchcleanser.reports import write_report
 

@@ -6,15 +6,16 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
 from patchcleanser.data.pictures import as_bytes, decode
 from patchcleanser.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Dataset(ABC):
@@ -78,6 +79,8 @@ class ArrayDataset(Dataset):
 
     def image(self, index: int) -> Tensor:
         """One image as float32 [3, H, W] in [0, 1]."""
+        import torch  # here and below, so that listing datasets does not wait for it
+
         return torch.from_numpy(self.images[index]).permute(2, 0, 1).float() / 255
 
     def id(self, index: int) -> str:
@@ -302,6 +305,8 @@ def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
         return dataset
     if dataset.labels is None:
         raise DataError(f"{dataset.name} has no labels; training needs them")
+    from torch.nn import functional
+
     images = np.empty((len(dataset), *size, 3), dtype=np.uint8)
     for index in range(len(dataset)):
         image = dataset.image(index)

@@ -6,15 +6,17 @@ import io
 import re
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
-from torch import Tensor
 
 from patchcleanser.core.pictures import pixels_of
 from patchcleanser.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Pictures we open. Pillow knows more, and runs other programs on some of them (EPS)."""
@@ -29,7 +31,7 @@ START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 
 def as_bytes(pixels: Tensor) -> NDArray[np.uint8]:
     """[C, H, W] in [0, 1] as uint8 [H, W, C]; 8-bit pictures come back as they were."""
-    array: NDArray[np.uint8] = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    array: NDArray[np.uint8] = (pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     return array
 
 
@@ -58,6 +60,8 @@ def decode(content: bytes, name: str, *, formats: Sequence[str] = FORMATS) -> Te
         raise DataError(f"cannot decode image {name}: the file is {what}") from error
     except Exception as error:  # Pillow's readers raise whatever the damage leads them to
         raise DataError(f"cannot decode image {name}: {str(error) or type(error).__name__}") from error
+    import torch  # here, so that listing datasets does not wait for it
+
     return torch.from_numpy(pixels)
 
 

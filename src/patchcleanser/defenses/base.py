@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from patchcleanser.classifiers.images import checked_images
+from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.masks import MaskSet, axis_plan
 from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
 from patchcleanser.core.threats import Threat
@@ -25,9 +26,6 @@ from patchcleanser.errors import InputError, LabelError, MaskError, PatchCleanse
 
 R = TypeVar("R")
 
-Game = Generator[Indices, None, R]
-"""Work on one image's LabelTable: yields the unions it wants known, ends with its result."""
-
 GROUP = {"cuda": (512, 512_000_000), "cpu": (256, 256_000_000)}
 """How many images, and bytes of images, are worked on together; memory stays bounded. Of each group it is learnt which
 fast labels are doubtful, which takes a GPU as long as 20 images."""
@@ -39,7 +37,7 @@ SIZES = 256
 """Mask sets kept, one for each size of image: whoever sends images of every size must not fill the memory."""
 
 
-def play(games: Sequence[Game[R]], fill_in: Callable[[list[tuple[int, Indices]]], None]) -> list[R]:
+def play(games: Sequence[LabelFlow[R]], fill_in: Callable[[list[tuple[int, Indices]]], None]) -> list[R]:
     """Run games side by side: what all of them want next is asked for in one call.
 
     `fill_in` gets (game number, unions) pairs and must make those labels known.
@@ -169,7 +167,7 @@ class MaskDefense(Defense[V, C]):
     def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[TableExamined[V, C]]:
         """Verdict, certificate and undefended label of clean images, no label computed twice."""
 
-        def game(table: LabelTable, label: int) -> Game[TableExamined[V, C]]:
+        def game(table: LabelTable, label: int) -> LabelFlow[TableExamined[V, C]]:
             yield np.array([UNMASKED, *table.masks()])
             verdict = yield from self._verdict(table)
             certificate = yield from self._certificate(table, label, maps)
@@ -193,23 +191,23 @@ class MaskDefense(Defense[V, C]):
         height, width = pixels.shape[-2:]
         return Subject(pixels, LabelTable(self.mask_set((height, width))))
 
-    def predicting(self, table: LabelTable) -> Game[V]:
+    def predicting(self, table: LabelTable) -> LabelFlow[V]:
         """The game that `predict` plays for one image, for whoever plays games that come and go."""
         return self._verdict(table)
 
-    def certifying(self, table: LabelTable, label: int, *, maps: bool = False) -> Game[C]:
+    def certifying(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[C]:
         """The game that `certify` plays for one image."""
         return self._certificate(table, label, maps)
 
     @abstractmethod
-    def _verdict(self, table: LabelTable) -> Game[V]:
+    def _verdict(self, table: LabelTable) -> LabelFlow[V]:
         """Decide one image."""
 
     @abstractmethod
-    def _certificate(self, table: LabelTable, label: int, maps: bool) -> Game[C]:
+    def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[C]:
         """Prove, or not, one labelled image."""
 
-    def _labelled(self, images: Any, labels: Iterable[int], game: Callable[..., Game[R]]) -> list[R]:
+    def _labelled(self, images: Any, labels: Iterable[int], game: Callable[..., LabelFlow[R]]) -> list[R]:
         """Play a game for each image with its label."""
         truths = counted_labels(images, labels)
         results: list[R] = []
@@ -227,7 +225,7 @@ class MaskDefense(Defense[V, C]):
         return results
 
     def _played(
-        self, group: list[Subject], starts: Sequence[Callable[[LabelTable], Game[R]]], *, clean: bool
+        self, group: list[Subject], starts: Sequence[Callable[[LabelTable], LabelFlow[R]]], *, clean: bool
     ) -> list[R]:
         """Play a game for each image; if fast labels turn out to be worse than was thought, once more.
 
@@ -248,7 +246,7 @@ class MaskDefense(Defense[V, C]):
                 subject.table = subject.table.anew()
 
     def _confirmed(
-        self, group: list[Subject], starts: Sequence[Callable[[LabelTable], Game[R]]], results: list[R]
+        self, group: list[Subject], starts: Sequence[Callable[[LabelTable], LabelFlow[R]]], results: list[R]
     ) -> list[R]:
         """The same results, but what fast labels certify is certified by exact ones or not at all."""
         claimed = [number for number, result in enumerate(results) if _rests_on_fast_labels(result)]
@@ -262,7 +260,7 @@ class MaskDefense(Defense[V, C]):
         confirmed = dict(zip(claimed, again, strict=True))
         return [confirmed.get(number, result) for number, result in enumerate(results)]
 
-    def _play(self, group: list[Subject], games: Sequence[Game[R]], *, clean: bool) -> list[R]:
+    def _play(self, group: list[Subject], games: Sequence[LabelFlow[R]], *, clean: bool) -> list[R]:
         def fill_in(asked: list[tuple[int, Indices]]) -> None:
             requests = [Request(group[number], unions) for number, unions in asked]
             self.masked.fill_in(requests, strict=clean, clean=clean)

@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from patchcleanser.core.tables import UNMASKED, LabelTable
+from patchcleanser.core.algorithms import LabelFlow, detection_certification_flow, detection_flow
+from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import DetectionCertificate, DetectionVerdict
-from patchcleanser.defenses.base import Game, MaskDefense
+from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.errors import InputError
-
-
-def reporters(undefended: int, one: Sequence[int], confidences: Sequence[float], threshold: float) -> tuple[int, ...]:
-    """Masks whose label contradicts the undefended one with confidence above the threshold.
-
-    >>> reporters(3, [3, 5, 5], [0.9, 0.4, 0.8], threshold=0.5)
-    (2,)
-    """
-    return tuple(
-        i
-        for i, (label, sure) in enumerate(zip(one, confidences, strict=True))
-        if label != undefended and sure > threshold
-    )
-
-
-def first_failure(label: int, one: Sequence[int], confidences: Sequence[float], threshold: float) -> int | None:
-    """The first mask whose label is wrong or not confident enough, if any.
-
-    Proof of the certificate: let all one-mask labels of a clean image be y with confidence
-    above the threshold. A patch is hidden by some mask, under which the attacked image looks
-    like the clean one: label y, with the same confidence. If the attacked image's undefended
-    label is not y, that mask contradicts it confidently, and the alert fires. Both sides use
-    >, so equality cannot slip between them, and the confidence under a mask has the same bits
-    in both, whatever the batch (Batches._exact).
-    """
-    for i, (found, sure) in enumerate(zip(one, confidences, strict=True)):
-        if found != label or not sure > threshold:
-            return i
-    return None
 
 
 class MinorityReports(MaskDefense[DetectionVerdict, DetectionCertificate]):
@@ -60,20 +29,11 @@ class MinorityReports(MaskDefense[DetectionVerdict, DetectionCertificate]):
             raise InputError(f"a confidence threshold lies in [0, 1], got {threshold}")
         self.threshold = threshold
 
-    def _verdict(self, table: LabelTable) -> Game[DetectionVerdict]:
-        yield np.array([*table.masks(), UNMASKED])
-        undefended, one = int(table.labels[UNMASKED]), table.one()
-        reports = reporters(undefended, one, self._confidences(table), self.threshold)
-        return DetectionVerdict(undefended, bool(reports), tuple(one), reports, table.spent)
+    def _verdict(self, table: LabelTable) -> LabelFlow[DetectionVerdict]:
+        return detection_flow(table, self.threshold)
 
-    def _certificate(self, table: LabelTable, label: int, maps: bool) -> Game[DetectionCertificate]:
-        yield np.array([*table.masks(), UNMASKED])
-        failing = first_failure(label, table.one(), self._confidences(table), self.threshold)
-        right = int(table.labels[UNMASKED]) == label
-        return DetectionCertificate(label, failing is None and right, failing, table.margin, table.spent)
-
-    def _confidences(self, table: LabelTable) -> list[float]:
-        return [float(c) for c in table.confidences[: len(table.mask_set)]]
+    def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[DetectionCertificate]:
+        return detection_certification_flow(table, label, self.threshold)
 
     def _outcome(self, verdict: DetectionVerdict) -> int:
         return -1 if verdict.alert else verdict.label

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from patchcleanser.core.algorithms import first_failure, reporters
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import DetectionCertificate, DetectionVerdict
 from patchcleanser.defenses.evidence import LocalLogits
 from patchcleanser.defenses.local import LocalBase, Scores, others, reached_sums
-from patchcleanser.defenses.minority_reports import first_failure, reporters
 from patchcleanser.errors import InputError
 
 CONFIDENCE_ROUNDING = 1e-5
@@ -27,7 +27,7 @@ class PatchGuardPlusPlus(LocalBase[DetectionVerdict, DetectionCertificate]):
     label with a confidence above `threshold`.
 
     Certificate: the undefended label and the labels of all windows are the true one, those of the
-    windows with a confidence above the threshold. The proof is that of minority_reports.first_failure:
+    windows with a confidence above the threshold. The proof is that of core.algorithms.first_failure:
     some window hides every score that the patch reaches, so it says of the attacked image what it
     said of the clean one, the true label, confidently. A single patch is meant.
     """

@@ -6,9 +6,9 @@ import numpy as np
 from pyarrow import compute
 
 from patchcleanser.evaluation.attacked import attack_shares
-from patchcleanser.evaluation.derive import detection, verdicts
 from patchcleanser.evaluation.timing import Times
 from patchcleanser.experiments.base import Values
+from patchcleanser.records.derive import detection, verdicts
 from patchcleanser.records.metrics import COLUMNS, Share, per_class, summary
 from patchcleanser.records.run import Run
 

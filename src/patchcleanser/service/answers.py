@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import patchcleanser
+from patchcleanser.core.algorithms import majority_label
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import Certificate, DetectionVerdict, Verdict
 from patchcleanser.core.verdicts import DetectionCertificate as DetectionProof
 from patchcleanser.core.windows import Size, Window
-from patchcleanser.defenses.double_masking import majority_label
 from patchcleanser.engine.batches import Subject
 from patchcleanser.service import schemas
 from patchcleanser.service.engine import Engine

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.tables import Indices, LabelTable
-from patchcleanser.defenses.base import Game
 from patchcleanser.engine.batches import Subject
 from patchcleanser.engine.masked import MaskedClassifier, Request
 from patchcleanser.engine.precision import SmallerBatchError, WrongFastLabelError
@@ -38,7 +38,7 @@ class Work:
     """One image to play a game on."""
 
     subject: Subject
-    start: Callable[[LabelTable], Game[Any]]
+    start: Callable[[LabelTable], LabelFlow[Any]]
     strict: bool
     """Whether logits that are not finite are an error, as in certify, or only if there are no others."""
     place: Place

@@ -18,13 +18,13 @@ from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.load import as_classifier, load_classifier
 from patchcleanser.classifiers.specs import ASKING
+from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.core.windows import Size
 from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture, decode
 from patchcleanser.defenses import DEFENSES, MaskDefense
-from patchcleanser.defenses.base import Game
 from patchcleanser.engine.batches import Subject
 from patchcleanser.engine.precision import FEWEST
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
@@ -39,7 +39,7 @@ SAMPLES = 30
 BLANKS = (64, 224, 512, 1024)
 """Sides of images without content, for a model without samples; the threat must fit one to warm up."""
 
-Start = Callable[[LabelTable], Game[Any]]
+Start = Callable[[LabelTable], LabelFlow[Any]]
 
 SERVED = {name: kind for name, kind in DEFENSES.items() if issubclass(kind, MaskDefense)}
 """Requests are games about labels under masks, so these are the defenses that can be served."""
@@ -101,7 +101,7 @@ class Engine:
         """The game of `predict`; the undefended label comes after it and changes nothing."""
         defense = self._variant(masks)
 
-        def start(table: LabelTable) -> Game[Any]:
+        def start(table: LabelTable) -> LabelFlow[Any]:
             verdict = yield from defense.predicting(table)
             if undefended:
                 yield np.array([UNMASKED])

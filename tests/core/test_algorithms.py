@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from patchcleanser import CallableClassifier, Case, ChallengerMasking, DoubleMasking, MaskSet, MinorityReports, Threat
+from patchcleanser.core.algorithms import challenger_masking, double_masking, majority_label
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.verdicts import Verdict
 from patchcleanser.core.windows import Size
-from patchcleanser.defenses.challenger_masking import challenger_masking
-from patchcleanser.defenses.double_masking import double_masking, majority_label
 
 
 def table_of(rows: list[list[int]]) -> tuple[list[int], list[list[int]]]:

@@ -18,7 +18,7 @@ from patchcleanser import (
 from patchcleanser.data import ArrayDataset
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import Job, evaluate
-from patchcleanser.evaluation.derive import derive, detection, row_certified, verdicts, weakness
+from patchcleanser.records.derive import derive, detection, row_certified, verdicts, weakness
 from patchcleanser.records.run import Run
 
 

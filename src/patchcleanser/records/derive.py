@@ -15,13 +15,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
+from patchcleanser.core.algorithms import challenger_masking, double_masking
 from patchcleanser.core.covering import positions
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import Verdict
 from patchcleanser.core.windows import Size
-from patchcleanser.defenses.challenger_masking import challenger_masking
-from patchcleanser.defenses.double_masking import double_masking
 from patchcleanser.errors import RecordError
 from patchcleanser.records.metrics import Derived, Detection, Share
 from patchcleanser.records.run import Run
@@ -125,7 +124,7 @@ def derive(run: Run) -> Derived | None:
 def row_certified(run: Run, threat: Threat) -> Share:
     """Images certified against a smaller threat by the masks of the larger one.
 
-    The masks need only cover the smaller threat, so the row certificate of two_mask.certification
+    The masks need only cover the smaller threat, so the row certificate of core.algorithms.certification_flow
     holds with fewer good masks; for the run's own threat it is the stored answer.
     """
     return sum((_row_certified(part, threat) for part in tables(run)), Share(0, 0))
