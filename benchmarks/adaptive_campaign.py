@@ -27,8 +27,8 @@ from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attacked import AttackJob, attack_all
 from patchcleanser.evaluation.work import Progress
 from patchcleanser.records.metrics import certified_fooled
+from patchcleanser.records.provenance import versions
 from patchcleanser.records.run import Run
-from patchcleanser.training.cards import versions
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
 from patchcleanser.experiments.baselines import BASELINES, PATCHES, Baseline, measured_by
 from patchcleanser.records.metrics import COLUMNS, summary
-from patchcleanser.training.cards import versions
+from patchcleanser.records.provenance import versions
 
 ROWS, COSTS = "results/baselines.json", "results/baselines-224.json"
 

@@ -24,8 +24,8 @@ import numpy as np
 from patchcleanser.core.algorithms import double_masking
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
+from patchcleanser.records.provenance import versions
 from patchcleanser.records.run import Row, Run
-from patchcleanser.training.cards import versions
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCH = 256

@@ -31,8 +31,8 @@ from pyarrow import parquet
 from patchcleanser import CallableClassifier, Job, Run, Threat, evaluate, load_classifier, load_dataset
 from patchcleanser.cluster.runner import RayRunner, connect
 from patchcleanser.data import ArrayDataset, chosen
+from patchcleanser.records.provenance import versions
 from patchcleanser.records.run import TIMES
-from patchcleanser.training.cards import versions
 
 IMAGES = 16
 BATCH = 2

@@ -38,7 +38,7 @@ import torch
 from patchcleanser import DoubleMasking, Threat, Window, load_classifier, load_dataset
 from patchcleanser.attacks import PrintedPatch, apply_patch
 from patchcleanser.data.pictures import as_picture, decode
-from patchcleanser.training.cards import versions
+from patchcleanser.records.provenance import versions
 
 CLIENTS = 64
 IMAGES = 128

@@ -33,7 +33,7 @@ from patchcleanser.core.verdicts import Case, Verdict
 from patchcleanser.engine.batches import Piece
 from patchcleanser.engine.float32 import plain_float32
 from patchcleanser.errors import PatchCleanserError
-from patchcleanser.training.cards import versions
+from patchcleanser.records.provenance import versions
 
 BATCH = 16
 """Images the authors' code works on at once when it certifies."""

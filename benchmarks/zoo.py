@@ -23,7 +23,7 @@ from patchcleanser.cli.certify import about_run, run_job
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
 from patchcleanser.records.metrics import COLUMNS, summary
-from patchcleanser.training.cards import versions
+from patchcleanser.records.provenance import versions
 
 HARDENED = {"name": "harden"}
 """What stands for a recipe where there is none."""

@@ -57,7 +57,8 @@ def harden(
     from patchcleanser.classifiers.trained import bare_spec
     from patchcleanser.cli.progress import progress
     from patchcleanser.data import load_dataset, together
-    from patchcleanser.training.cards import origin, write_model
+    from patchcleanser.records.provenance import origin
+    from patchcleanser.training.cards import write_model
     from patchcleanser.training.choice import Check
     from patchcleanser.training.harden import harden as run
     from patchcleanser.training.settings import HardenSettings

@@ -58,7 +58,8 @@ def train(
     from patchcleanser.classifiers.trained import bare_spec, weights_of
     from patchcleanser.cli.progress import progress
     from patchcleanser.core.threats import Threat
-    from patchcleanser.training.cards import origin, write_model
+    from patchcleanser.records.provenance import origin
+    from patchcleanser.training.cards import write_model
     from patchcleanser.training.fit import fit
     from patchcleanser.training.journal import Epoch
 

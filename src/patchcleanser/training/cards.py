@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import shlex
-import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-import patchcleanser
 from patchcleanser.data.cache import checksum
 from patchcleanser.records.atomic import whole_file
 from patchcleanser.training import checkpoints
@@ -35,31 +29,6 @@ def write_model(module: nn.Module, folder: Path, card: dict[str, Any]) -> dict[s
         part.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
     (folder / checkpoints.NAME).unlink(missing_ok=True)
     return card
-
-
-def origin() -> dict[str, Any]:
-    """How a card's weights came about: the command and what it ran on."""
-    return {"command": shlex.join(["patchcleanser", *sys.argv[1:]]), "versions": versions()}
-
-
-def versions() -> dict[str, str]:
-    """What the numbers depend on besides the settings: package versions and hardware."""
-    found = {name: version(name) for name in ("torch", "timm", "numpy")}
-    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else _processor()
-    return {
-        "patchcleanser": patchcleanser.__version__,
-        **found,
-        "python": platform.python_version(),
-        "hardware": hardware,
-    }
-
-
-def _processor() -> str:
-    """The processor's name, where the system tells it, and its cores."""
-    listed = Path("/proc/cpuinfo")
-    lines = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{(named or [platform.processor() or platform.machine()])[0]}, {os.cpu_count()} cores"
 
 
 def _half(tensor: torch.Tensor) -> torch.Tensor:
