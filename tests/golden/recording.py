@@ -118,7 +118,12 @@ def openapi() -> dict[str, Any]:
 
 
 def write(name: str, content: Any) -> None:
-    text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True)
+    """As JSON; of a list one entry a line."""
+    if isinstance(content, list):
+        lines = ",\n".join(json.dumps(entry, ensure_ascii=False, sort_keys=True) for entry in content)
+        text = f"[\n{lines}\n]"
+    else:
+        text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True)
     (FOLDER / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
