@@ -44,7 +44,10 @@ def job_of(classifier: Any, dataset: Any) -> Job:
 
 
 class FromFile(CallableClassifier):
-    """A linear classifier drawn by the seed in a file; it cannot be sent, so workers load it themselves."""
+    """A linear classifier drawn by the seed in a file; it cannot be sent, so workers load it themselves.
+
+    While the file holds another seed it waits, so that a worker that comes back meets unfinished work however slowly.
+    """
 
     def __init__(self, path: Path, pause: float = 0.0) -> None:
         seed = int(path.read_text())
@@ -52,6 +55,9 @@ class FromFile(CallableClassifier):
 
         def logits(images: torch.Tensor) -> torch.Tensor:
             time.sleep(pause)
+            until = time.monotonic() + 120
+            while int(path.read_text()) != seed and time.monotonic() < until:
+                time.sleep(0.1)
             return images.flatten(1) @ weights.T
 
         super().__init__(logits, array="torch", fingerprint=f"seed {seed}")
