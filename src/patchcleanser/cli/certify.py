@@ -283,7 +283,8 @@ def _fast(run: Run) -> str:
         )
         text += f"of {audited:,} audited ones {outcome if caught else 'none was wrong'}"
     else:
-        text += f"none was audited (fewer than {FEWEST} images are computed in float32 throughout)"
+        why = "" if run.statistical else f" (fewer than {FEWEST} images are computed in float32 throughout)"
+        text += f"none was audited{why}"
     return text + (f"; {run.statistical}" if run.statistical else "")
 
 

@@ -215,14 +215,18 @@ class Run:
         unproved = [row for row in rows if not counted or row["unconfirmed"] != 0]
         number = sum(1 for row in unproved if row["row_certified"])
         audited, caught = (sum(row.get(name) or 0 for row in rows) for name in ("audited", "caught"))
-        bound = f"with 95% confidence at most {most_wrong(caught, audited):.2%} of such labels are wrong"
+        bound = "none of these labels was audited"
+        if audited:
+            bound = (
+                f"with 95% confidence at most {most_wrong(caught, audited):.2%} of them are wrong ({audited:,} audited)"
+            )
         if number:
             return (
                 f"{number:,} certificates are statistical, not proofs: they rest on labels of lower precision, and "
-                f"{bound} ({audited:,} were audited); use --confirm all for proofs"
+                f"{bound}; use --confirm all for proofs"
             )
         if unproved and self.job["table"]:
-            return f"what is derived from tables of images that are not certified is statistical: {bound}"
+            return f"tables of images that are not certified hold labels of lower precision, and {bound}"
         return ""
 
     @property
