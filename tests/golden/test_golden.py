@@ -9,7 +9,7 @@ import pytest
 
 from golden import recording
 
-HARDWARE_COUNTS = {"rechecked", "flipped", "audited", "unconfirmed"}
+HARDWARE_COUNTS = {"rechecked", "flipped", "audited", "caught", "unconfirmed"}
 """Which fast backend a processor has decides these."""
 
 
