@@ -45,6 +45,17 @@ def test_attack_says_accuracies_before_and_after_and_draws_some(folder: Path) ->
     assert (found["attack"], found["iterations"], found["locations"], found["images"]) == ("apgd", 5, 1, 4)
 
 
+def test_an_attack_by_fast_labels_says_that_its_certificates_are_statistical(folder: Path) -> None:
+    words = ["attack", "--limit", "10", "--masks", "3", "--patch", "5", "--device", "cpu", "--iterations", "2"]
+    done = run(*words, "--precision", "fast", "--out", "a", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["statistical"].startswith(
+        f"{found['row_certified']['count']} certificates are statistical, not proofs"
+    )
+    assert json.loads(run(*words, "--out", "b", "--json").stdout)["statistical"] is None
+
+
 def test_answers_that_the_data_have_no_name_for_are_drawn_by_number(folder: Path) -> None:
     sample = load_dataset("sample")
     for index in range(2):  # one class, which is not the model's first: all answers are others

@@ -205,28 +205,21 @@ class Run:
         """What is to be said of certificates that rest on labels of lower precision; empty if there are none."""
         if self.job.get("precision", "exact") != "fast":
             return ""
-        counted = "unconfirmed" in self.schema.names
-        columns = [
-            "row_certified",
-            "audited",
-            *(name for name in ("caught", "unconfirmed") if name in self.schema.names),
-        ]
-        rows = self.read(columns).to_pylist()
-        unproved = [row for row in rows if not counted or row["unconfirmed"] != 0]
+        wanted = ("row_certified", "audited", "caught", "unconfirmed")
+        rows = self.read([name for name in wanted if name in self.schema.names]).to_pylist()
+        # Rows of older runs and of attacks do not count such labels: all of them may be.
+        unproved = [row for row in rows if row["row_certified"] is not None and row.get("unconfirmed") != 0]
         number = sum(1 for row in unproved if row["row_certified"])
         audited, caught = (sum(row.get(name) or 0 for row in rows) for name in ("audited", "caught"))
-        bound = "none of these labels was audited"
+        bound = ""
         if audited:
-            bound = (
-                f"with 95% confidence at most {most_wrong(caught, audited):.2%} of them are wrong ({audited:,} audited)"
-            )
+            share = most_wrong(caught, audited)
+            bound = f"; with 95% confidence at most {share:.2%} of these are wrong ({audited:,} audited)"
         if number:
-            return (
-                f"{number:,} certificates are statistical, not proofs: they rest on labels of lower precision, and "
-                f"{bound}; use --confirm all for proofs"
-            )
-        if unproved and self.job["table"]:
-            return f"tables of images that are not certified hold labels of lower precision, and {bound}"
+            text = f"{number:,} certificates are statistical, not proofs: they rest on labels of lower precision{bound}"
+            return f"{text}; use --confirm all for proofs" if self.kind == "certify" else text
+        if unproved and self.job.get("table"):
+            return f"tables of images that are not certified hold labels of lower precision{bound}"
         return ""
 
     @property
