@@ -18,8 +18,9 @@ from speed import loaded
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from patchcleanser.engine.fast.float8.backend import Eighth
-from patchcleanser.engine.fast.half import block_size
+from patchcleanser.engine.fast.backends import block_size
+from patchcleanser.engine.fast.float8.backend import Float8Backend
+from patchcleanser.engine.fast.onnxruntime import candidates_for
 
 SIDE = 224
 UNIONS = 666
@@ -51,17 +52,17 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("parts.py: error: this needs a CUDA device")
     for name in given.models:
-        (way, *_) = loaded(f"timm:{name}?weights=none", "cuda").ways()
-        if not isinstance(way, Eighth):
+        (way, *_), *_ = candidates_for(loaded(f"timm:{name}?weights=none", "cuda"))
+        if not isinstance(way, Float8Backend):
             sys.exit("parts.py: error: this GPU has no products of eight bits")
-        way.expected = way.finer.expected = 10**9
+        way.expected = way.half.expected = 10**9
         number = block_size(3 * SIDE * SIDE)
         images = torch.randn(number, 3, SIDE, SIDE, device="cuda").half()
         for row in told(name, way, images.contiguous(memory_format=torch.channels_last), given.kernels):
             print(json.dumps(row), flush=True)
 
 
-def told(name: str, way: Eighth, images: Tensor, most: int) -> Iterator[dict[str, object]]:
+def told(name: str, way: Float8Backend, images: Tensor, most: int) -> Iterator[dict[str, object]]:
     """A block's time, and then its kernels'."""
 
     def blocks() -> None:

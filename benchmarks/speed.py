@@ -30,8 +30,9 @@ from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifie
 from patchcleanser.core.algorithms import LabelFlow, double_masking
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.verdicts import Case, Verdict
-from patchcleanser.engine.batches import Piece
+from patchcleanser.engine.fast.onnxruntime import candidates_for
 from patchcleanser.engine.float32 import plain_float32
+from patchcleanser.engine.masking import PairBatch
 from patchcleanser.errors import PatchCleanserError
 from patchcleanser.records.provenance import versions
 
@@ -108,14 +109,15 @@ def unchecked(defense: DoubleMasking, images: list[Tensor]) -> None:
 
     What was computed of images before is computed again.
     """
-    masked = defense.masked
-    masked.way = masked.way if masked.recheck.ready else masked.ways[0]
+    engine = defense.engine
+    backend = engine.calibration.stages[0].backend if engine.ready else engine.candidates[0][0]
     (subjects,) = defense._groups(images)
     unions = len(subjects[0].table.mask_set.unions)
     which = np.repeat(np.arange(len(subjects)), unions)
     with torch.inference_mode():
-        for part in masked._parts(Piece(subjects, which, np.tile(np.arange(unions), len(subjects)))):
-            masked._logits(part, masked.way)
+        pairs = PairBatch(subjects, which, np.tile(np.arange(unions), len(subjects)))
+        for part in engine.runner.split(pairs, backend.chunks):
+            engine.runner.logits(part, backend)
 
 
 def tables_equal(defense: DoubleMasking, images: list[Tensor], authors: list[Tensor]) -> tuple[float, dict[str, Any]]:
@@ -125,11 +127,11 @@ def tables_equal(defense: DoubleMasking, images: list[Tensor], authors: list[Ten
     first, second = np.triu_indices(len(index))
     ours = np.stack([e.table.labels[index[first, second]] for e in found])
     theirs = torch.stack(authors, 1).cpu().numpy()
-    recheck = defense.masked.recheck
-    facts = {"rechecked": recheck.rechecked, "audited": recheck.audited, "labels": recheck.labels}
-    facts["settled_by_a_finer_way"] = defense.masked.settled.total()
-    facts["settled_by"] = dict(defense.masked.settled)
-    facts["first_by"] = type(defense.masked.way).__name__
+    stats = defense.engine.stats
+    facts = {"rechecked": stats.rechecked, "audited": stats.audited, "labels": stats.labels}
+    facts["settled_by_a_finer_way"] = stats.settled.total()
+    facts["settled_by"] = dict(stats.settled)
+    facts["first_by"] = type(defense.engine.calibration.stages[0].backend).__name__
     return float((ours == theirs).mean()), facts
 
 
@@ -291,14 +293,14 @@ def growth(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """
     gpu = given.suite == "gpu-growth"
     classifier = loaded(spec_of(model, given), "cuda" if gpu else "cpu")
-    ways = classifier.ways()
-    classifier.ways = lambda: ways  # type: ignore[method-assign]  # what was prepared for one set of masks serves all
+    candidates = candidates_for(classifier)  # what was prepared for one set of masks serves all
     usual, side, numbers = (256, 6, (32, 64, 128, 512, 2048)) if gpu else (8, 4, (1, 2, 4, 16, 32))
     plans = [*((k, usual, 1) for k in (6, 5, 4, 3, 2)), *((side, n, 1) for n in numbers)]
     for masks, number, patches in [*plans, (2, usual // 4, 2), (3, usual // 4, 2)]:
         images = images_of(model.side, number, given.data)
         threat = Threat.parse(model.patch, count=patches, grid="input")
         defense = DoubleMasking(classifier, threat, masks=masks, precision="fast" if gpu else "exact")
+        defense.engine.candidates = candidates
         unions = len(defense.mask_set((model.side, model.side)).unions)
         defense.expect(20_000)
         labels = undefended(classifier, images)

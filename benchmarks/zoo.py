@@ -35,15 +35,15 @@ def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]
     about = {**about_run(model, data, "test", job), "command": command}
     started = time.monotonic()
     found = summary(run_job(job, folder, about, batch=None, skip=False, quiet=False).read(COLUMNS))
-    recheck = job.masking.masked.recheck
+    stats = job.masking.engine.stats
     return {
         "images": found.images,
         **{name: round(share.percent, 2) for name, share in found.shares.items() if share.total},
         "seconds": round(time.monotonic() - started, 1),
         "classifications": found.classifications,
-        "labels_rechecked": recheck.rechecked,
-        "labels_flipped_by_recheck": recheck.flipped,
-        "labels_audited": recheck.audited,
+        "labels_rechecked": stats.rechecked,
+        "labels_flipped_by_recheck": stats.flipped,
+        "labels_audited": stats.audited,
         "command": command,
         "versions": versions(),
     }

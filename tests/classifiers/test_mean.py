@@ -10,7 +10,7 @@ import torch
 from patchcleanser import CallableClassifier, DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.classifiers.mean import mean_of
 from patchcleanser.classifiers.networks import build_network
-from patchcleanser.engine.fast.onnxruntime import Exported
+from patchcleanser.engine.fast.onnxruntime import OnnxRuntimeBackend
 from patchcleanser.errors import InputError, PatchCleanserError, TrainModeError
 
 BOTH = "mean:zoo:tiny,net:resnet?wider=0.25"
@@ -62,7 +62,7 @@ def test_labels_under_masks_are_those_of_the_masked_images(images: torch.Tensor,
 def test_it_can_be_exported_for_batches_of_any_size(images: torch.Tensor) -> None:
     classifier = load_classifier(BOTH, device="cpu")
     assert isinstance(classifier, TorchClassifier)
-    exported = Exported(classifier)
+    exported = OnnxRuntimeBackend(classifier)
     inputs = classifier.prepare(images)
     with torch.inference_mode():
         for number in (2, 1, 6):

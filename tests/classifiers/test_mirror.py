@@ -11,7 +11,7 @@ from torch import Tensor
 from patchcleanser import CallableClassifier, DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.classifiers.mirror import mirrored
 from patchcleanser.classifiers.trained import bare_spec
-from patchcleanser.engine.fast.onnxruntime import Exported
+from patchcleanser.engine.fast.onnxruntime import OnnxRuntimeBackend
 from patchcleanser.errors import InputError
 from patchcleanser.training.cards import write_model
 
@@ -63,7 +63,7 @@ def test_it_can_be_exported_for_batches_of_any_size(spec: str) -> None:
     """A CPU without bfloat16 goes by ONNX Runtime."""
     classifier = load_classifier(spec, device="cpu")
     assert isinstance(classifier, TorchClassifier)
-    exported = Exported(classifier)
+    exported = OnnxRuntimeBackend(classifier)
     inputs = classifier.prepare(sample(7))
     if classifier.mask_aware:
         inputs = torch.cat([inputs, torch.zeros_like(inputs[:, :1])], dim=1)

@@ -11,8 +11,8 @@ from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifie
 from patchcleanser.classifiers.tokens import TokenDroppingClassifier, seen_tokens
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import LabelTable
-from patchcleanser.engine.batches import Subject
-from patchcleanser.engine.masked import MaskedClassifier, Request
+from patchcleanser.engine.exact import ExactEngine
+from patchcleanser.engine.masking import ImageState, LabelRequest
 from patchcleanser.errors import InputError
 
 VIT = "timm:vit_tiny_patch16_224?img_size=32&patch_size=4&num_classes=5&weights=none&depth=2&size=32"
@@ -46,7 +46,7 @@ def test_what_lies_under_the_mask_does_not_matter() -> None:
                     patch = torch.rand(3, w.height, w.width, generator=draw)
                     attacked[0, :, w.top : w.bottom, w.left : w.right] = patch
                 table = LabelTable(masks)
-                MaskedClassifier(classifier, grid="source").fill_in([Request(Subject(attacked[0], table), at)])
+                ExactEngine(classifier, grid="source").compute([LabelRequest(ImageState(attacked[0], table), at)])
                 answers.append((int(table.labels[at[0]]), float(table.margins[at[0]])))
             assert answers[0] == answers[1]
 

@@ -18,11 +18,12 @@ from torch.nn import functional
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.attacks.adaptive import placed_defense
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.engine.fast.backends import Halved, UnusableError, Way
-from patchcleanser.engine.fast.half import BLOCKS, SHAPES, Copied, _Player
-from patchcleanser.engine.fast.onnxruntime import Exported
+from patchcleanser.engine.exact import BATCH_NUMEL
+from patchcleanser.engine.fast.backends import AutocastBackend, Backend, UnusableError
+from patchcleanser.engine.fast.calibration import MAX_UNCERTAIN_SHARE, ErrorBounds
+from patchcleanser.engine.fast.half import BLOCKS, SHAPES, HalfPrecisionBackend, _Player
+from patchcleanser.engine.fast.onnxruntime import OnnxRuntimeBackend
 from patchcleanser.engine.float32 import others_wait, plain_float32
-from patchcleanser.engine.precision import HOPELESS, Recheck
 from patchcleanser.errors import NotAFunctionError, OutputError, TrainModeError
 
 pytest.importorskip("onnxruntime")
@@ -66,10 +67,10 @@ def test_labels_through_onnx_runtime_equal_exact_ones_and_few_are_computed_twice
         classifier = load_classifier("zoo:tiny", device="cpu")
         defense = DoubleMasking(classifier, Threat.square(5), masks=4, precision=precision)
         tables[precision] = labels_of(defense, images)
-    assert isinstance(defense.masked.way, Exported)
+    assert isinstance(defense.engine.calibration.stages[0].backend, OnnxRuntimeBackend)
     assert (tables["exact"] == tables["fast"]).all()
-    assert defense.masked.recheck.labels > 0
-    assert defense.masked.recheck.rechecked < defense.masked.recheck.labels / 20
+    assert defense.engine.stats.labels > 0
+    assert defense.engine.stats.rechecked < defense.engine.stats.labels / 20
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -79,7 +80,7 @@ def test_threads_with_images_of_their_own_answer_in_the_order_of_the_images(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr("patchcleanser.engine.fast.onnxruntime.RUN", 2 * photos(1).numel())
     module = Small().eval()
-    way = Exported(TorchClassifier(module, classes=4))
+    way = OnnxRuntimeBackend(TorchClassifier(module, classes=4))
     for number in (8, 1, 2, 5, 7, 33):
         with torch.inference_mode():
             got, want = way.logits(photos(number)), module(photos(number))
@@ -95,7 +96,7 @@ def test_threads_that_would_have_no_image_even_of_several_chunks_work_together(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     module = Small().eval()
-    way = Exported(TorchClassifier(module, classes=4))
+    way = OnnxRuntimeBackend(TorchClassifier(module, classes=4))
     for number in (2, 9):  # the first is a chunk, of which four come at a time later
         with torch.inference_mode():
             assert torch.allclose(way.logits(photos(number)), module(photos(number)), atol=1e-6)
@@ -103,7 +104,7 @@ def test_threads_that_would_have_no_image_even_of_several_chunks_work_together(
     assert session.session.get_session_options().intra_op_num_threads == each
 
 
-class Hungry(Halved):
+class Hungry(AutocastBackend):
     """A way, as fine as float32, that likes several chunks at once and notes what it got."""
 
     chunks = 4
@@ -121,12 +122,12 @@ class Hungry(Halved):
 
 def hungry(chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> tuple[DoubleMasking, Hungry]:
     """A defense of small chunks, whose way was compared with the exact one in such."""
-    monkeypatch.setattr("patchcleanser.engine.batches.CPU_ELEMENTS", 5 * photos(1).numel())
+    monkeypatch.setitem(BATCH_NUMEL, "cpu", 5 * photos(1).numel())
     classifier = TorchClassifier(Small().eval(), classes=4)
-    defense = DoubleMasking(classifier, Threat.square(2), masks=3, chunk=chunk)
-    defense.masked.ways = [way := Hungry(classifier)]
+    defense = DoubleMasking(classifier, Threat.square(2), masks=3, chunk=chunk, precision="fast")
+    defense.engine.candidates = [[way := Hungry(classifier)]]
     defense.calibrate(photos(60))
-    assert defense.masked.recheck.ready
+    assert defense.engine.ready
     assert max(way.got) == 5
     return defense, way
 
@@ -154,7 +155,7 @@ def test_where_several_chunks_are_too_much_a_way_gets_one(monkeypatch: pytest.Mo
 def test_a_network_that_looks_at_the_image_to_decide_what_to_do_is_not_exported(no_half: None) -> None:
     module = Branching().eval()
     with pytest.raises(UnusableError, match="Branching cannot be exported"):
-        Exported(TorchClassifier(module, classes=4)).logits(photos(2))
+        OnnxRuntimeBackend(TorchClassifier(module, classes=4)).logits(photos(2))
     fast, exact = (
         labels_of(DoubleMasking(TorchClassifier(module), Threat.square(2), masks=3, precision=p), photos(12))
         for p in ("fast", "exact")
@@ -162,24 +163,24 @@ def test_a_network_that_looks_at_the_image_to_decide_what_to_do_is_not_exported(
     assert (fast == exact).all()
 
 
-@pytest.mark.parametrize("kind", [Exported, Copied])
+@pytest.mark.parametrize("kind", [OnnxRuntimeBackend, HalfPrecisionBackend])
 @pytest.mark.parametrize("change", ["weights", "setting"])
 def test_what_was_made_from_a_network_that_changed_is_made_again(
-    no_half: None, change: str, kind: type[Exported | Copied]
+    no_half: None, change: str, kind: type[OnnxRuntimeBackend | HalfPrecisionBackend]
 ) -> None:
     module = Small().eval()
     classifier = TorchClassifier(module, classes=4)
     way = kind(classifier)
-    way.renew()
+    way.refresh()
     before = way.logits(photos(3))
     if change == "weights":
         with torch.no_grad():
             module.head.bias += 1
-        with pytest.raises(UnusableError, match="changed since it was compared"):
+        with pytest.raises(UnusableError, match="changed since it was calibrated"):
             way.logits(photos(3))
     else:
         module.scale = 2.0
-    way.renew()
+    way.refresh()
     after = pickle.loads(pickle.dumps(way)).logits(photos(3))  # also when sent to another process
     assert (after - before).abs().max() > 0.1
     with torch.inference_mode():
@@ -190,7 +191,7 @@ def test_what_was_made_from_a_network_that_changed_is_made_again(
 def test_buffers_that_are_not_stored_and_hooks_are_noticed_too(change: str) -> None:
     module = Small().eval()
     module.register_buffer("extra", torch.ones(4), persistent=False)
-    way = Copied(TorchClassifier(module, classes=4))
+    way = HalfPrecisionBackend(TorchClassifier(module, classes=4))
     way.logits(photos(2))
     if change == "buffer":
         module.extra += 1
@@ -204,7 +205,7 @@ def test_buffers_that_are_not_stored_and_hooks_are_noticed_too(change: str) -> N
 def test_a_layer_that_went_elsewhere_or_became_another_is_noticed_too(change: str) -> None:
     stem, body = nn.Sequential(nn.Conv2d(3, 3, 1)), nn.Sequential(nn.ReLU(), nn.Conv2d(3, 3, 1), nn.ReLU())
     module = nn.Sequential(stem, body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)).eval()
-    way = Copied(TorchClassifier(module, classes=4))
+    way = HalfPrecisionBackend(TorchClassifier(module, classes=4))
     way.logits(photos(2))
     if change == "moved":
         body.append(stem.pop(0))
@@ -225,7 +226,7 @@ def test_an_answer_of_the_old_copy_is_not_given_though_another_thread_knows_the_
             return super().forward(x)
 
     module = Slow().eval()
-    way = Copied(TorchClassifier(module, classes=4))
+    way = HalfPrecisionBackend(TorchClassifier(module, classes=4))
     way.logits(photos(2))
     with torch.no_grad():
         module.head.weight *= -3
@@ -234,7 +235,7 @@ def test_an_answer_of_the_old_copy_is_not_given_though_another_thread_knows_the_
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(way.logits, photos(2))
         assert asked.wait(60)
-        way.renew()  # as whoever calibrates does
+        way.refresh()  # as whoever calibrates does
         go_on.set()
         with pytest.raises(UnusableError, match="changed while it was asked"):
             answer.result()
@@ -249,13 +250,13 @@ def test_what_was_learnt_about_other_weights_is_not_used(
     classifier = TorchClassifier(module, classes=4)
     defense, exact = (DoubleMasking(classifier, Threat.square(2), masks=3, precision=p) for p in ("fast", "exact"))
     defense.calibrate(photos(60))
-    assert defense.masked.recheck.ready
+    assert defense.engine.ready
     with torch.no_grad():
         module.head.weight *= -3
     assert defense.predict(photos(4)) == exact.predict(photos(4))
-    assert not defense.masked.recheck.ready
+    assert not defense.engine.ready
     defense.certify(photos(8), [0] * 8)  # few as they are, they are compared again
-    assert defense.masked.recheck.ready
+    assert defense.engine.ready
 
 
 @pytest.mark.parametrize("inference", [False, True], ids=["data", "inference"])
@@ -267,7 +268,7 @@ def test_weights_written_to_behind_torchs_back_are_noticed_when_clean_images_are
     classifier = TorchClassifier(module, classes=4)
     defense, exact = (DoubleMasking(classifier, Threat.square(2), masks=3, precision=p) for p in ("fast", "exact"))
     defense.calibrate(photos(60))
-    assert defense.masked.recheck.ready
+    assert defense.engine.ready
     with torch.inference_mode(inference):
         for weight in module.head.parameters():
             numbers = weight if inference else weight.data
@@ -282,13 +283,13 @@ def test_a_copy_of_a_defense_trusts_nothing_before_it_has_compared_its_own_netwo
     module = Small().eval()
     defense = DoubleMasking(TorchClassifier(module, classes=4), Threat.square(2), masks=3, precision="fast")
     defense.calibrate(photos(60))
-    assert defense.masked.recheck.ready
+    assert defense.engine.ready
     for other in (pickle.loads(pickle.dumps(defense)), copy.deepcopy(defense)):
-        assert not other.masked.recheck.ready
+        assert not other.engine.ready
         assert other.predict(photos(4)) == defense.predict(photos(4))
         other.calibrate(photos(60))
-        assert other.masked.recheck.ready
-    assert defense.masked.recheck.ready
+        assert other.engine.ready
+    assert defense.engine.ready
 
 
 class Largest(Small):
@@ -323,7 +324,7 @@ def test_where_onnx_runtime_makes_numbers_of_what_is_none_it_is_not_used(largest
     classifier = TorchClassifier(Broken(LARGEST[largest]).eval(), classes=4)
     defense = DoubleMasking(classifier, Threat.square(2), masks=3, precision="fast")
     defense.calibrate(images)
-    assert not defense.masked.recheck.ready
+    assert not defense.engine.ready
     images[:, :, 3:5, 3:5] = 0
     with pytest.raises(OutputError, match="NaN"):
         defense.certify(images[:1], [0])
@@ -333,8 +334,8 @@ def test_where_only_numbers_come_before_the_largest_is_taken_onnx_runtime_is_use
     classifier = TorchClassifier(Largest(LARGEST["window"]).eval(), classes=4)
     defense = DoubleMasking(classifier, Threat.square(2), masks=3, precision="fast")
     defense.calibrate(photos(60))
-    assert isinstance(defense.masked.way, Exported)
-    assert defense.masked.recheck.ready
+    assert isinstance(defense.engine.calibration.stages[0].backend, OnnxRuntimeBackend)
+    assert defense.engine.ready
 
 
 class Keeping(Small):
@@ -352,9 +353,9 @@ class Keeping(Small):
 def test_a_network_that_keeps_things_of_its_own_stays_fast(no_half: None) -> None:
     defense = DoubleMasking(TorchClassifier(Keeping().eval(), classes=4), Threat.square(2), masks=3, precision="fast")
     defense.calibrate(photos(60))
-    assert defense.masked.recheck.ready
+    assert defense.engine.ready
     defense.certify(photos(2), [0, 0])
-    assert defense.masked.recheck.ready
+    assert defense.engine.ready
 
 
 def test_a_shallow_copy_with_the_same_network_knows_what_was_learnt(no_half: None) -> None:
@@ -363,7 +364,7 @@ def test_a_shallow_copy_with_the_same_network_knows_what_was_learnt(no_half: Non
     )
     defense.calibrate(photos(60))
     placed = placed_defense(defense)
-    assert placed.masked.recheck.ready
+    assert placed.engine.ready
     assert placed.predict(photos(4)) == defense.predict(photos(4))
 
 
@@ -419,26 +420,26 @@ def test_nobody_is_in_float32_while_a_network_is_written_down() -> None:
 
 def test_where_the_first_way_is_too_coarse_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patchcleanser.engine.fast.onnxruntime.half_type", lambda device: torch.bfloat16)
-    doubt = Recheck.doubt
+    uncertain = ErrorBounds.uncertain
 
-    def coarse(self: Recheck, fast: Tensor) -> Tensor:
-        half = self._precision > torch.finfo(torch.float16).eps
-        return torch.ones(len(fast), dtype=torch.bool) if half else doubt(self, fast)
+    def coarse(self: ErrorBounds, fast: Tensor) -> Tensor:
+        half = self._resolution > torch.finfo(torch.float16).eps
+        return torch.ones(len(fast), dtype=torch.bool) if half else uncertain(self, fast)
 
-    monkeypatch.setattr(Recheck, "doubt", coarse)
-    assert HOPELESS < 1
+    monkeypatch.setattr(ErrorBounds, "uncertain", coarse)
+    assert MAX_UNCERTAIN_SHARE < 1
     defense = DoubleMasking(TorchClassifier(Small().eval()), Threat.square(2), masks=3, precision="fast")
-    assert [type(way) for way in defense.masked.ways] == [Halved, Exported]
+    assert [type(backend) for (backend,) in defense.engine.candidates] == [AutocastBackend, OnnxRuntimeBackend]
     fast = labels_of(defense, photos(20))
-    assert isinstance(defense.masked.way, Exported)
-    assert defense.masked.recheck.ready
+    assert isinstance(defense.engine.calibration.stages[0].backend, OnnxRuntimeBackend)
+    assert defense.engine.ready
     exact = DoubleMasking(TorchClassifier(Small().eval()), Threat.square(2), masks=3)
     assert (fast == labels_of(exact, photos(20))).all()
 
 
 def test_the_half_precision_copy_is_a_copy_and_obeys_the_mode_of_the_network() -> None:
     module = Small().eval()
-    way = Copied(TorchClassifier(module, classes=4))
+    way = HalfPrecisionBackend(TorchClassifier(module, classes=4))
     way.logits(photos(2))
     assert {p.dtype for p in module.parameters()} == {torch.float32}
     module.train()
@@ -471,10 +472,10 @@ def test_where_half_precision_fails_the_network_is_classified_all_the_same(monke
     classifier = TorchClassifier(Typed().eval(), classes=4)
     fast, exact = (DoubleMasking(classifier, Threat.square(2), masks=3, precision=p) for p in ("fast", "exact"))
     assert (labels_of(fast, photos(12)) == labels_of(exact, photos(12))).all()
-    assert not isinstance(fast.masked.way, Halved)
+    assert not isinstance(fast.engine.calibration.stages[0].backend, AutocastBackend)
 
 
-class OnlyOneSize(Way):
+class OnlyOneSize(Backend):
     """A way that exists for the images it was learnt from, and for others not."""
 
     resolution = torch.finfo(torch.float32).eps
@@ -490,28 +491,32 @@ class OnlyOneSize(Way):
 
 def test_a_network_that_does_not_bear_half_precision_says_so() -> None:
     with pytest.raises(UnusableError, match="does not work in float16"):
-        Copied(TorchClassifier(InFloat32().eval(), classes=4)).logits(photos(2))
+        HalfPrecisionBackend(TorchClassifier(InFloat32().eval(), classes=4)).logits(photos(2))
 
 
 def test_labels_of_a_size_that_was_never_compared_are_the_exact_ones_and_the_others_stay_fast() -> None:
     classifier = TorchClassifier(Small().eval(), classes=4)
-    defense, exact = (DoubleMasking(classifier, Threat.square(2), masks=3) for _ in range(2))
-    defense.masked.ways = [OnlyOneSize(classifier)]
+    defense, exact = (
+        DoubleMasking(classifier, Threat.square(2), masks=3, precision=precision) for precision in ("fast", "exact")
+    )
+    defense.engine.candidates = [[OnlyOneSize(classifier)]]
     defense.calibrate(photos(60))
-    assert defense.masked.recheck.ready
+    assert defense.engine.ready
     larger = torch.rand(3, 3, 14, 14, generator=torch.Generator().manual_seed(3))
     assert defense.predict(larger) == exact.predict(larger)
-    assert defense.masked.recheck.ready  # OnlyOneSize would have complained
-    before = defense.masked.recheck.labels
+    assert defense.engine.ready  # OnlyOneSize would have complained
+    before = defense.engine.stats.labels
     assert defense.predict(photos(3)) == exact.predict(photos(3))
-    assert defense.masked.recheck.labels > before
+    assert defense.engine.stats.labels > before
 
 
 def test_ways_are_told_how_many_labels_to_expect() -> None:
     defense = DoubleMasking(TorchClassifier(Small().eval(), classes=4), Threat.square(2), masks=3, precision="fast")
     defense.ready((12, 12))
     defense.expect(10)
-    assert {way.expected for way in defense.masked.ways} == {10 * len(defense.mask_set((12, 12)).unions)}
+    assert {backends[0].expected for backends in defense.engine.candidates} == {
+        10 * len(defense.mask_set((12, 12)).unions)
+    }
 
 
 def test_a_network_made_in_inference_mode_or_with_a_state_of_its_own_has_fast_ways() -> None:
@@ -521,8 +526,11 @@ def test_a_network_made_in_inference_mode_or_with_a_state_of_its_own_has_fast_wa
 
     with torch.inference_mode():
         module = Own().eval()
-        for way in (Copied(TorchClassifier(module, classes=4)), Exported(TorchClassifier(module, classes=4))):
-            way.renew()
+        for way in (
+            HalfPrecisionBackend(TorchClassifier(module, classes=4)),
+            OnnxRuntimeBackend(TorchClassifier(module, classes=4)),
+        ):
+            way.refresh()
             assert way.logits(photos(2)).shape == (2, 4)
 
 
@@ -541,7 +549,7 @@ def test_a_network_whose_copy_is_itself_is_not_touched() -> None:
 
     for module in (Shared().eval(), Single().eval()):
         with pytest.raises(UnusableError, match="shares parts"):
-            Copied(TorchClassifier(module, classes=4)).logits(photos(2))
+            HalfPrecisionBackend(TorchClassifier(module, classes=4)).logits(photos(2))
         assert {p.dtype for p in module.parameters()} == {torch.float32}
 
 
@@ -549,11 +557,11 @@ def test_a_network_that_cannot_be_laid_out_anew_says_so() -> None:
     module = Small().eval()
     module.register_buffer("volume", torch.zeros(1, 2, 2, 2, 2))  # there is no channels last for five dimensions
     with pytest.raises(UnusableError, match="cannot be copied"):
-        Copied(TorchClassifier(module, classes=4)).logits(photos(2))
+        HalfPrecisionBackend(TorchClassifier(module, classes=4)).logits(photos(2))
 
 
 def test_the_copy_computes_in_float16_whatever_autocast_surrounds_it() -> None:
-    way = Copied(TorchClassifier(Small().eval(), classes=4))
+    way = HalfPrecisionBackend(TorchClassifier(Small().eval(), classes=4))
     with torch.inference_mode():
         alone = way.logits(photos(3))
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -610,13 +618,15 @@ class OnlyInCompany(OnlyOneSize):
 @pytest.mark.parametrize("alone", [None, 9.0])
 def test_a_way_that_fails_when_it_is_probed_is_left(alone: float | None) -> None:
     classifier = TorchClassifier(Small().eval(), classes=4)
-    defense, exact = (DoubleMasking(classifier, Threat.square(2), masks=3) for _ in range(2))
-    defense.masked.ways = [way := OnlyInCompany(classifier)]
+    defense, exact = (
+        DoubleMasking(classifier, Threat.square(2), masks=3, precision=precision) for precision in ("fast", "exact")
+    )
+    defense.engine.candidates = [[way := OnlyInCompany(classifier)]]
     defense.calibrate(photos(60))
-    assert defense.masked.recheck.ready
+    assert defense.engine.ready
     way.alone = alone
     assert defense.predict(photos(3)) == exact.predict(photos(3))
-    assert not defense.masked.recheck.ready
+    assert not defense.engine.ready
 
 
 def test_masks_made_by_hand_count_in_what_is_expected() -> None:
@@ -625,4 +635,4 @@ def test_masks_made_by_hand_count_in_what_is_expected() -> None:
         TorchClassifier(Small().eval(), classes=4), Threat.square(2), mask_set=masks, precision="fast"
     )
     defense.expect(10)
-    assert {way.expected for way in defense.masked.ways} == {10 * len(masks.unions)}
+    assert {backends[0].expected for backends in defense.engine.candidates} == {10 * len(masks.unions)}

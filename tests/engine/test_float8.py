@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
-from patchcleanser.engine.fast.backends import UnusableError, Way
+from patchcleanser.engine.fast.backends import Backend, UnusableError
+from patchcleanser.engine.fast.calibration import ErrorBounds
+from patchcleanser.engine.fast.cascade import FastEngine
 from patchcleanser.engine.fast.float8 import backend as room
-from patchcleanser.engine.fast.float8.backend import Eighth, seen_inputs
+from patchcleanser.engine.fast.float8.backend import Float8Backend, seen_inputs
 from patchcleanser.engine.fast.float8.layers import EightLinear, Short, apart, is_fused, shortened
-from patchcleanser.engine.fast.half import Copied, Graph, halved
-from patchcleanser.engine.fast.split import Split
-from patchcleanser.engine.masked import Request
+from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, halved
+from patchcleanser.engine.fast.split import TripleTf32Backend
+from patchcleanser.engine.masking import LabelRequest
 from patchcleanser.errors import OutputError
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -74,7 +76,7 @@ class Mostly(nn.Module):
 @pytest.mark.parametrize("module", [nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), Mostly()])
 def test_networks_whose_work_is_elsewhere_are_refused_once(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     classifier = TorchClassifier(module.eval())
-    way, tries = Eighth(classifier, Copied(classifier)), []
+    way, tries = Float8Backend(classifier, HalfPrecisionBackend(classifier)), []
     monkeypatch.setattr(room, "block_size", lambda numbers: 8)
     inner = room.seen_inputs
     monkeypatch.setattr(room, "seen_inputs", lambda *given: (tries.append(1), inner(*given))[1])
@@ -99,15 +101,14 @@ def taught(module: Any, images: Tensor) -> nn.Module:
 @pytest.fixture
 def defense(monkeypatch: pytest.MonkeyPatch) -> DoubleMasking:
     """Certifies by eight bits, then half precision, then exactly."""
-    monkeypatch.setattr("patchcleanser.engine.learning.FINER", 4)
+    monkeypatch.setattr("patchcleanser.engine.fast.cascade.FEW_LABELS", 4)
     monkeypatch.setattr("patchcleanser.engine.fast.float8.backend.block_size", lambda numbers: 64)
     classifier = TorchClassifier(taught(network("vit_small_patch16_224"), photos(60)), classes=10)
     found = DoubleMasking(classifier, Threat.square(5), masks=3, precision="fast")
-    copied = Copied(classifier)
-    found.masked.ways = [Eighth(classifier, copied), copied]
-    monkeypatch.setattr(Eighth, "resolution", 0.0)  # of a network of chance every label would be doubtful
-    monkeypatch.setattr(Eighth, "bearable", 0.9)
-    monkeypatch.setattr(Copied, "blocks", False)
+    copied = HalfPrecisionBackend(classifier)
+    found.engine.candidates = [[Float8Backend(classifier, copied), copied], [copied]]
+    monkeypatch.setattr(Float8Backend, "resolution", 0.0)  # of a network of chance every label would be doubtful
+    monkeypatch.setattr(Float8Backend, "max_uncertain_share", 0.9)
     return found
 
 
@@ -115,12 +116,12 @@ def labels_of(defense: DoubleMasking, images: Tensor) -> np.ndarray:
     return np.stack([e.table.labels for e in defense.examine(images, [0] * len(images), maps=True)])
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, *kinds: type[Way]) -> dict[str, list[int]]:
+def counted(monkeypatch: pytest.MonkeyPatch, *kinds: type[Backend]) -> dict[str, list[int]]:
     """How many inputs each way was given, call by call."""
     sizes: dict[str, list[int]] = {kind.__name__: [] for kind in kinds}
     for kind in kinds:
 
-        def logits(self: Way, inputs: Tensor, inner: Any = kind.logits) -> Tensor:
+        def logits(self: Backend, inputs: Tensor, inner: Any = kind.logits) -> Tensor:
             sizes[type(self).__name__].append(len(inputs))
             return inner(self, inputs)
 
@@ -133,36 +134,35 @@ def test_labels_are_the_exact_ones_and_doubtful_ones_go_step_by_step(
 ) -> None:
     images = photos(24)
     labels = labels_of(defense, images)
-    assert isinstance(defense.masked.way, Eighth)
-    assert [type(step.way) for step in defense.masked.finer] == [Copied]
+    assert isinstance(defense.engine.calibration.stages[0].backend, Float8Backend)
+    assert [type(stage.backend) for stage in defense.engine.calibration.stages[1:]] == [HalfPrecisionBackend]
     exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3)
     assert (labels == labels_of(exact, images)).all()
-    recheck = defense.masked.recheck
-    assert defense.masked.settled["Copied"] > 20
-    assert 0 < recheck.rechecked < defense.masked.settled["Copied"]
+    assert defense.engine.stats.settled["HalfPrecisionBackend"] > 20
+    assert 0 < defense.engine.stats.rechecked < defense.engine.stats.settled["HalfPrecisionBackend"]
 
 
 def test_few_pairs_at_a_time_go_by_half_precision(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
     images = photos(24)
     defense.calibrate(images)
-    sizes = counted(monkeypatch, Eighth, Copied)
-    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
-    monkeypatch.setattr(type(defense.masked), "_to_probe", False)
+    sizes = counted(monkeypatch, Float8Backend, HalfPrecisionBackend)
+    monkeypatch.setattr(defense.engine, "calibrate", lambda subjects: None)
+    monkeypatch.setattr(FastEngine, "_probe_sometimes", lambda self, pairs, logits, backend: None)
     labels_of(defense, images[:1])  # 46 pairs
-    assert sizes["Eighth"] == []
-    assert sizes["Copied"]
+    assert sizes["Float8Backend"] == []
+    assert sizes["HalfPrecisionBackend"]
     labels_of(defense, images[:8])
-    assert sizes["Eighth"]
-    assert min(sizes["Eighth"]) >= 64
+    assert sizes["Float8Backend"]
+    assert min(sizes["Float8Backend"]) >= 64
 
 
 def test_attacked_images_never_go_by_eight_bits(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
     images = photos(24)
     defense.calibrate(images)
-    sizes = counted(monkeypatch, Eighth, Copied)
+    sizes = counted(monkeypatch, Float8Backend, HalfPrecisionBackend)
     verdicts = defense.predict(images)
-    assert sizes["Eighth"] == []
-    assert sizes["Copied"]
+    assert sizes["Float8Backend"] == []
+    assert sizes["HalfPrecisionBackend"]
     exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3).predict(images)
     assert [verdict.label for verdict in verdicts] == [verdict.label for verdict in exact]
 
@@ -170,10 +170,10 @@ def test_attacked_images_never_go_by_eight_bits(defense: DoubleMasking, monkeypa
 def test_where_too_many_labels_are_doubtful_half_precision_is_first(
     defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Eighth, "bearable", 0.0)
+    monkeypatch.setattr(Float8Backend, "max_uncertain_share", 0.0)
     images = photos(24)
     labels = labels_of(defense, images)
-    assert isinstance(defense.masked.way, Copied)
+    assert isinstance(defense.engine.calibration.stages[0].backend, HalfPrecisionBackend)
     exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3)
     assert (labels == labels_of(exact, images)).all()
 
@@ -181,25 +181,25 @@ def test_where_too_many_labels_are_doubtful_half_precision_is_first(
 def test_a_wrong_label_in_eight_bits_is_caught_by_the_audit(
     defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("patchcleanser.engine.precision.AUDIT", 1.0)
-    monkeypatch.setattr(type(defense.masked), "_watch", lambda self, rest, finer: None)
+    monkeypatch.setattr("patchcleanser.engine.fast.cascade.AUDIT", 1.0)
+    monkeypatch.setattr(ErrorBounds, "exceeded", lambda self, fast, finer: torch.zeros(len(fast), dtype=torch.bool))
     images = photos(24)
     defense.calibrate(images)
-    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
-    logits = Eighth.logits
-    monkeypatch.setattr(Eighth, "logits", lambda self, inputs: 100 * logits(self, inputs).roll(1, 1))
+    monkeypatch.setattr(defense.engine, "calibrate", lambda subjects: None)
+    logits = Float8Backend.logits
+    monkeypatch.setattr(Float8Backend, "logits", lambda self, inputs: 100 * logits(self, inputs).roll(1, 1))
     labels = labels_of(defense, images)
-    assert defense.masked.recheck.hopeless
+    assert defense.engine.calibration.given_up
     exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3)
     assert (labels == labels_of(exact, images)).all()
 
 
 def test_changed_weights_are_noticed(defense: DoubleMasking) -> None:
-    way = defense.masked.ways[0]
+    way = defense.engine.candidates[0][0]
     way.logits(photos(2))
     with torch.no_grad():
         next(defense.classifier.module.parameters()).mul_(2)  # type: ignore[attr-defined]
-    with pytest.raises(UnusableError, match="changed since it was compared"):
+    with pytest.raises(UnusableError, match="changed since it was calibrated"):
         way.logits(photos(2))
 
 
@@ -207,17 +207,17 @@ def test_where_there_is_no_room_half_precision_goes_on(defense: DoubleMasking, m
     images = photos(24)
     exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3)
     defense.calibrate(images)
-    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
-    sizes = counted(monkeypatch, Copied)
+    monkeypatch.setattr(defense.engine, "calibrate", lambda subjects: None)
+    sizes = counted(monkeypatch, HalfPrecisionBackend)
 
     def full(self: EightLinear, inputs: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(EightLinear, "forward", full)
     assert (labels_of(defense, images) == labels_of(exact, images)).all()
-    assert sizes["Copied"]
-    assert not defense.masked.recheck.hopeless
-    assert defense.masked.chunk == 512
+    assert sizes["HalfPrecisionBackend"]
+    assert not defense.engine.calibration.given_up
+    assert defense.engine.runner.chunk == 512
 
 
 def test_a_finer_step_that_no_longer_is_as_it_was_compared_is_left_out(
@@ -225,15 +225,15 @@ def test_a_finer_step_that_no_longer_is_as_it_was_compared_is_left_out(
 ) -> None:
     images, calls = photos(24), []
     defense.calibrate(images)
-    monkeypatch.setattr(defense.masked, "calibrate", lambda subjects: None)
+    monkeypatch.setattr(defense.engine, "calibrate", lambda subjects: None)
 
-    def changed(self: Copied, inputs: Tensor) -> Tensor:
+    def changed(self: HalfPrecisionBackend, inputs: Tensor) -> Tensor:
         calls.append(len(inputs))
         if len(calls) == 1:
             raise UnusableError("there is no room for what pairs share")
         return torch.zeros(len(inputs), 10)  # as if by other kernels
 
-    monkeypatch.setattr(Copied, "logits", changed)
+    monkeypatch.setattr(HalfPrecisionBackend, "logits", changed)
     labels = labels_of(defense, images)
     assert len(calls) == 1
     assert (labels == labels_of(DoubleMasking(defense.classifier, Threat.square(5), masks=3), images)).all()
@@ -243,27 +243,28 @@ def test_what_overflows_in_eight_bits_counts_as_doubtful_and_goes_by_half_precis
     defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = photos(24)
-    logits = Eighth.logits
+    logits = Float8Backend.logits
 
-    def overflown(self: Eighth, inputs: Tensor) -> Tensor:
+    def overflown(self: Float8Backend, inputs: Tensor) -> Tensor:
         found = logits(self, inputs)
         found[1::8] = torch.nan
         return found
 
-    monkeypatch.setattr(Eighth, "logits", overflown)
+    monkeypatch.setattr(Float8Backend, "logits", overflown)
     labels = labels_of(defense, images)
-    assert isinstance(defense.masked.way, Eighth)
+    assert isinstance(defense.engine.calibration.stages[0].backend, Float8Backend)
     assert (labels == labels_of(DoubleMasking(defense.classifier, Threat.square(5), masks=3), images)).all()
-    assert defense.masked.recheck.rechecked < 0.05 * defense.masked.recheck.labels
-    monkeypatch.setattr(Eighth, "bearable", defense.masked.recheck.share - 0.05)  # less than with what overflows
-    defense.masked.recheck.begin()
+    assert defense.engine.stats.rechecked < 0.05 * defense.engine.stats.labels
+    share = defense.engine.calibration.stages[0].bounds.uncertain_share
+    monkeypatch.setattr(Float8Backend, "max_uncertain_share", share - 0.05)  # less than with what overflows
+    defense.engine.reset()
     labels_of(defense, images)
-    assert isinstance(defense.masked.way, Copied)
+    assert isinstance(defense.engine.calibration.stages[0].backend, HalfPrecisionBackend)
 
 
 def test_a_copy_of_the_way_is_made_with_the_sizes_it_was_compared_with(defense: DoubleMasking) -> None:
     images = photos(64)
-    way = defense.masked.ways[0]
+    way = defense.engine.candidates[0][0]
     before = way.logits(images)
     other = copy.deepcopy(way)
     other.logits(0.01 * images)  # makes it again
@@ -272,16 +273,16 @@ def test_a_copy_of_the_way_is_made_with_the_sizes_it_was_compared_with(defense: 
 
 def test_memory_that_was_given_back_changes_no_answer(defense: DoubleMasking) -> None:
     images = photos(64)
-    way = defense.masked.ways[0]
+    way = defense.engine.candidates[0][0]
     before = way.logits(images)
-    defense.masked._make_room()
+    defense.engine.exact.empty_caches()
     assert way._copy is None  # type: ignore[attr-defined]
     assert (way.logits(0.01 * images) != before).any()  # makes it again
     assert (way.logits(images) == before).all()
 
 
 def test_a_way_that_was_compared_with_other_kernels_is_refused(defense: DoubleMasking) -> None:
-    way = defense.masked.ways[0]
+    way = defense.engine.candidates[0][0]
     way.logits(photos(64))
     other = copy.deepcopy(way)
     other._fused = True  # type: ignore[attr-defined]
@@ -367,11 +368,11 @@ def test_a_graph_refuses_inputs_of_another_shape() -> None:
 def test_no_way_is_prepared_that_no_piece_is_large_enough_for(
     defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = counted(monkeypatch, Eighth)
-    defense.masked.chunk, defense.masked.roomy = 63, False
+    sizes = counted(monkeypatch, Float8Backend)
+    defense.engine.runner.chunk, defense.engine.runner.fixed_chunk = 63, True
     defense.calibrate(photos(24))
-    assert sizes["Eighth"] == []
-    assert isinstance(defense.masked.way, Copied)
+    assert sizes["Float8Backend"] == []
+    assert isinstance(defense.engine.calibration.stages[0].backend, HalfPrecisionBackend)
 
 
 def test_uploads_that_are_certified_never_go_by_eight_bits(
@@ -379,34 +380,38 @@ def test_uploads_that_are_certified_never_go_by_eight_bits(
 ) -> None:
     images = photos(24)
     defense.calibrate(images)
-    sizes = counted(monkeypatch, Eighth)
+    sizes = counted(monkeypatch, Float8Backend)
     (group,) = defense._groups(images)
-    defense.masked.fill_in([Request(subject, subject.table.rows(range(9))) for subject in group])  # as the service does
-    assert sizes["Eighth"] == []
+    defense.engine.compute(
+        [LabelRequest(subject, subject.table.rows(range(9))) for subject in group]
+    )  # as the service does
+    assert sizes["Float8Backend"] == []
 
 
 def test_where_half_precision_fails_for_an_image_that_was_sent_it_is_computed_exactly(
     defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Wrong(Split):
+    class Wrong(TripleTf32Backend):
         def logits(self, inputs: Tensor) -> Tensor:
             logits = super().logits(inputs)
             return logits if self.right else -100 * logits
 
         right = True
 
-    defense.masked.ways[1].finer = finest = Wrong(defense.classifier)  # type: ignore[arg-type]
+    (float8, half), _ = defense.engine.candidates
+    finest = Wrong(defense.classifier)  # type: ignore[arg-type]
+    defense.engine.candidates = [[float8, half, finest], [half, finest]]
     images = photos(24)
     defense.calibrate(images)
-    assert [type(step.way) for step in defense.masked.finer] == [Copied, Wrong]
+    assert [type(stage.backend) for stage in defense.engine.calibration.stages[1:]] == [HalfPrecisionBackend, Wrong]
 
-    def unusable(self: Copied, inputs: Tensor) -> Tensor:
+    def unusable(self: HalfPrecisionBackend, inputs: Tensor) -> Tensor:
         raise UnusableError("the same image got fast logits 7 apart")
 
-    monkeypatch.setattr(Copied, "logits", unusable)
-    monkeypatch.setattr("patchcleanser.engine.precision.AUDIT", 0.0)  # which would catch it
+    monkeypatch.setattr(HalfPrecisionBackend, "logits", unusable)
+    monkeypatch.setattr("patchcleanser.engine.fast.cascade.AUDIT", 0.0)  # which would catch it
     finest.right = False
     verdicts = defense.predict(images)
     exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3).predict(images)
     assert [verdict.label for verdict in verdicts] == [verdict.label for verdict in exact]
-    assert defense.masked.recheck.hopeless
+    assert defense.engine.calibration.given_up

@@ -24,11 +24,12 @@ from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.defenses.base import Defense
-from patchcleanser.engine.batches import Piece, Subject, default_chunk
-from patchcleanser.engine.fast.float8.backend import Eighth
-from patchcleanser.engine.fast.half import Copied
-from patchcleanser.engine.masked import PROBE_EVERY, PROBES, MaskedClassifier, Request
-from patchcleanser.engine.precision import CALIBRATION, half_type
+from patchcleanser.engine.exact import FIRST_PROBES, PROBE_EVERY, ExactEngine, default_chunk
+from patchcleanser.engine.fast.backends import half_type
+from patchcleanser.engine.fast.calibration import SAMPLE
+from patchcleanser.engine.fast.float8.backend import Float8Backend
+from patchcleanser.engine.fast.half import HalfPrecisionBackend
+from patchcleanser.engine.masking import ImageState, LabelRequest, PairBatch
 from patchcleanser.errors import NotAFunctionError, OutOfMemoryError
 from patchcleanser.evaluation import load_batch, rows_of
 
@@ -110,13 +111,16 @@ def test_masked_copies_are_the_image_outside_the_windows_and_the_fill_inside(
     colours = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), fill=fill)
     classifier = TorchClassifier(resnet, colours)
     classifier.mask_aware = aware
-    masked, draw = MaskedClassifier(classifier, grid=grid), torch.Generator().manual_seed(0)
+    masked, draw = ExactEngine(classifier, grid=grid), torch.Generator().manual_seed(0)
     masks = MaskSet.build(Threat.square(5, count=patches), image=(20, 24), masks=2)
-    subjects = [Subject(masked.place(torch.rand(3, 20, 24, generator=draw)), LabelTable(masks)) for _ in range(3)]
+    subjects = [
+        ImageState(masked.to_threat_grid(image), LabelTable(masks))
+        for image in torch.rand(3, 3, 20, 24, generator=draw)
+    ]
     before = [s.pixels.clone() for s in subjects]
     unions = np.array([*range(len(masks.unions)), UNMASKED])
     which = np.arange(len(unions)) % 3  # in any order
-    got = masked._masked(Piece(subjects, which, unions))
+    got = masked.masked_inputs(PairBatch(subjects, which, unions))
     for row, s, union in zip(got, which, unions, strict=True):
         hidden = torch.zeros(20, 24, dtype=torch.bool)
         for w in () if union == UNMASKED else masks.unions.masks[union]:
@@ -133,15 +137,18 @@ def test_masked_copies_of_rounded_images_are_rounded_masked_copies(aware: bool, 
     colours = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), fill=(0.2, 0.7, 0.9))
     classifier = TorchClassifier(resnet, colours)
     classifier.mask_aware = aware
-    way = Copied(classifier)
-    assert way.rounds == torch.float16
+    way = HalfPrecisionBackend(classifier)
+    assert way.input_dtype == torch.float16
     masks = MaskSet.build(Threat.square(5), image=(20, 24), masks=2)
     unions = np.array([*range(len(masks.unions)), UNMASKED])
     for grid in ("source", "input"):
-        masked, draw = MaskedClassifier(classifier, grid=grid), torch.Generator().manual_seed(0)
-        subjects = [Subject(masked.place(torch.rand(3, 20, 24, generator=draw)), LabelTable(masks)) for _ in range(3)]
-        piece = Piece(subjects, np.sort(np.arange(len(unions)) % 3), unions)
-        got, exact = masked._masked(piece, way), masked._masked(piece)
+        masked, draw = ExactEngine(classifier, grid=grid), torch.Generator().manual_seed(0)
+        subjects = [
+            ImageState(masked.to_threat_grid(image), LabelTable(masks))
+            for image in torch.rand(3, 3, 20, 24, generator=draw)
+        ]
+        piece = PairBatch(subjects, np.sort(np.arange(len(unions)) % 3), unions)
+        got, exact = masked.masked_inputs(piece, way.input_dtype), masked.masked_inputs(piece)
         assert exact.dtype == torch.float32
         assert got.dtype == (torch.float16 if grid == "input" else torch.float32)  # resizing is done in float32
         assert torch.equal(got.half(), exact.half())
@@ -152,8 +159,8 @@ def test_a_class_of_ones_own_is_given_its_inputs_as_they_are(resnet: nn.Module) 
         def logits(self, inputs: Tensor) -> Tensor:
             return super().logits(inputs.flip(3))
 
-    assert Copied(Own(resnet)).rounds is None
-    assert Eighth(Own(resnet), Copied(Own(resnet))).rounds is None
+    assert HalfPrecisionBackend(Own(resnet)).input_dtype is None
+    assert Float8Backend(Own(resnet), HalfPrecisionBackend(Own(resnet))).input_dtype is None
 
 
 @pytest.mark.parametrize("grid", ["source", "input"])
@@ -241,13 +248,13 @@ def test_nothing_is_computed_twice(
     threat = Threat.square(6, grid=grid)
     defense = kind(TorchClassifier(counting, preprocessing, classes=10), threat, masks=3, chunk=chunk)
     verdicts = defense.predict(mixed)
-    checks, padding = defense.masked.checks, defense.masked.padding
+    checks, padding = defense.engine.exact.checks, defense.engine.exact.padding
     assert counting.rows == sum(v.classifications for v in verdicts) + checks + padding
-    assert 0 < checks <= (PROBES + counting.rows // PROBE_EVERY) * PROBE
+    assert 0 < checks <= (FIRST_PROBES + counting.rows // PROBE_EVERY) * PROBE
     for maps in (False, True):
-        before = counting.rows - defense.masked.checks - defense.masked.padding
+        before = counting.rows - defense.engine.exact.checks - defense.engine.exact.padding
         certificates = defense.certify(mixed, [v.label for v in verdicts], maps=maps)
-        after = counting.rows - defense.masked.checks - defense.masked.padding
+        after = counting.rows - defense.engine.exact.checks - defense.engine.exact.padding
         assert after - before == sum(c.classifications for c in certificates)
     if chunk is not None:
         assert counting.largest <= chunk
@@ -265,12 +272,12 @@ def test_a_certificate_looks_at_every_union_once_at_most(classifier: TorchClassi
 
 def test_labels_already_known_are_not_asked_for_again(resnet: nn.Module, preprocessing: Preprocessing) -> None:
     counting = Counting(resnet).eval()
-    masked = MaskedClassifier(TorchClassifier(counting, preprocessing), grid="source")
+    masked = ExactEngine(TorchClassifier(counting, preprocessing), grid="source")
     masks = MaskSet.build(Threat.square(6), image=(32, 32), masks=3)
-    subject = Subject(torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0)), LabelTable(masks))
+    subject = ImageState(torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0)), LabelTable(masks))
     for unions, new in [([0, 1, 2], 3), ([2, 1], 0), ([2, 3, 3, 3], 1), ([], 0), ([UNMASKED], 1)]:
         before = counting.rows - masked.checks - masked.padding
-        masked.fill_in([Request(subject, np.array(unions, dtype=np.intp))])
+        masked.compute([LabelRequest(subject, np.array(unions, dtype=np.intp))])
         assert counting.rows - masked.checks - masked.padding == before + new
     assert subject.table.spent == 5
 
@@ -308,7 +315,7 @@ def test_too_little_memory_means_smaller_chunks_and_the_same_labels(
     for got, want in zip(full_tables(defense, mixed), roomy, strict=True):
         assert (got.labels == want.labels).all()
         assert np.abs(got.margins - want.margins).max() < CLEAR
-    assert 1 <= defense.masked.most_rows <= 5
+    assert 1 <= defense.engine.exact.max_rows <= 5
     assert cramped.largest <= 5
 
 
@@ -316,10 +323,10 @@ def test_a_smaller_chunk_is_remembered(resnet: nn.Module, preprocessing: Preproc
     cramped = Cramped(resnet, 5, OUT_OF_MEMORY[0]).eval()
     defense = DoubleMasking(TorchClassifier(cramped, preprocessing), Threat.square(6), masks=3)
     verdicts = defense.predict(mixed)
-    remembered = defense.masked.most_rows
+    remembered = defense.engine.exact.max_rows
     cramped.error = AssertionError("asked for more than fits, although that was known")
     assert defense.predict(mixed) == verdicts
-    assert defense.masked.most_rows == remembered
+    assert defense.engine.exact.max_rows == remembered
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["cuda", "cpu", "mps", "python"])
@@ -341,7 +348,7 @@ def test_functions_get_smaller_chunks_too(
     function = CallableClassifier(Cramped(resnet, 5, error).eval(), preprocessing, array="torch")
     defense = DoubleMasking(function, Threat.square(6), masks=3)
     assert defense.predict(mixed) == want
-    assert defense.masked.most_rows <= 5
+    assert defense.engine.exact.max_rows <= 5
 
 
 class FunctionalDropout(nn.Module):
@@ -426,11 +433,11 @@ def test_fast_labels_equal_exact_ones_and_most_are_not_computed_twice() -> None:
         found = defense.examine(images, sample.labels[::25], maps=True)
         tables[precision] = np.stack([e.table.labels for e in found])
     assert (tables["exact"] == tables["fast"]).all()
-    recheck = defense.masked.recheck
-    assert tables["fast"].size - recheck.labels >= CALIBRATION  # those learnt from were exact
-    assert 0 < recheck.rechecked < recheck.labels / 2
-    assert sum(e.table.rechecked for e in found) == recheck.rechecked
-    assert sum(e.table.flipped for e in found) == recheck.flipped
+    stats = defense.engine.stats
+    assert tables["fast"].size - stats.labels >= SAMPLE  # those learnt from were exact
+    assert 0 < stats.rechecked < stats.labels / 2
+    assert sum(e.table.rechecked for e in found) == stats.rechecked
+    assert sum(e.table.flipped for e in found) == stats.flipped
 
 
 @needs_half

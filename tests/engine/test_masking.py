@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchcleanser.engine.masking import _chosen, copies, covered
+from patchcleanser.engine.masking import apply_masks, gather_images
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -22,17 +22,15 @@ def test_windows_are_filled_and_nothing_else_is(dtype: torch.dtype) -> None:
         for top, bottom, left, right in windows:
             for channel, value in enumerate(colour):
                 want[image, channel, top:bottom, left:right] = value
-    assert torch.equal(covered(images.clone(), boxes, colour), want)
+    assert torch.equal(apply_masks(images.clone(), boxes, colour), want)
     assert not want.isnan().any()
 
 
-@pytest.mark.parametrize("rounded", [None, torch.float16])
-def test_a_gpu_makes_the_copies_that_a_cpu_makes(rounded: torch.dtype | None) -> None:
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_each_pair_gets_a_copy_of_its_image(dtype: torch.dtype | None) -> None:
     draw = torch.Generator().manual_seed(0)
     images = [torch.randn(3, 5, 7, generator=draw) for _ in range(3)]
     which = np.array([0, 0, 2, 1, 2])
-    got, want = _chosen(images, which, rounded), copies(images, which, rounded=rounded)
-    assert torch.equal(got, want)
-    assert got.dtype == (rounded or torch.float32)
-    assert torch.equal(want.float(), torch.stack([images[k].to(got.dtype).float() for k in which]))
-    assert got.is_contiguous(memory_format=torch.channels_last if rounded else torch.contiguous_format)
+    copies = gather_images(images, which, dtype=dtype)
+    assert copies.dtype == (dtype or torch.float32)
+    assert torch.equal(copies, torch.stack([images[k].to(copies.dtype) for k in which]))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from patchcleanser.engine.fast.float8.backend import Eighth
+from patchcleanser.engine.fast.float8.backend import Float8Backend
 
 
-class AlwaysFloat8(Eighth):
+class AlwaysFloat8(Float8Backend):
     """FP8 that is used whatever share of its labels is uncertain."""
 
     resolution = 0.0

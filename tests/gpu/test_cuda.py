@@ -17,10 +17,10 @@ from patchcleanser.classifiers.networks import build_network
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.data import in_memory
 from patchcleanser.engine.fast.backends import UnusableError
-from patchcleanser.engine.fast.float8.backend import Eighth, seen_inputs
+from patchcleanser.engine.fast.float8.backend import Float8Backend, seen_inputs
 from patchcleanser.engine.fast.float8.layers import EightBlock, EightResBlock, Short, apart, has_kernels, shortened
-from patchcleanser.engine.fast.half import Copied, Graph, halved
-from patchcleanser.engine.fast.split import Split
+from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, halved
+from patchcleanser.engine.fast.split import TripleTf32Backend
 from patchcleanser.engine.float32 import in_tf32, plain_float32, plain_float32_alone
 from patchcleanser.training import RECIPES, fit
 from patchcleanser.training.speed import WORTH
@@ -39,9 +39,9 @@ def test_cuda_labels_equal_cpu_labels_where_the_margin_is_not_tiny() -> None:
     for device in ("cpu", "cuda"):
         defense = DoubleMasking(TorchClassifier(vit().to(device)), Threat.square(32), masks=3)
         groups = list(defense._groups(images))
-        from patchcleanser.engine.masked import Request
+        from patchcleanser.engine.masking import LabelRequest
 
-        defense.masked.fill_in([Request(s, s.table.rows(range(9))) for s in groups[0]])
+        defense.engine.compute([LabelRequest(s, s.table.rows(range(9))) for s in groups[0]])
         tables.append([s.table for s in groups[0]])
     for cpu, cuda in zip(*tables, strict=True):
         sure = cpu.margins[:-1] > 1e-3
@@ -57,8 +57,8 @@ def test_real_out_of_memory_makes_batches_smaller_and_loses_nothing() -> None:
     try:
         (certificate,) = defense.certify(torch.rand(1, 3, 224, 224), [0], maps=True)
         assert certificate.classifications == 666
-        assert defense.masked.most_rows is not None
-        assert defense.masked.most_rows < 36
+        assert defense.engine.exact.max_rows is not None
+        assert defense.engine.exact.max_rows < 36
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -83,17 +83,15 @@ def test_fast_labels_are_the_exact_ones_compiled_or_not(name: str, expected: int
         DoubleMasking(TorchClassifier(module), Threat.square(32), masks=6, precision=precision)
         for precision in ("fast", "exact")
     )
-    fast.masked.expect(expected)
+    fast.engine.hint_total_labels(expected)
     assert (labels_of(fast, images) == labels_of(exact, images)).all()
-    eighth = isinstance(fast.masked.way, Eighth)  # for ResMLPs, if many labels are expected
-    assert not eighth or expected > 0
-    way = fast.masked.way.finer if eighth else fast.masked.way
-    assert isinstance(way, Copied)
-    finer, blocks = way.finer, [*way._copy._blocks.values()] if way._copy else []
-    assert finer is not None
-    assert finer.pays is not None or not fast.masked.finer  # seen, not guessed
-    assert blocks
-    assert eighth or all((block._compiled is not None) == (expected > 0) for block in blocks)
+    first, *_ = backends = [stage.backend for stage in fast.engine.calibration.stages]
+    float8 = isinstance(first, Float8Backend)  # for ResMLPs, if many labels are expected
+    assert not float8 or expected > 0
+    half = backends[1 if float8 else 0]
+    assert isinstance(half, HalfPrecisionBackend)
+    assert half.blocks > 0
+    assert float8 or half.compiled_blocks == (half.blocks if expected > 0 else 0)
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_224", "resmlp_12_224"])
@@ -107,15 +105,20 @@ def test_labels_that_begin_with_eight_bits_are_the_exact_ones(name: str) -> None
         DoubleMasking(TorchClassifier(module), Threat.square(32), masks=6, precision=precision)
         for precision in ("fast", "exact")
     )
-    copied = Copied(fast.classifier, Split(fast.classifier))  # type: ignore[arg-type]
-    fast.masked.ways = [AlwaysFloat8(fast.classifier, copied), copied]  # type: ignore[arg-type]
-    fast.masked.expect(10**9)
+    half = [HalfPrecisionBackend(fast.classifier), TripleTf32Backend(fast.classifier)]  # type: ignore[arg-type]
+    fast.engine.candidates = [[AlwaysFloat8(fast.classifier, half[0]), *half], half]  # type: ignore[arg-type]
+    fast.engine.hint_total_labels(10**9)
     assert (labels_of(fast, images) == labels_of(exact, images)).all()
-    assert isinstance(fast.masked.way, AlwaysFloat8)
-    assert fast.masked.settled["Copied"] > 0 or name.startswith("resmlp")  # its blocks do next to nothing at first
+    assert isinstance(fast.engine.calibration.stages[0].backend, AlwaysFloat8)
+    assert fast.engine.stats.settled["HalfPrecisionBackend"] > 0 or name.startswith(
+        "resmlp"
+    )  # its blocks do next to nothing at first
     with torch.inference_mode():  # a label does not depend on what else is in its block
         inputs = images.cuda()
-        answers = [fast.masked.way.logits(inputs[at])[0] for at in (slice(None), slice(0, 1), slice(0, 5))]
+        answers = [
+            fast.engine.calibration.stages[0].backend.logits(inputs[at])[0]
+            for at in (slice(None), slice(0, 1), slice(0, 5))
+        ]
     assert all((answer - answers[0]).abs().max() < 1e-2 * answers[0].abs().max() for answer in answers)
 
 
@@ -129,7 +132,7 @@ def test_products_in_pieces_are_as_good_as_float32_and_far_better_than_half_prec
     with torch.inference_mode():
         with plain_float32(images.device):
             exact = classifier.checked_logits(images)
-        half, split = (way.logits(images) for way in (Copied(classifier), Split(classifier)))
+        half, split = (way.logits(images) for way in (HalfPrecisionBackend(classifier), TripleTf32Backend(classifier)))
     assert (split - exact).abs().max() < (half - exact).abs().max() / 20
 
 
@@ -158,13 +161,13 @@ def test_single_predictions_are_played_back_from_a_graph_and_stay_those_of_the_i
     )
     fast.calibrate(images)
     assert [fast.predict(image[None])[0].label for image in images] == [v.label for v in exact.predict(images)]
-    assert isinstance(fast.masked.way, Copied)
-    assert any(isinstance(graph, Graph) for graph in fast.masked.way._copy._graphs.values())
+    assert isinstance(fast.engine.calibration.stages[0].backend, HalfPrecisionBackend)
+    assert fast.engine.calibration.stages[0].backend.graphs > 0
 
 
 def test_a_network_that_changed_is_noticed_while_its_graph_is_played_and_made_again_at_once() -> None:
     module = vit().cuda()
-    way = Copied(TorchClassifier(module, classes=10))
+    way = HalfPrecisionBackend(TorchClassifier(module, classes=10))
     image = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(1)).cuda()
     with torch.inference_mode():
         before = [way.logits(image) for _ in range(6)][-1]
@@ -174,13 +177,13 @@ def test_a_network_that_changed_is_noticed_while_its_graph_is_played_and_made_ag
     with torch.inference_mode():
         with pytest.raises(UnusableError, match="changed"):
             way.logits(image)
-        way.renew()
+        way.refresh()
         assert (way.logits(image) - before - 1).abs().max() < 0.1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_a_graph_is_recorded_on_the_networks_device_not_the_current_one() -> None:
-    way = Copied(TorchClassifier(vit().to("cuda:1"), classes=10))
+    way = HalfPrecisionBackend(TorchClassifier(vit().to("cuda:1"), classes=10))
     images = torch.rand(16, 3, 224, 224, generator=torch.Generator().manual_seed(1)).to("cuda:1")
     with torch.inference_mode():
         played = torch.cat([way.logits(image[None]) for image in images])
@@ -211,7 +214,7 @@ def test_answers_looked_at_beside_the_next_piece_are_those_of_their_own_piece() 
     found = []
     for ahead in (1, 0):
         defense = DoubleMasking(TorchClassifier(network), Threat.square(5), masks=4, chunk=16)
-        defense.masked.ahead = ahead
+        defense.engine.ahead = ahead
         found.append(labels_of(defense, images))
     assert torch.equal(found[0], found[1])
 
@@ -226,7 +229,7 @@ def test_a_network_that_writes_into_its_inputs_gets_each_block_once() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.network(x.sub_(0.5).mul_(4.0))  # type: ignore[no-any-return]
 
-    way = Copied(TorchClassifier(Writing().eval().cuda()))
+    way = HalfPrecisionBackend(TorchClassifier(Writing().eval().cuda()))
     inputs = torch.rand(8192, 3, 32, 32, device="cuda").half().contiguous(memory_format=torch.channels_last)
     with torch.inference_mode():
         few = torch.cat([way.logits(part.clone()) for part in inputs[:256].split(64)])

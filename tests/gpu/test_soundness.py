@@ -8,7 +8,7 @@ from torch import nn
 
 from gpu.always_float8 import AlwaysFloat8
 from patchcleanser import DoubleMasking, TorchClassifier
-from patchcleanser.engine.fast.half import Copied
+from patchcleanser.engine.fast.half import HalfPrecisionBackend
 from soundness.constructed import MASKS, SIDE, THREAT, Constructed, company, constructed, painted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -73,12 +73,12 @@ def test_what_float8_certifies_and_float32_confirms_is_never_fooled(seed: int) -
         TorchClassifier(widened(network), classes=16), THREAT, masks=MASKS, precision="fast", confirm="all"
     )
     exact = DoubleMasking(fast.classifier, THREAT, masks=MASKS)
-    copied = Copied(fast.classifier)  # type: ignore[arg-type]
-    fast.masked.ways = [AlwaysFloat8(fast.classifier, copied), copied]  # type: ignore[arg-type]
-    fast.masked.expect(10**9)
+    copied = HalfPrecisionBackend(fast.classifier)  # type: ignore[arg-type]
+    fast.engine.candidates = [[AlwaysFloat8(fast.classifier, copied), copied], [copied]]  # type: ignore[arg-type]
+    fast.engine.hint_total_labels(10**9)
     confirmed = [c.certified for c in fast.certify(images, labels)]
     proved = [c.certified for c in exact.certify(images, labels)]
-    assert isinstance(fast.masked.way, AlwaysFloat8)
+    assert isinstance(fast.engine.calibration.stages[0].backend, AlwaysFloat8)
     assert not [number for number, claim in enumerate(confirmed) if claim and not proved[number]]
     assert any(confirmed) == any(proved)
     attacked = painted(network.image, network.trigger)[None]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from patchcleanser import CallableClassifier, DoubleMasking, Threat
-from patchcleanser.engine.precision import WrongFastLabelError
+from patchcleanser.engine import RecomputeError
 from patchcleanser.errors import OutputError
 from patchcleanser.service import batching
 from patchcleanser.service.batching import ClosedError, Work, Worker
@@ -38,7 +38,7 @@ class Bench:
 
         self.defense = DoubleMasking(CallableClassifier(gated, array="torch"), Threat.square(2), masks=3)
         note = lambda images, labels, seconds: self.batches.append((images, labels))  # noqa: E731
-        self.worker = Worker(self.defense.masked, together=together, on_batch=note)
+        self.worker = Worker(self.defense.engine, together=together, on_batch=note)
 
     def work(self, seed: int, *, broken: bool = False, client: str = "") -> Work:
         image = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(seed))
@@ -67,7 +67,7 @@ def test_what_arrives_while_the_model_works_is_one_batch() -> None:
 
 def test_a_long_certificate_does_not_keep_predictions_waiting() -> None:
     bench = Bench()
-    bench.defense.masked.chunk = 16
+    bench.defense.engine.exact.chunk = 16
     bench.open.clear()
     long = bench.work(0)
     proof = Work(long.subject, lambda table: bench.defense.certifying(table, 0, maps=True), True, long.place)
@@ -99,7 +99,7 @@ def ends(futures: dict[str, list[Future[Any]]]) -> list[str]:
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_client_with_many_images_does_not_keep_another_waiting(strict: bool) -> None:
     bench = Bench(together=4)
-    bench.defense.masked.chunk = 9  # the labels of one image
+    bench.defense.engine.exact.chunk = 9  # the labels of one image
     start = (lambda table: bench.defense.certifying(table, 0, maps=True)) if strict else bench.defense.predicting
 
     def works(client: str, seeds: range) -> list[Work]:
@@ -206,22 +206,22 @@ def test_closing_finishes_what_was_accepted_and_refuses_the_rest() -> None:
     assert [future.result(0) for future in futures] == bench.offline(range(6))
 
 
-def test_a_wrong_fast_label_makes_everything_in_play_exact_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_that_cannot_stand_are_computed_again_for_everything_in_play(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    real, calls = bench.defense.masked.fill_in, []
+    real, calls = bench.defense.engine.compute, []
 
     def caught_once(requests: Any, *, strict: bool) -> None:
         calls.append(len(requests))
         real(requests, strict=strict)
         if len(calls) == 2:
             for request in requests:
-                request.subject.table.labels[:] = 2  # what fast labels might have said
-            raise WrongFastLabelError
+                request.image.table.labels[:] = 2  # what fast labels might have said
+            raise RecomputeError
 
-    monkeypatch.setattr(bench.defense.masked, "fill_in", caught_once)
+    monkeypatch.setattr(bench.defense.engine, "compute", caught_once)
     futures = bench.worker.submit([bench.work(seed) for seed in range(5)])
     assert [future.result(20) for future in futures] == bench.offline(range(5))
-    assert bench.defense.masked.recheck.hopeless
+    assert len(calls) > 3
 
 
 def test_room_is_left_once() -> None:

@@ -19,7 +19,7 @@ from patchcleanser import (
 )
 from patchcleanser.core.verdicts import Certificate
 from patchcleanser.data import chosen
-from patchcleanser.engine.precision import half_type
+from patchcleanser.engine.fast.backends import half_type
 from soundness.constructed import MASKS, OWN, SIDE, THREAT, Pixel, company, painted
 
 IMAGES = 40

@@ -97,7 +97,7 @@ def margins(defense: DoubleMasking, image: Tensor) -> np.ndarray:
 
 def served(defense: DoubleMasking, images: Iterable[Tensor], flow: Any, *, strict: bool) -> list[Any]:
     """What the service's worker answers."""
-    worker, room = Worker(defense.masked, together=8), Room(images=1000)
+    worker, room = Worker(defense.engine, together=8), Room(images=1000)
     works = [Work(defense.subject(image), flow, strict, room.take(images=1)) for image in images]
     try:
         return [future.result(60) for future in worker.submit(works)]
@@ -149,7 +149,7 @@ def test_the_service_certifies_by_exact_labels_though_it_predicts_by_fast_ones()
     network, image = steep_case(0)
     defense = DoubleMasking(TorchClassifier(network), THREAT, masks=MASKS, precision="fast")
     defense.calibrate(company(16))
-    assert defense.masked.recheck.ready
+    assert defense.engine.ready
     images = [image, *company(15)]
     first, *others = served(defense, images, lambda table: defense.certifying(table, 0), strict=True)
     assert not first.certified

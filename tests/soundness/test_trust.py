@@ -27,9 +27,13 @@ from patchcleanser import (
     load_classifier,
     load_dataset,
 )
+from patchcleanser.engine.fast.backends import half_type
+from patchcleanser.engine.fast.calibration import MAX_UNCERTAIN_SHARE, SAMPLE, ErrorBounds
+from patchcleanser.engine.fast.cascade import AUDIT
+from patchcleanser.engine.fast.stages import Calibration
 from patchcleanser.engine.float32 import plain_float32, tuned
-from patchcleanser.engine.masked import Request
-from patchcleanser.engine.precision import CALIBRATION, Recheck, gaps, half_type, total
+from patchcleanser.engine.masking import LabelRequest
+from patchcleanser.engine.numerics import sanitize, top2_margin
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
 from patchcleanser.records.metrics import most_wrong
 
@@ -252,39 +256,36 @@ def noisy(noise: float, classes: int = 5, number: int = 4000) -> tuple[Tensor, T
 
 def test_labels_that_flip_are_doubtful() -> None:
     exact, fast = noisy(0.05)
-    recheck = Recheck()
-    recheck.calibrate(fast[:CALIBRATION], exact[:CALIBRATION], HALF)
+    bounds = ErrorBounds(fast[:SAMPLE], exact[:SAMPLE], HALF)
     flips = exact.argmax(1) != fast.argmax(1)
     assert flips.sum() > 50
-    assert not (flips & ~recheck.doubt(fast)).any()
-    assert not recheck.doubt(fast).all()
+    assert not (flips & ~bounds.uncertain(fast)).any()
+    assert not bounds.uncertain(fast).all()
 
 
 def test_what_is_doubtful_is_learnt_even_where_no_label_is() -> None:
     exact, fast = noisy(0.05, classes=1000, number=600)
     ahead = torch.zeros(1000)
     ahead[0] = 50
-    recheck = Recheck()
-    recheck.calibrate(fast + ahead, exact + ahead, HALF)
+    bounds = ErrorBounds(fast + ahead, exact + ahead, HALF)
     near = exact.clone()
     near[:, 0] = near[:, 1:].amax(1) + 0.01
     fast = near + 0.05 * torch.randn(600, 1000, generator=torch.Generator().manual_seed(1))
     flips = near.argmax(1) != fast.argmax(1)
     assert flips.sum() > 50
-    assert not (flips & ~recheck.doubt(fast)).any()
+    assert not (flips & ~bounds.uncertain(fast)).any()
 
 
 def test_classes_that_move_together_are_told_apart_and_others_are_not() -> None:
     """What counts is how far two classes move against each other, not how far each moves."""
     generator = torch.Generator().manual_seed(0)
-    exact, shared = torch.randn(CALIBRATION, 4, generator=generator), torch.randn(CALIBRATION, 1, generator=generator)
+    exact, shared = torch.randn(SAMPLE, 4, generator=generator), torch.randn(SAMPLE, 1, generator=generator)
     together = torch.tensor([[1.0, 1.0, 0.0, -1.0]])
     exact[:, :2] += 20  # the first two of every label are these
-    recheck = Recheck()
-    recheck.calibrate(exact - shared.clamp(-1, 1) * together, exact, HALF)
+    bounds = ErrorBounds(exact - shared.clamp(-1, 1) * together, exact, HALF)
     close = torch.tensor([[9.0, 8.5, 0.0, 0.0], [9.0, 0.0, 8.5, 0.0], [0.0, 0.0, 9.0, 7.5], [9.0, 0.0, 0.0, 5.5]])
-    assert recheck.doubt(close).tolist() == [False, True, True, True]
-    assert recheck.doubt(torch.tensor([[9.0, 8.5, 6.0, 4.0]])).tolist() == [
+    assert bounds.uncertain(close).tolist() == [False, True, True, True]
+    assert bounds.uncertain(torch.tensor([[9.0, 8.5, 6.0, 4.0]])).tolist() == [
         False
     ]  # 3 and 5 behind; they move by 1 and 2
 
@@ -292,63 +293,53 @@ def test_classes_that_move_together_are_told_apart_and_others_are_not() -> None:
 def test_what_the_first_two_of_a_label_moved_counts_for_all_classes() -> None:
     """Of most pairs of classes no sample holds a close call, and close calls move most."""
     exact = torch.tensor([[9.0, 8.0, 0.0, 0.0]]).repeat(100, 1)
-    recheck = Recheck()
-    recheck.calibrate(exact + torch.tensor([0.5, -0.5, 0.0, 0.0]), exact, HALF)
-    assert recheck.doubt(torch.tensor([[0.0, 0.0, 9.0, 7.1], [0.0, 0.0, 9.0, 6.9]])).tolist() == [True, False]
+    bounds = ErrorBounds(exact + torch.tensor([0.5, -0.5, 0.0, 0.0]), exact, HALF)
+    assert bounds.uncertain(torch.tensor([[0.0, 0.0, 9.0, 7.1], [0.0, 0.0, 9.0, 6.9]])).tolist() == [True, False]
 
 
 def test_labels_that_move_further_than_any_was_thought_to_are_noticed_and_learnt() -> None:
     exact, fast = noisy(0.05)
-    recheck = Recheck()
-    recheck.calibrate(fast[:CALIBRATION], exact[:CALIBRATION], HALF)
-    assert not recheck.too_far(fast, exact).any()
+    bounds = ErrorBounds(fast[:SAMPLE], exact[:SAMPLE], HALF)
+    assert not bounds.exceeded(fast, exact).any()
     clear = torch.tensor([[4.0, 1.0, 0.0, 0.0, 0.0]])
-    assert not recheck.doubt(clear).any()
-    assert not recheck.too_far(clear, clear - 5).any()  # nothing gained on anything
+    assert not bounds.uncertain(clear).any()
+    assert not bounds.exceeded(clear, clear - 5).any()  # nothing gained on anything
     moved = clear + torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0])
-    assert recheck.too_far(clear, moved).all()
-    before = recheck.share
-    assert recheck.widen(clear, moved) > before
-    assert recheck.doubt(clear).all()
+    assert bounds.exceeded(clear, moved).all()
+    before = bounds.uncertain_share
+    assert bounds.widen(clear, moved) > before
+    assert bounds.uncertain(clear).all()
     never = torch.tensor([[4.0, 1.0, 0.0, 0.0, -torch.inf]])
-    assert not recheck.too_far(never, never).any()
-    assert recheck.too_far(never, clear).all()
+    assert not bounds.exceeded(never, never).any()
+    assert bounds.exceeded(never, clear).all()
 
 
 def test_half_precision_is_never_trusted_beyond_its_digits() -> None:
-    recheck = Recheck()
     blank = torch.zeros(600, 2)
-    recheck.calibrate(blank, blank, HALF)  # images that half precision represents exactly teach nothing
-    recheck.hopeless = False
-    assert recheck.doubt(torch.tensor([[100.0, 99.9]])).all()
-    assert not recheck.doubt(torch.tensor([[100.0, 99.0]])).any()
+    bounds = ErrorBounds(blank, blank, HALF)  # images that half precision represents exactly teach nothing
+    assert bounds.uncertain(torch.tensor([[100.0, 99.9]])).all()
+    assert not bounds.uncertain(torch.tensor([[100.0, 99.0]])).any()
 
 
 def test_infinite_logits_are_doubtful_only_where_they_move() -> None:
-    recheck = Recheck()
     fixed = torch.tensor([[1.0, 0.0, -torch.inf]])
-    recheck.calibrate(fixed, fixed + torch.tensor([[0.1, 0.0, 0.0]]), HALF)
-    assert not recheck.doubt(fixed).any()  # 1.0 ahead, and nothing moved by more than 0.1
-    recheck.calibrate(torch.tensor([[1.0, -torch.inf]]), torch.tensor([[1.0, 0.0]]), HALF)
-    assert recheck.doubt(torch.tensor([[9.0, -9.0]])).all()  # nothing can be trusted any more
+    bounds = ErrorBounds(fixed, fixed + torch.tensor([[0.1, 0.0, 0.0]]), HALF)
+    assert not bounds.uncertain(fixed).any()  # 1.0 ahead, and nothing moved by more than 0.1
+    bounds = ErrorBounds(torch.tensor([[1.0, -torch.inf]]), torch.tensor([[1.0, 0.0]]), HALF)
+    assert bounds.uncertain(torch.tensor([[9.0, -9.0]])).all()  # nothing can be trusted any more
 
 
 def test_where_most_labels_are_doubtful_exact_ones_are_used() -> None:
-    recheck = Recheck()
-    assert not recheck.ready
-    for noise, ready in ((0.01, True), (3.0, False)):
+    for noise, pays in ((0.01, True), (3.0, False)):
         exact, fast = noisy(noise)
-        recheck.calibrate(fast, exact, HALF)
-        assert recheck.ready == ready
+        assert (ErrorBounds(fast, exact, HALF).uncertain_share <= MAX_UNCERTAIN_SHARE) == pays
 
 
 def test_an_audits_sample_does_not_depend_on_chunks_or_on_what_was_before() -> None:
-    recheck = Recheck(seed=(5,))
-    whole = recheck.sampled(100_000)
-    assert 140 < whole.sum() < 250  # one in 512
-    recheck.begin()
-    assert torch.equal(torch.cat([recheck.sampled(n) for n in (7, 993, 99_000)]), whole)
-    assert recheck.labels == 200_000
+    draws = Calibration(seed=(5,)).rng.random(100_000) < AUDIT
+    assert 140 < draws.sum() < 250  # one in 512
+    again = Calibration(seed=(5,)).rng
+    assert (np.concatenate([again.random(n) for n in (7, 993, 99_000)]) < AUDIT).tolist() == draws.tolist()
 
 
 @pytest.mark.parametrize(("audited", "rate"), [(0, 1.0), (3000, 0.000998), (100, 0.0295)])
@@ -408,11 +399,11 @@ def test_what_one_image_teaches_is_never_used_for_another(first: int) -> None:
     fast.examine([sample.image(first)], [0])
     tables = [d.examine([sample.image(141)], [0], maps=True)[0].table.labels for d in (exact, fast)]
     assert (tables[0] == tables[1]).all()
-    assert not fast.masked.recheck.ready
+    assert not fast.engine.ready
     fast.predict([sample.image(141)])
-    assert not fast.masked.recheck.ready
+    assert not fast.engine.ready
     fast.calibrate([sample.image(i) for i in range(8)])
-    assert fast.masked.recheck.ready
+    assert fast.engine.ready
 
 
 @needs_half
@@ -425,12 +416,12 @@ def test_what_an_image_with_very_many_masks_teaches_is_used_for_it_and_forgotten
     )
     tables = [d.examine([image], [0], maps=True)[0].table for d in (exact, fast)]
     assert (tables[0].labels == tables[1].labels).all()
-    trusted = fast.masked.recheck.labels
+    trusted = fast.engine.stats.labels
     assert trusted > 1000
     subject = fast.subject(other)
-    fast.masked.fill_in([Request(subject, subject.table.masks())], strict=strict)
-    assert fast.masked.recheck.labels == trusted  # all of the other's are exact
-    assert not fast.masked.recheck.ready
+    fast.engine.compute([LabelRequest(subject, subject.table.masks())], strict=strict)
+    assert fast.engine.stats.labels == trusted  # all of the other's are exact
+    assert not fast.engine.ready
 
 
 @needs_half
@@ -439,29 +430,31 @@ def test_images_handed_in_to_be_classified_teach_nothing() -> None:
     harmless[:, 0] = 1
     defense = DoubleMasking(TorchClassifier(Cancelling().eval()), Threat.square(2), masks=4, precision="fast")
     defense.predict(harmless)
-    assert not defense.masked.recheck.ready
-    assert defense.masked.recheck.labels == 0
+    assert not defense.engine.ready
+    assert defense.engine.stats.labels == 0
     defense.calibrate(sorted_images())
-    known = defense.masked.recheck._moved
+    known = defense.engine.calibration.stages[0].bounds
     defense.predict(harmless)
-    assert defense.masked.recheck._moved is known
+    assert defense.engine.calibration.stages[0].bounds is known
 
 
 @needs_half
 def test_a_wrong_fast_label_caught_by_an_audit_makes_the_whole_group_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("patchcleanser.engine.precision.AUDIT", 1.0)  # every label is audited
-    monkeypatch.setattr(Recheck, "doubt", lambda self, fast: torch.zeros(len(fast), dtype=torch.bool))  # none doubted
+    monkeypatch.setattr("patchcleanser.engine.fast.cascade.AUDIT", 1.0)  # every label is audited
+    monkeypatch.setattr(
+        ErrorBounds, "uncertain", lambda self, fast: torch.zeros(len(fast), dtype=torch.bool)
+    )  # none doubted
     defense = DoubleMasking(TorchClassifier(Cancelling().eval()), Threat.square(2), masks=4, precision="fast")
     images = sorted_images()
     found = defense.examine(images, [0] * 32, maps=True)
     exact = DoubleMasking(TorchClassifier(Cancelling().eval()), Threat.square(2), masks=4)
     for one, other in zip(exact.examine(images, [0] * 32, maps=True), found, strict=True):
         assert (one.table.labels == other.table.labels).all()
-    assert defense.masked.recheck.hopeless
+    assert defense.engine.calibration.given_up
     wrong, audited = (sum(getattr(e.table, name) for e in found) for name in ("caught", "audited"))
     assert 0 < wrong < audited  # and what was caught is not forgotten with the labels
-    recheck = defense.masked.recheck
-    assert (recheck.caught, recheck.audited) == (wrong, audited)
+    stats = defense.engine.stats
+    assert (stats.caught, stats.audited) == (wrong, audited)
 
 
 @pytest.mark.parametrize(("wrong", "seen"), [(0, 40), (1, 40), (5, 40), (39, 40), (40, 40)])
@@ -475,6 +468,6 @@ def test_the_bound_on_wrong_labels_is_the_share_at_which_so_few_would_be_seen_in
 
 def test_margins_of_infinite_logits() -> None:
     raw = torch.tensor([[torch.nan, 1.0], [torch.inf, 1.0], [-torch.inf, -torch.inf], [1.0, 1.0 + 1e-7], [3.0, 1.0]])
-    logits = total(raw)
+    logits = sanitize(raw)
     assert logits.argmax(1).tolist() == [1, 0, 0, 0, 0] or logits.argmax(1).tolist()[:3] == [1, 0, 0]
-    assert gaps(logits)[2] == 0
+    assert top2_margin(logits)[2] == 0

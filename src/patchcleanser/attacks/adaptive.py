@@ -220,6 +220,5 @@ def placed_defense(defense: MaskDefense[Any, Any]) -> MaskDefense[Any, Any]:
     if defense.threat.grid == "source":
         return defense
     twin = copy.copy(defense)
-    twin.masked = copy.copy(defense.masked)
-    twin.masked.classifier = on_grid(defense.classifier, defense.threat)
+    twin.engine = defense.engine.with_classifier(on_grid(defense.classifier, defense.threat))
     return twin

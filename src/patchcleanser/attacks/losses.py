@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from patchcleanser.attacks.search import Found
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.engine.masking import told
+from patchcleanser.engine.masking import with_mask_channel
 from patchcleanser.errors import InputError
 
 Loss = Literal["margin", "ce", "dlr"]
@@ -93,7 +93,7 @@ def shown(classifier: Classifier, images: Tensor, hidden: Tensor | None = None) 
     """Logits of images on the threat's grid; a mask-aware classifier is told which pixels are hidden [N, 1, H, W]."""
     inputs = classifier.prepare(images)
     if classifier.mask_aware:
-        inputs = told(inputs, None if hidden is None else hidden[:, 0])
+        inputs = with_mask_channel(inputs, None if hidden is None else hidden[:, 0])
     return classifier.logits(inputs).float()
 
 

@@ -272,7 +272,7 @@ def _fast(run: Run) -> str:
     """What half precision cost, and how sure its labels are."""
     from pyarrow import compute
 
-    from patchcleanser.engine.precision import FEWEST
+    from patchcleanser.engine.fast.calibration import MIN_IMAGES
 
     rows = run.read(["classifications", "rechecked", "flipped", "audited", "caught"])
     labels, again, wrong, audited, caught = (compute.sum(rows[name]).as_py() or 0 for name in rows.column_names)
@@ -283,7 +283,7 @@ def _fast(run: Run) -> str:
         )
         text += f"of {audited:,} audited ones {outcome if caught else 'none was wrong'}"
     else:
-        why = "" if run.statistical else f" (fewer than {FEWEST} images are computed in float32 throughout)"
+        why = "" if run.statistical else f" (fewer than {MIN_IMAGES} images are computed in float32 throughout)"
         text += f"none was audited{why}"
     return text + (f"; {run.statistical}" if run.statistical else "")
 

@@ -245,7 +245,7 @@ def first_failure(label: int, one: Sequence[int], confidences: Sequence[float], 
     like the clean one: label y, with the same confidence. If the attacked image's undefended
     label is not y, that mask contradicts it confidently, and the alert fires. Both sides use
     >, so equality cannot slip between them, and the confidence under a mask has the same bits
-    in both, whatever the batch (engine/batches.py).
+    in both, whatever the batch (engine/exact.py).
     """
     for i, (found, sure) in enumerate(zip(one, confidences, strict=True)):
         if found != label or not sure > threshold:

@@ -19,49 +19,45 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import Certificate
 from patchcleanser.core.windows import Size
 from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range, counted_labels
-from patchcleanser.engine.batches import Subject
-from patchcleanser.engine.masked import MaskedClassifier, Request
-from patchcleanser.engine.precision import Confirm, Precision, SmallerBatchError, TooFarError, WrongFastLabelError
+from patchcleanser.engine import Confirm, LabelEngine, Precision, RecomputeError, build_engine
+from patchcleanser.engine.masking import ImageState, LabelRequest
 from patchcleanser.errors import InputError, LabelError, MaskError, PatchCleanserError
 
 R = TypeVar("R")
 
 GROUP = {"cuda": (512, 512_000_000), "cpu": (256, 256_000_000)}
 """How many images, and bytes of images, are worked on together; memory stays bounded. Of each group it is learnt which
-fast labels are doubtful, which takes a GPU as long as 20 images."""
-
-AGAIN = 3
-"""How often a group is computed again with more labels in doubt before all are computed exactly."""
+fast labels are uncertain, which takes a GPU as long as 20 images."""
 
 SIZES = 256
 """Mask sets kept, one for each size of image: whoever sends images of every size must not fill the memory."""
 
 
-def play(games: Sequence[LabelFlow[R]], fill_in: Callable[[list[tuple[int, Indices]]], None]) -> list[R]:
-    """Run games side by side: what all of them want next is asked for in one call.
+def run_flows(flows: Sequence[LabelFlow[R]], compute: Callable[[list[tuple[int, Indices]]], None]) -> list[R]:
+    """Run flows side by side: the labels that all of them need next are asked for in one call.
 
-    `fill_in` gets (game number, unions) pairs and must make those labels known.
+    `compute` gets (flow number, unions) pairs and must write those labels into the flows' tables.
 
-    >>> def game(n):
+    >>> def flow(n):
     ...     yield np.arange(n)
     ...     return n
-    >>> play([game(2), game(1)], lambda asked: print([(g, list(map(int, u))) for g, u in asked]))
+    >>> run_flows([flow(2), flow(1)], lambda wanted: print([(f, list(map(int, u))) for f, u in wanted]))
     [(0, [0, 1]), (1, [0])]
     [2, 1]
     """
     results: dict[int, R] = {}
-    waiting = dict(enumerate(games))
+    waiting = dict(enumerate(flows))
     while waiting:
-        asked: list[tuple[int, Indices]] = []
-        for number, game in list(waiting.items()):
+        wanted: list[tuple[int, Indices]] = []
+        for number, flow in list(waiting.items()):
             try:
-                asked.append((number, next(game)))
+                wanted.append((number, next(flow)))
             except StopIteration as end:
                 results[number] = end.value
                 del waiting[number]
-        if asked:
-            fill_in(asked)
-    return [results[number] for number in range(len(games))]
+        if wanted:
+            compute(wanted)
+    return [results[number] for number in range(len(flows))]
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ class MaskDefense(Defense[V, C]):
         axis_plan(masks, stride)  # refused at once, not with the first image
         if chunk is not None and chunk < 1:
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
-        self.masked = MaskedClassifier(self.classifier, grid=threat.grid, chunk=chunk, precision=precision)
+        self.engine = build_engine(self.classifier, grid=threat.grid, chunk=chunk, precision=precision)
         if confirm not in ("sampled", "all"):
             raise InputError(f"confirm is 'sampled' or 'all', got {confirm!r}")
         self.confirm = confirm
@@ -112,26 +108,25 @@ class MaskDefense(Defense[V, C]):
 
     @property
     def fast(self) -> bool:
-        """Whether there is a faster way to labels, worth checking them for."""
-        return self.masked.fast
+        """Whether labels may come from a backend that is faster than float32."""
+        return self.engine.fast
 
     def ready(self, size: Size) -> None:
         """Masks that cannot be built are refused."""
         self.mask_set(size)
 
     def begin(self, seed: tuple[int, ...] | None = None) -> None:
-        """Forget which fast labels were found to be doubtful."""
-        self.masked.recheck.seed = seed
-        self.masked.recheck.begin()
+        """Forget which fast labels are uncertain."""
+        self.engine.reset(seed)
 
     def expect(self, images: int) -> None:
         """Compiling a network pays only for many labels."""
         known = self._built.values() if self._given is None else [self._given]
-        self.masked.expect(images * max((len(masks.unions) for masks in known), default=0))
+        self.engine.hint_total_labels(images * max((len(masks.unions) for masks in known), default=0))
 
     def place(self, image: Tensor) -> Tensor:
         """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
-        return self.masked.place(image)
+        return self.engine.exact.to_threat_grid(image)
 
     def mask_set(self, size: Size) -> MaskSet:
         """The masks for images of this size on the threat's grid, proved to cover it."""
@@ -153,7 +148,7 @@ class MaskDefense(Defense[V, C]):
         """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
         verdicts: list[V] = []
         for group in self._groups(images):
-            verdicts += self._played(group, [self._verdict] * len(group), clean=False)
+            verdicts += self._run(group, [self._verdict] * len(group), self.engine, clean=False)
         return verdicts
 
     def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
@@ -167,36 +162,35 @@ class MaskDefense(Defense[V, C]):
     def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[TableExamined[V, C]]:
         """Verdict, certificate and undefended label of clean images, no label computed twice."""
 
-        def game(table: LabelTable, label: int) -> LabelFlow[TableExamined[V, C]]:
+        def flow(table: LabelTable, label: int) -> LabelFlow[TableExamined[V, C]]:
             yield np.array([UNMASKED, *table.masks()])
             verdict = yield from self._verdict(table)
             certificate = yield from self._certificate(table, label, maps)
             return TableExamined(verdict, certificate, table.mask_set.image, int(table.labels[UNMASKED]), table)
 
-        return self._labelled(images, labels, game)
+        return self._labelled(images, labels, flow)
 
     def calibrate(self, images: Any) -> None:
-        """Learn from clean images that you trust which fast labels are doubtful; without it `predict` is exact.
+        """Learn from clean images that you trust which fast labels are uncertain; without it `predict` is exact.
 
         `certify` and `examine` do it by themselves: their images are clean. What `predict` is
         handed may be an attacker's, and teaches nothing.
         """
         for group in self._groups(images):
-            self.masked.calibrate(group)
-            self.masked.release()
+            self.engine.calibrate(group)
 
-    def subject(self, image: Tensor) -> Subject:
+    def subject(self, image: Tensor) -> ImageState:
         """A checked image [C, H, W] on the device, with an empty table of labels."""
-        pixels = self.masked.place(image)
+        pixels = self.engine.exact.to_threat_grid(image)
         height, width = pixels.shape[-2:]
-        return Subject(pixels, LabelTable(self.mask_set((height, width))))
+        return ImageState(pixels, LabelTable(self.mask_set((height, width))))
 
     def predicting(self, table: LabelTable) -> LabelFlow[V]:
-        """The game that `predict` plays for one image, for whoever plays games that come and go."""
+        """The flow that `predict` runs for one image, for whoever schedules flows that come and go."""
         return self._verdict(table)
 
     def certifying(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[C]:
-        """The game that `certify` plays for one image."""
+        """The flow that `certify` runs for one image."""
         return self._certificate(table, label, maps)
 
     @abstractmethod
@@ -207,8 +201,8 @@ class MaskDefense(Defense[V, C]):
     def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[C]:
         """Prove, or not, one labelled image."""
 
-    def _labelled(self, images: Any, labels: Iterable[int], game: Callable[..., LabelFlow[R]]) -> list[R]:
-        """Play a game for each image with its label."""
+    def _labelled(self, images: Any, labels: Iterable[int], flow: Callable[..., LabelFlow[R]]) -> list[R]:
+        """Run a flow for each image with its label."""
         truths = counted_labels(images, labels)
         results: list[R] = []
         for group in self._groups(images):
@@ -216,59 +210,50 @@ class MaskDefense(Defense[V, C]):
             if len(mine) < len(group):
                 raise LabelError(f"{len(truths)} labels for at least {len(results) + len(group)} images")
             self._check_range(mine, group[0])
-            self.masked.calibrate(group)
-            starts = [partial(game, label=label) for label in mine]
-            played = self._played(group, starts, clean=True)
-            results += self._confirmed(group, starts, played) if self.confirm == "all" else played
+            self.engine.calibrate(group)
+            starts = [partial(flow, label=label) for label in mine]
+            first = self._run(group, starts, self.engine, clean=True)
+            results += self._confirmed(group, starts, first) if self.confirm == "all" else first
         if len(results) != len(truths):
             raise LabelError(f"{len(truths)} labels for {len(results)} images")
         return results
 
-    def _played(
-        self, group: list[Subject], starts: Sequence[Callable[[LabelTable], LabelFlow[R]]], *, clean: bool
+    def _run(
+        self,
+        group: list[ImageState],
+        starts: Sequence[Callable[[LabelTable], LabelFlow[R]]],
+        engine: LabelEngine,
+        *,
+        clean: bool,
     ) -> list[R]:
-        """Play a game for each image; if fast labels turn out to be worse than was thought, once more.
+        """Run a flow for each image, and once more whenever labels cannot stand beside later ones."""
 
-        Where one moved too far, with more labels in doubt; if that happens again and again, or an audit catches a
-        wrong one, with exact labels.
-        """
-        turn = 0
+        def compute(wanted: list[tuple[int, Indices]]) -> None:
+            engine.compute(
+                [LabelRequest(group[number], unions) for number, unions in wanted], strict=clean, clean=clean
+            )
+
         while True:
-            games = [start(subject.table) for start, subject in zip(starts, group, strict=True)]
+            flows = [start(image.table) for start, image in zip(starts, group, strict=True)]
             try:
-                return self._play(group, games, clean=clean)
-            except WrongFastLabelError as error:
-                self.masked.recheck.hopeless |= turn >= AGAIN or not isinstance(error, TooFarError)
-                turn += 1
-            except SmallerBatchError:
-                pass  # so often as batches can be halved
-            for subject in group:
-                subject.table = subject.table.anew()
+                return run_flows(flows, compute)
+            except RecomputeError:
+                for image in group:
+                    image.table = image.table.anew()
 
     def _confirmed(
-        self, group: list[Subject], starts: Sequence[Callable[[LabelTable], LabelFlow[R]]], results: list[R]
+        self, group: list[ImageState], starts: Sequence[Callable[[LabelTable], LabelFlow[R]]], results: list[R]
     ) -> list[R]:
         """The same results, but what fast labels certify is certified by exact ones or not at all."""
         claimed = [number for number, result in enumerate(results) if _rests_on_fast_labels(result)]
         for number in claimed:
             group[number].table = group[number].table.anew()
-        self.masked.exact_only = True
-        try:
-            again = self._played([group[n] for n in claimed], [starts[n] for n in claimed], clean=True)
-        finally:
-            self.masked.exact_only = False
+        again = self._run([group[n] for n in claimed], [starts[n] for n in claimed], self.engine.exact, clean=True)
         confirmed = dict(zip(claimed, again, strict=True))
         return [confirmed.get(number, result) for number, result in enumerate(results)]
 
-    def _play(self, group: list[Subject], games: Sequence[LabelFlow[R]], *, clean: bool) -> list[R]:
-        def fill_in(asked: list[tuple[int, Indices]]) -> None:
-            requests = [Request(group[number], unions) for number, unions in asked]
-            self.masked.fill_in(requests, strict=clean, clean=clean)
-
-        return play(games, fill_in)
-
-    def _groups(self, images: Any) -> Iterator[list[Subject]]:
-        group: list[Subject] = []
+    def _groups(self, images: Any) -> Iterator[list[ImageState]]:
+        group: list[ImageState] = []
         most, room = GROUP["cuda" if self.classifier.device.type == "cuda" else "cpu"]
         left = room
         for number, image in enumerate(checked_images(images, self.classifier.preprocessing.channels)):
@@ -284,10 +269,10 @@ class MaskDefense(Defense[V, C]):
         if group:
             yield group
 
-    def _check_range(self, labels: Sequence[int], subject: Subject) -> None:
+    def _check_range(self, labels: Sequence[int], image: ImageState) -> None:
         if self.classifier.classes is None:
             # Beside the table: labels known beforehand would change the batches of the rest, by which kernels round.
-            self.masked.ask(subject)
+            self.engine.exact.count_classes(image)
         check_range(labels, self.classifier.classes or 0)
 
 

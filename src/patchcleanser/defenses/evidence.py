@@ -14,9 +14,9 @@ from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.sight import Sight
 from patchcleanser.core.threats import Grid
 from patchcleanser.core.windows import Size
-from patchcleanser.engine.batches import default_chunk
+from patchcleanser.engine.exact import default_chunk
 from patchcleanser.engine.float32 import plain_float32
-from patchcleanser.engine.masking import require_kept, told
+from patchcleanser.engine.masking import require_unresized, with_mask_channel
 from patchcleanser.errors import InputError
 
 Ablation = Literal["columns", "rows", "blocks"]
@@ -144,7 +144,7 @@ class AblationConfidences(Evidence):
     def sight(self, size: Size) -> Sight:
         """What each ablated view keeps."""
         if self.classifier.mask_aware and self.grid == "source":
-            require_kept(self.classifier.preprocessing, size)
+            require_unresized(self.classifier.preprocessing, size)
         if self.ablation == "blocks":
             return Sight.blocks(size, self.keep)
         return Sight.bands(size, self.keep, columns=self.ablation == "columns")
@@ -190,7 +190,7 @@ class AblationConfidences(Evidence):
             images = torch.where(visible[:, None], images, colour)
             images = self.classifier.prepare(images) if source else images
             if self.classifier.mask_aware:
-                images = told(images, ~visible)
+                images = with_mask_channel(images, ~visible)
             return self.classifier.checked_logits(images)
 
 

@@ -16,7 +16,7 @@ from patchcleanser.core.verdicts import LocalCertificate, LocalVerdict
 from patchcleanser.core.windows import Size, Window
 from patchcleanser.defenses.contract import Defense, Examined, check_range, counted_labels, each_labelled
 from patchcleanser.defenses.local import others
-from patchcleanser.engine.batches import default_chunk
+from patchcleanser.engine.exact import default_chunk
 from patchcleanser.engine.float32 import plain_float32
 from patchcleanser.errors import InputError, OutputError, ThreatError
 

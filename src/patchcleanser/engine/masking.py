@@ -1,9 +1,10 @@
-"""Copies of images with boxes of pixels hidden."""
+"""Images under unions of masks: the pairs of both, and copies with the hidden pixels filled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,47 +17,90 @@ from patchcleanser.core.windows import Size
 from patchcleanser.errors import InputError
 
 
-def boxes_of(wanted: Sequence[tuple[LabelTable, Indices]]) -> NDArray[np.int32]:
-    """The boxes of all wanted unions in order, filled up to the same number of windows."""
-    found = [table.mask_set.unions.boxes[unions] for table, unions in wanted]
-    most = max(boxes.shape[1] for boxes in found)
-    whole = [b if b.shape[1] == most else np.pad(b, ((0, 0), (0, most - b.shape[1]), (0, 0))) for b in found]
-    return np.concatenate(whole)
+@dataclass(eq=False)
+class ImageState:
+    """One image [C, H, W] on the threat's pixel grid, on the device, with the labels computed so far."""
+
+    pixels: Tensor
+    table: LabelTable
 
 
-def copies(pixels: Sequence[Tensor], which: NDArray[np.intp], *, rounded: torch.dtype | None = None) -> Tensor:
-    """One copy of an image for each pair, [N, C, H, W]; on a GPU rounded ones have their channels last."""
+class LabelRequest(NamedTuple):
+    """The unions whose labels are wanted for one image."""
+
+    image: ImageState
+    unions: Indices
+
+
+class PairBatch(NamedTuple):
+    """Pairs of an image and a union of masks: pair n is `images[which[n]]` under union `unions[n]`."""
+
+    images: list[ImageState]
+    which: NDArray[np.intp]
+    unions: Indices
+
+    def __len__(self) -> int:
+        return len(self.unions)
+
+    def image(self, at: int = 0) -> ImageState:
+        """The image of a pair."""
+        return self.images[int(self.which[at])]
+
+    def part(self, start: int, stop: int) -> PairBatch:
+        """Pairs `start` to `stop`."""
+        return PairBatch(self.images, self.which[start:stop], self.unions[start:stop])
+
+    def pick(self, rows: NDArray[np.intp]) -> PairBatch:
+        """The pairs with these numbers."""
+        return PairBatch(self.images, self.which[rows], self.unions[rows])
+
+    @staticmethod
+    def concat(batches: Sequence[PairBatch]) -> PairBatch:
+        """Batches of the same images as one."""
+        which, unions = (np.concatenate([getattr(b, name) for b in batches]) for name in ("which", "unions"))
+        return PairBatch(batches[0].images, which, unions)
+
+    @staticmethod
+    def of(images: list[ImageState], unions: Sequence[Indices]) -> PairBatch:
+        """Each image under its own unions."""
+        counts = [len(indices) for indices in unions]
+        which = np.repeat(np.arange(len(images)), counts)
+        return PairBatch(images, which, np.concatenate([*unions, np.empty(0, np.intp)]))
+
+
+def mask_boxes(tables: Sequence[LabelTable], unions: Sequence[Indices]) -> NDArray[np.int32]:
+    """The boxes [N, windows, 4] of each table's unions, in order, padded to the same number of windows."""
+    boxes = [table.mask_set.unions.boxes[indices] for table, indices in zip(tables, unions, strict=True)]
+    most = max(part.shape[1] for part in boxes)
+    return np.concatenate([np.pad(part, ((0, 0), (0, most - part.shape[1]), (0, 0))) for part in boxes])
+
+
+def gather_images(pixels: Sequence[Tensor], which: NDArray[np.intp], *, dtype: torch.dtype | None = None) -> Tensor:
+    """One copy of an image for each pair, [N, C, H, W], in float32 or a `dtype` (then channels last on a GPU)."""
     if pixels[0].device.type == "cpu":
-        images = [one.to(rounded or one.dtype) for one in pixels]
+        images = [image.to(dtype or image.dtype) for image in pixels]
         return torch.stack([images[k] for k in which])
-    return _chosen(pixels, which, rounded)
+    stack, index = torch.stack(list(pixels)), to_device(which, pixels[0].device)
+    if dtype is None:
+        return stack.index_select(0, index)
+    rows = stack.permute(0, 2, 3, 1).to(dtype, memory_format=torch.contiguous_format)
+    return rows.index_select(0, index).permute(0, 3, 1, 2)
 
 
-def _chosen(pixels: Sequence[Tensor], which: NDArray[np.intp], rounded: torch.dtype | None) -> Tensor:
-    """The same in one go, as a GPU likes it."""
-    images = torch.stack(list(pixels))
-    numbers = sent(which, images.device)
-    if rounded is None:
-        return images.index_select(0, numbers)
-    rows = images.permute(0, 2, 3, 1).to(rounded, memory_format=torch.contiguous_format)
-    return rows.index_select(0, numbers).permute(0, 3, 1, 2)
-
-
-def sent(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array on a device. A GPU gets it in its turn; from other memory it would have to come to rest first."""
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """An array on a device. From pinned memory a GPU copies it in stream order, without a synchronisation."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def covered(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float]) -> Tensor:
-    """Images [N, C, H, W] with the boxes [N, windows, (top, bottom, left, right)] filled; the given ones may change.
+def apply_masks(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float]) -> Tensor:
+    """Fill the boxes [N, windows, (top, bottom, left, right)] of images [N, C, H, W], in place where that is faster.
 
-    A CPU writes into what is hidden and nowhere else; a GPU would be kept waiting by so many small orders, and numpy
-    knows no bfloat16.
+    A CPU writes into the boxes only. On a GPU that would be many small kernels, and numpy has no bfloat16.
     """
-    colour = sent(np.asarray(fill, dtype=np.float32), images.device).to(images.dtype)[:, None, None]
+    colour = to_device(np.asarray(fill, dtype=np.float32), images.device).to(images.dtype)[:, None, None]
     if images.device.type != "cpu" or images.dtype == torch.bfloat16:
-        hidden = _hidden(sent(boxes, images.device), images.shape[-2:])
+        hidden = _hidden(to_device(boxes, images.device), images.shape[-2:])
         return torch.where(hidden[:, None], colour, images)
     pixels, paint = images.numpy(), colour.numpy()
     for image, windows in zip(pixels, boxes.tolist(), strict=True):
@@ -65,7 +109,7 @@ def covered(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float]) -> 
     return images
 
 
-def require_kept(preprocessing: Preprocessing, size: Size) -> None:
+def require_unresized(preprocessing: Preprocessing, size: Size) -> None:
     """Refuse images whose hidden pixels on the source grid are no pixels of the input."""
     if not preprocessing.keeps(size):
         raise InputError(
@@ -74,8 +118,8 @@ def require_kept(preprocessing: Preprocessing, size: Size) -> None:
         )
 
 
-def told(inputs: Tensor, hidden: Tensor | None) -> Tensor:
-    """What a mask-aware network is given: one more channel, 1 where pixels [N, H, W] are hidden; None hides none."""
+def with_mask_channel(inputs: Tensor, hidden: Tensor | None) -> Tensor:
+    """Inputs of a mask-aware network: one more channel, 1 where pixels [N, H, W] are hidden; None hides none."""
     channel = torch.zeros_like(inputs[:, :1]) if hidden is None else hidden[:, None].to(inputs.dtype)
     return torch.cat([inputs, channel], dim=1)
 

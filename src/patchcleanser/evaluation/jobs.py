@@ -16,7 +16,7 @@ from patchcleanser.data.base import Dataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.defenses.contract import Defense
-from patchcleanser.engine.precision import Confirm, Precision
+from patchcleanser.engine import Confirm, Precision
 from patchcleanser.errors import DataError, InputError, PatchCleanserError, ThreatError
 
 LABELS = 3

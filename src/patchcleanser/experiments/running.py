@@ -13,7 +13,7 @@ from patchcleanser.attacks import Settings
 from patchcleanser.classifiers import Classifier, load_classifier
 from patchcleanser.classifiers.load import pick_device
 from patchcleanser.data import Dataset, chosen
-from patchcleanser.engine.precision import Precision
+from patchcleanser.engine import Precision
 from patchcleanser.errors import ClassifierError, DataError, InputError, MissingDependencyError, RecordError
 from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attacked import AttackJob

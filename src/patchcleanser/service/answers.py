@@ -17,7 +17,7 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import Certificate, DetectionVerdict, Verdict
 from patchcleanser.core.verdicts import DetectionCertificate as DetectionProof
 from patchcleanser.core.windows import Size, Window
-from patchcleanser.engine.batches import Subject
+from patchcleanser.engine.masking import ImageState
 from patchcleanser.service import schemas
 from patchcleanser.service.engine import Engine
 
@@ -35,7 +35,7 @@ def name_of(label: int, names: Names) -> str | None:
 
 
 def prediction(
-    verdict: Verdict | DetectionVerdict, subject: Subject, names: Names, *, defense: str, details: bool
+    verdict: Verdict | DetectionVerdict, subject: ImageState, names: Names, *, defense: str, details: bool
 ) -> schemas.Recovered | schemas.Detected:
     """The answer for one image."""
     table, masks = subject.table, subject.table.mask_set
@@ -121,7 +121,7 @@ def model_facts(engine: Engine) -> schemas.ModelAnswer:
         masks=None if settings.stride is not None else list(pair),
         may_choose_masks=engine.may_choose_masks,
         device=classifier.device.type,
-        precision="fast" if engine.defense.masked.fast else "exact",
+        precision="fast" if engine.defense.fast else "exact",
         samples=len(engine.samples),
         limits=schemas.LimitsAnswer(
             body_bytes=limits.body_bytes,
@@ -152,7 +152,7 @@ def _spread(table: LabelTable) -> schemas.Spread:
     return schemas.Spread(lowest=float(sure.min()), median=float(np.median(sure)), highest=float(sure.max()))
 
 
-def _details(subject: Subject, names: Names) -> schemas.Details:
+def _details(subject: ImageState, names: Names) -> schemas.Details:
     table, masks = subject.table, subject.table.mask_set
     undefended = int(table.labels[UNMASKED])
     return schemas.Details(

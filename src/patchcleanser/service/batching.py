@@ -15,9 +15,8 @@ import numpy as np
 
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.tables import Indices, LabelTable
-from patchcleanser.engine.batches import Subject
-from patchcleanser.engine.masked import MaskedClassifier, Request
-from patchcleanser.engine.precision import SmallerBatchError, WrongFastLabelError
+from patchcleanser.engine import LabelEngine, RecomputeError
+from patchcleanser.engine.masking import ImageState, LabelRequest
 from patchcleanser.service.room import Place
 
 log = logging.getLogger("patchcleanser.service")
@@ -37,7 +36,7 @@ class ClosedError(Exception):
 class Work:
     """One image to play a game on."""
 
-    subject: Subject
+    subject: ImageState
     start: Callable[[LabelTable], LabelFlow[Any]]
     strict: bool
     """Whether logits that are not finite are an error, as in certify, or only if there are no others."""
@@ -92,12 +91,12 @@ class Worker:
 
     def __init__(
         self,
-        masked: MaskedClassifier,
+        engine: LabelEngine,
         *,
         together: int,
         on_batch: Callable[[int, int, float], None] = lambda images, labels, seconds: None,
     ) -> None:
-        self.masked, self.together, self.on_batch = masked, together, on_batch
+        self.engine, self.together, self.on_batch = engine, together, on_batch
         self._waiting: deque[_Ticket] = deque()
         self._playing: list[_Ticket] = []
         self._moves = 0
@@ -154,7 +153,7 @@ class Worker:
         self._served = {client: move for client, move in self._served.items() if client in clients}
         self._moves += 1
         subject = self._playing[0].work.subject
-        room, least = self.masked.labels_at_once(subject), self.masked.batch_rows(subject)
+        room, least = self.engine.labels_at_once(subject), self.engine.exact.batch_rows(subject)
         predictions = self._share(room, strict=False)
         certificates = self._share(max(least, room // 4) if predictions else room, strict=True)
         for batch, strict in ((predictions, False), (certificates, True)):
@@ -185,7 +184,7 @@ class Worker:
         chosen: Batch = []
         tickets, numbers, large = self._in_turn(strict=strict)[: self.together], NUMBERS, False
         for ticket in tickets:
-            copy = ticket.work.subject.pixels.numel() if self.masked.grid == "source" else 1
+            copy = ticket.work.subject.pixels.numel() if self.engine.exact.grid == "source" else 1
             most = NUMBERS // len(tickets) // copy
             if most == 0 and (copy <= numbers or not large):
                 most, large = 1, True
@@ -209,15 +208,10 @@ class Worker:
 
     def _fill_in(self, batch: Batch, strict: bool) -> None:
         began = time.monotonic()
-        self.masked.exact_only = strict  # so that every certificate is a proof
+        engine = self.engine.exact if strict else self.engine  # every certificate is a proof
         try:
-            self.masked.fill_in([Request(ticket.work.subject, some) for ticket, some in batch], strict=strict)
-        except WrongFastLabelError:
-            # As Defense does: no fast label is trusted any more, and what rests on some is computed again.
-            self.masked.recheck.hopeless = True
-            for ticket in self._playing:
-                ticket.restart()
-        except SmallerBatchError:
+            engine.compute([LabelRequest(ticket.work.subject, some) for ticket, some in batch], strict=strict)
+        except RecomputeError:
             for ticket in self._playing:
                 ticket.restart()
         except Exception as error:

@@ -25,8 +25,8 @@ from patchcleanser.core.windows import Size
 from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture, decode
 from patchcleanser.defenses import DEFENSES, MaskDefense
-from patchcleanser.engine.batches import Subject
-from patchcleanser.engine.precision import FEWEST
+from patchcleanser.engine.fast.calibration import MIN_IMAGES
+from patchcleanser.engine.masking import ImageState
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
 from patchcleanser.evaluation.jobs import Pair
 from patchcleanser.evaluation.matching import match_labels
@@ -86,7 +86,7 @@ class Engine:
         """Whether a request may name its own number of masks; with several patches that grows too fast."""
         return self.settings.threat.count == 1
 
-    def subject(self, picture: Pixels, masks: int | None) -> Subject:
+    def subject(self, picture: Pixels, masks: int | None) -> ImageState:
         """A decoded picture, on the device, with an empty table."""
         pixels = checked_image(torch.from_numpy(unpacked(picture)), self.classifier.preprocessing.channels)
         with self._lock:  # mask sets are built once for each size
@@ -119,7 +119,7 @@ class Engine:
 
         Fast labels are calibrated by the samples, which are trusted; never by what clients send.
         """
-        trusted = [self._decoded(sample.content) for sample in self.samples[:FEWEST]]
+        trusted = [self._decoded(sample.content) for sample in self.samples[:MIN_IMAGES]]
         channels = self.classifier.preprocessing.channels or 3
         blank = (torch.full((channels, side, side), 0.5) for side in BLANKS)
         first = next((image for image in (*trusted, *blank) if self._fits(image)), None)

@@ -15,7 +15,7 @@ import anyio
 from starlette.requests import Request
 
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.engine.batches import Subject
+from patchcleanser.engine.masking import ImageState
 from patchcleanser.errors import ClassifierError, DataError, ImageError, InputError, MaskError, ThreatError
 from patchcleanser.service.batching import ClosedError, Work, Worker
 from patchcleanser.service.decoding import Decoders
@@ -30,7 +30,7 @@ from patchcleanser.service.settings import Settings
 log = logging.getLogger("patchcleanser.service")
 
 T = TypeVar("T")
-Played = tuple[Any, Subject]
+Played = tuple[Any, ImageState]
 """A verdict or a certificate, and the image with the labels it rests on."""
 
 
@@ -47,7 +47,7 @@ class Service:
             shares={"images": limits.client_images, "pixels": limits.client_pixels},
         )
         self.metrics = Metrics(lambda: self.room.used("images"))
-        self.worker = Worker(self.engine.defense.masked, together=limits.together, on_batch=self._on_batch)
+        self.worker = Worker(self.engine.defense.engine, together=limits.together, on_batch=self._on_batch)
         self.decoders = Decoders(limits)
         self._threads = ThreadPoolExecutor(limits.decoders, thread_name_prefix="masks")
         self._pace = 0.05
@@ -182,7 +182,7 @@ class Service:
         except OverShareError as error:
             raise RefusedError("too-many-requests", str(error), retry_after=self._wait()) from None
 
-    async def _subject(self, client: str, content: bytes, pixels: int, number: int, masks: int | None) -> Subject:
+    async def _subject(self, client: str, content: bytes, pixels: int, number: int, masks: int | None) -> ImageState:
         try:
             async with self.decoders.turn(client, pixels=pixels):
                 picture = await self.decoders.decode(content, number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.engine.masking import told
+from patchcleanser.engine.masking import with_mask_channel
 from patchcleanser.errors import InputError
 
 Losses = Callable[[Tensor], Tensor]
@@ -146,7 +146,7 @@ def shown(module: nn.Module, inputs: Tensor, hidden: Tensor | None = None) -> Te
     """
     aware = getattr(module, "mask_aware", False)
     covered = inputs if hidden is None else inputs.masked_fill(hidden[:, None], 0.0)
-    return told(covered, hidden) if aware else covered
+    return with_mask_channel(covered, hidden) if aware else covered
 
 
 def _pixels(size: float, side: int) -> int:

@@ -6,16 +6,21 @@ import copy
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from patchcleanser.classifiers.base import rounded
-from patchcleanser.engine.fast.backends import Derived, UnusableError, Way, own_copy
+from patchcleanser.engine.fast.backends import (
+    SMALL_BATCH,
+    DerivedBackend,
+    UnusableError,
+    block_size,
+    own_copy,
+)
 from patchcleanser.engine.fast.fused_layers import ChannelwiseGroupNorm, rewritten
 from patchcleanser.engine.float32 import long_sums, tuned
 from patchcleanser.errors import OutputError
@@ -25,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-GRAPHED = 64
 GRAPH_AFTER = 2
 GRAPHS = 8
 """Batches up to this size are recorded as CUDA graphs when their shape has come so often; so many graphs are kept."""
@@ -36,9 +40,6 @@ are. None makes room for another: made again, it might be compiled where it was 
 
 SHAPES = 256
 """Shapes that are counted: whoever sends images of every size must not fill the memory."""
-
-BLOCK_NUMBERS = 50_000_000
-"""Numbers in a block of inputs for a GPU: 320 images at 224×224. With twice as many a ViT-B takes 7% longer."""
 
 COMPILING = 40.0
 SAVED = {True: 0.35, False: 0.1}
@@ -57,7 +58,7 @@ ATTENTION = [
 """Kernels for attention, the quickest first; where one does not fit, the next is taken."""
 
 
-class Copied(Derived):
+class HalfPrecisionBackend(DerivedBackend):
     """A half-precision copy of the network, on a GPU, with known layers written anew for it.
 
     Small batches, as `predict` asks for, are recorded once as a CUDA graph and played back. Large ones are cut into
@@ -65,44 +66,53 @@ class Copied(Derived):
     """
 
     resolution = torch.finfo(torch.float16).eps
-    blocks = True
 
-    def __init__(self, classifier: TorchClassifier, finer: Way | None = None) -> None:
+    def __init__(self, classifier: TorchClassifier) -> None:
         super().__init__(classifier)
-        self.finer, self.rounds = finer, rounded_to_half(classifier)
-        self._fill = False
+        self.input_dtype = rounded_to_half(classifier)
         self._copy: _Player | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What was made belongs to this process."""
         return {**super().__getstate__(), "_copy": None}
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Drop the copy and what was recorded and compiled of it."""
         self._copy = None
-        if self.finer is not None:
-            self.finer.forget()
 
-    @contextmanager
-    def whole_blocks(self) -> Iterator[None]:
-        """Batches are filled up to whole blocks, by their own images again and again."""
-        self._fill = True
-        try:
-            yield
-        finally:
-            self._fill = False
+    def large_batch(self, input_numel: int) -> int | None:
+        """Whole blocks have kernels of their own."""
+        blocks = self.classifier.steady and self.classifier.device.type == "cuda"
+        return block_size(input_numel) if blocks else None
+
+    @property
+    def graphs(self) -> int:
+        """How many batch shapes were recorded as CUDA graphs."""
+        return 0 if self._copy is None else sum(isinstance(graph, Graph) for graph in self._copy._graphs.values())
+
+    @property
+    def blocks(self) -> int:
+        """For how many input sizes large batches are computed in blocks."""
+        return 0 if self._copy is None else len(self._copy._blocks)
+
+    @property
+    def compiled_blocks(self) -> int:
+        """How many of these are compiled."""
+        return 0 if self._copy is None else sum(block.compiled for block in self._copy._blocks.values())
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of the copy."""
         if self._copy is None:
-            self._follow()
+            self._check_unchanged()
         player = self._made()
-        found = self._computed(player, block_size(inputs[0].numel()), inputs)
+        self.expected -= len(inputs)
+        block = block_size(inputs[0].numel())
+        logits = guarded(lambda given: player(given, block, self.expected), inputs)
         # While a GPU is at work on it: walking over a network takes a fifth of the time of a prediction.
-        self._follow()
+        self._check_unchanged()
         if self._copy is not player:  # another thread compared it with a changed network meanwhile
             raise UnusableError(f"{type(self.classifier.module).__name__} changed while it was asked")
-        return found
+        return logits
 
     def _made(self) -> _Player:
         if self._copy is None:
@@ -110,12 +120,6 @@ class Copied(Derived):
             copied.dtype = torch.float16
             self._copy = _Player(copied, steady=self.classifier.steady)
         return self._copy
-
-    def _computed(self, player: _Player, block: int, inputs: Tensor) -> Tensor:
-        if self._fill and player.blocks and len(inputs) % block:
-            return self._computed(player, block, filled(inputs, block))[: len(inputs)]
-        self.expected -= len(inputs)
-        return guarded(lambda given: player(given, block, self.expected), inputs)
 
 
 class _Player:
@@ -132,7 +136,7 @@ class _Player:
         copied = self.copied
         if not self.blocks:
             return copied.checked_logits(inputs)
-        if len(inputs) <= GRAPHED:
+        if len(inputs) <= SMALL_BATCH:
             return self._played(inputs)
         shape = (size, *inputs.shape[1:])
         if len(inputs) < size or (shape not in self._blocks and len(self._blocks) == BLOCKS):
@@ -218,6 +222,11 @@ class _Block:
             quick = torch.compile(copied.module, dynamic=False, options=COMPILER)
             self._compiled.module = cast("nn.Module", quick)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether compiling pays for it, and the compiler can."""
+        return self._compiled is not None
+
     def __call__(self, inputs: Tensor) -> Tensor:
         with tuned(inputs.device):
             if self._compiled is not None:
@@ -232,22 +241,6 @@ class _Block:
                     self._proven = True
                     return logits
             return self.copied.checked_logits(inputs)
-
-
-def block_size(numbers: int) -> int:
-    """How many inputs of this many numbers a GPU is given at once: a batch size that is not filled up.
-
-    >>> block_size(3 * 224 * 224), block_size(3 * 32 * 32)
-    (320, 8192)
-    """
-    most = max(GRAPHED + 8, min(8192, BLOCK_NUMBERS // numbers))
-    return next(size for size in range(most, 0, -1) if rounded(size) == size)
-
-
-def filled(inputs: Tensor, block: int) -> Tensor:
-    """Whole blocks of inputs, the last one filled up by the same ones again and again."""
-    at = torch.arange(-(-len(inputs) // block) * block, device=inputs.device) % len(inputs)
-    return inputs[at] if len(at) > len(inputs) else inputs
 
 
 def guarded(work: Callable[[Tensor], T], inputs: Tensor) -> T:

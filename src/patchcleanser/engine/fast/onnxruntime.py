@@ -1,4 +1,4 @@
-"""The faster ways there are for a torch module, ONNX Runtime's among them; whom to trust, `precision.py` says."""
+"""ONNX Runtime as a backend; and the cascades that there are for a torch module."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.base import is_out_of_memory
-from patchcleanser.engine.fast.backends import Derived, Halved, UnusableError, Way, own_copy
-from patchcleanser.engine.fast.float8.backend import Eighth
-from patchcleanser.engine.fast.half import Copied
-from patchcleanser.engine.fast.split import Split
+from patchcleanser.engine.fast.backends import (
+    AutocastBackend,
+    Backend,
+    DerivedBackend,
+    UnusableError,
+    half_type,
+    own_copy,
+)
+from patchcleanser.engine.fast.float8.backend import Float8Backend
+from patchcleanser.engine.fast.half import HalfPrecisionBackend
+from patchcleanser.engine.fast.split import TripleTf32Backend
 from patchcleanser.engine.float32 import others_wait
-from patchcleanser.engine.precision import half_type
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
@@ -47,7 +53,7 @@ TAME = frozenset(
 """Operations that make numbers of numbers: behind these alone nothing has to come through the ones above."""
 
 
-class Exported(Derived):
+class OnnxRuntimeBackend(DerivedBackend):
     """The network through ONNX Runtime, on a CPU: as precise as float32 is, with other kernels and fused layers.
 
     The export follows the network's code once and refuses code that would branch on what is in an
@@ -65,13 +71,13 @@ class Exported(Derived):
         """Sessions belong to this process; elsewhere the network is exported anew."""
         return {**super().__getstate__(), "_sessions": {}}
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Drop the sessions."""
         self._sessions = {}
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of the exported network."""
-        self._follow()
+        self._check_unchanged()
         size = tuple(inputs.shape[1:])
         if size not in self._sessions:
             if len(self._sessions) == EXPORTS:
@@ -101,28 +107,25 @@ class Exported(Derived):
         return logits
 
 
-def ways_of(classifier: TorchClassifier) -> list[Way]:
-    """The ways that may pay for a network on its device, the fastest first; none changes the network."""
+def candidates_for(classifier: TorchClassifier) -> list[list[Backend]]:
+    """The cascades that may pay for a network on its device, the fastest first; none changes the network."""
     if classifier.dtype != torch.float32:
         return []
-    ways: list[Way] = []
+    candidates: list[list[Backend]] = []
     half = half_type(classifier.device)
     if half is not None and classifier.device.type == "cuda":
-        copied = Copied(classifier, finer=_finer(classifier))
-        has_eight_bits = torch.cuda.get_device_capability(classifier.device) >= (8, 9)
-        ways += [Eighth(classifier, finer=copied), copied] if has_eight_bits and classifier.steady else [copied]
+        capability = torch.cuda.get_device_capability(classifier.device)
+        copied = HalfPrecisionBackend(classifier)
+        refined: list[Backend] = [copied, *([TripleTf32Backend(classifier)] if capability >= (8, 0) else [])]
+        if capability >= (8, 9) and classifier.steady:
+            candidates.append([Float8Backend(classifier, copied), *refined])
+        candidates.append(refined)
     if half is not None:
-        ways.append(Halved(classifier, half))
+        candidates.append([AutocastBackend(classifier, half)])
     exportable = classifier.steady and classifier.device.type == "cpu"
     if exportable and all(find_spec(name) for name in ("onnxruntime", "onnxscript")):
-        ways.append(Exported(classifier))
-    return ways
-
-
-def _finer(classifier: TorchClassifier) -> Way | None:
-    """Float32's products in pieces, where a GPU has fast ones for the pieces."""
-    has_tf32 = torch.cuda.get_device_capability(classifier.device) >= (8, 0)
-    return Split(classifier) if has_tf32 else None
+        candidates.append([OnnxRuntimeBackend(classifier)])
+    return candidates
 
 
 class _Session(NamedTuple):
@@ -176,7 +179,7 @@ def _session(module: nn.Module, inputs: Tensor, number: int) -> _Session:
         kinds = frozenset(node.op_type for graph in graphs for node in graph)
         options = onnxruntime.SessionOptions()
         threads = torch.get_num_threads()
-        together = number * Exported.chunks < threads
+        together = number * OnnxRuntimeBackend.chunks < threads
         options.intra_op_num_threads = threads if together else 1
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser.classifiers.base import is_out_of_memory
-from patchcleanser.engine.fast.backends import BusyError, Derived, UnusableError, own_copy
+from patchcleanser.engine.fast.backends import BusyError, DerivedBackend, UnusableError, own_copy
 from patchcleanser.engine.fast.fused_layers import FlatPatchEmbed, Rule, replaced, standardised
 from patchcleanser.engine.float32 import in_tf32, plain_float32_alone
 from patchcleanser.errors import OutputError
@@ -26,7 +26,7 @@ FIRST_BITS = -(1 << 13)
 """Keeps sign, exponent and the 10 stored bits that TF32 has, of float32's 23."""
 
 
-class Split(Derived):
+class TripleTf32Backend(DerivedBackend):
     """A copy of the network whose linear layers and convolutions work on pieces; all else is plain float32."""
 
     resolution = 8 * torch.finfo(torch.float32).eps
@@ -40,7 +40,7 @@ class Split(Derived):
         """What was made belongs to this process."""
         return {**super().__getstate__(), "_copy": None}
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Drop the copy; that there was no room for one is remembered."""
         self._copy = None
 
@@ -49,7 +49,7 @@ class Split(Derived):
 
         Likewise if there is no room for it: the exact way needs less, and small chunks would slow down all others.
         """
-        self._follow()
+        self._check_unchanged()
         if self._too_large:
             raise UnusableError("there is no room for a network in pieces")
         with plain_float32_alone(inputs.device) as granted:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from patchcleanser.classifiers.base import is_out_of_memory
-from patchcleanser.engine.fast.backends import Derived, UnusableError, Way, own_copy
+from patchcleanser.engine.fast.backends import DerivedBackend, UnusableError, block_size, own_copy, pad_to_blocks
 from patchcleanser.engine.fast.float8.layers import (
     SHORT,
     EightLinear,
@@ -27,7 +27,7 @@ from patchcleanser.engine.fast.float8.layers import (
     unfuse,
 )
 from patchcleanser.engine.fast.float8.rounding import Seen
-from patchcleanser.engine.fast.half import Graph, block_size, filled, guarded, halved, rounded_to_half
+from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, guarded, halved, rounded_to_half
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
@@ -41,7 +41,7 @@ SAVED = 0.2
 """Seconds that preparing takes, and the share of the time it saves, before that is seen (on an H200: 15 s, 43%)."""
 
 
-class Eighth(Derived):
+class Float8Backend(DerivedBackend):
     """A half-precision copy of the network whose linear layers have eight bits, for whole blocks of clean images.
 
     That is enough for most labels: of well-trained transformers 2 to 8 in 100 are doubtful, and go by the
@@ -49,12 +49,12 @@ class Eighth(Derived):
     """
 
     resolution = torch.finfo(SHORT).eps / 8
-    clean_only = True
+    trusted_inputs_only = True
 
-    def __init__(self, classifier: TorchClassifier, finer: Way) -> None:
+    def __init__(self, classifier: TorchClassifier, half: HalfPrecisionBackend) -> None:
         super().__init__(classifier)
-        self.finer: Way = finer
-        self.rounds = rounded_to_half(classifier)
+        self.half = half
+        self.input_dtype = rounded_to_half(classifier)
         self._copy: Callable[[Tensor], Tensor] | None = None
         """Answers a block."""
         self._layers: dict[str, Short] | None = None
@@ -69,7 +69,7 @@ class Eighth(Derived):
         layers = None if self._layers is None else {n: s._replace(eight=s.eight.cpu()) for n, s in self._layers.items()}
         return {**super().__getstate__(), "_copy": None, "_layers": layers}
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Drop the copy, and what was seen for it."""
         self._copy, self._layers, self._refused, self._declined = None, None, "", 0
 
@@ -77,17 +77,17 @@ class Eighth(Derived):
         """Drop the copy, and keep what was seen for it."""
         self._copy = None
 
-    def fewest(self, numbers: int) -> int:
+    def min_batch(self, input_numel: int) -> int:
         """Whole blocks: the copy is compiled for batches of one size."""
-        return block_size(numbers)
+        return block_size(input_numel)
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits of the copy; the last block is filled up by its own images."""
-        self._follow()
+        self._check_unchanged()
         if self._refused:
             raise UnusableError(self._refused)
         size = block_size(inputs[0].numel())
-        blocks = torch.split(filled(inputs, size), size)
+        blocks = torch.split(pad_to_blocks(inputs, size), size)
         try:
             answers = self._made(blocks[0])
             done = [answers(block) for block in blocks]
@@ -138,21 +138,21 @@ class Eighth(Derived):
             self._fused = is_fused(copied.module)
             if math.isfinite(half):
                 # Where more labels are doubtful than it saves, half precision alone, compiled, is faster.
-                self.bearable = 0.9 - _seconds(lambda: answers(block), block.device) / half
-            if block.is_cuda and self.bearable <= 0:
+                self.max_uncertain_share = 0.9 - _seconds(lambda: answers(block), block.device) / half
+            if block.is_cuda and self.max_uncertain_share <= 0:
                 raise UnusableError("eight bits are no faster than half precision here")
             self._copy = answers
         return self._copy
 
     def _seconds_of_half(self, block: Tensor) -> float:
         """Of a block in half precision, not compiled: whether that pays is seen when it is known what goes by it."""
-        self.finer.renew()
-        expected, self.finer.expected = self.finer.expected, 0
+        self.half.refresh()
+        expected, self.half.expected = self.half.expected, 0
         try:
-            return _seconds(lambda: self.finer.logits(block), block.device)
+            return _seconds(lambda: self.half.logits(block), block.device)
         finally:
-            self.finer.expected = expected
-            self.finer.forget()
+            self.half.expected = expected
+            self.half.release()
 
 
 class _DeclinedError(UnusableError):
