@@ -13,12 +13,13 @@ from torch.nn import functional
 
 from patchcleanser.classifiers.load import pick_device
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.classifiers.torch import Around, TorchClassifier
+from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.classifiers.trained import CIFAR_MEAN, CIFAR_STD
 from patchcleanser.classifiers.weights import load_weights
 from patchcleanser.data.imagenet import imagenet_classes
 from patchcleanser.errors import ClassifierError
 from patchcleanser.experiments.models import models_folder
+from patchcleanser.networks.base import Around
 
 
 def resnet50(classes: int = 1000, size: int = 224) -> TorchClassifier:

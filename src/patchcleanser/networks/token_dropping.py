@@ -8,33 +8,11 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import InputError
 
 
-class TokenDroppingClassifier(TorchClassifier):
-    """The ViT of another classifier, which sees only tokens with a visible pixel.
-
-    It is mask-aware: what it answers depends on the visible pixels and on the union of masks, so
-    certificates hold, but they are its own, not those of the plain ViT. Use the same one to predict.
-    Fewer tokens are faster, and no token has to be learnt to mean nothing.
-    """
-
-    mask_aware = True
-
-    def __init__(self, plain: TorchClassifier) -> None:
-        if not isinstance(plain, TorchClassifier) or not isinstance(plain.module, VisionTransformer):
-            what = type(getattr(plain, "module", plain)).__name__
-            raise InputError(f"tokens can be dropped from timm's VisionTransformer only, got {what}")
-        super().__init__(plain.module, plain.preprocessing, classes=plain.classes)
-        self.names = plain.names
-
-    def _output(self, inputs: Tensor) -> Any:
-        return without_hidden(self.module, inputs)
-
-
 class TokenDropping(nn.Module):
-    """The same as a module, to be trained: a ViT told by one more channel which pixels are hidden."""
+    """A ViT told by one more channel which pixels are hidden."""
 
     mask_aware = True
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.tokens import TokenDroppingClassifier, seen_tokens
+from patchcleanser.classifiers.wrappers import TokenDroppingClassifier
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.engine.batches import Subject
 from patchcleanser.engine.masked import MaskedClassifier, Request
 from patchcleanser.errors import InputError
+from patchcleanser.networks.token_dropping import seen_tokens
 
 VIT = "timm:vit_tiny_patch16_224?img_size=32&patch_size=4&num_classes=5&weights=none&depth=2&size=32"
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from patchcleanser.classifiers.bagnet import BagNet
-from patchcleanser.classifiers.networks import build_network
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.sight import Sight
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses import BagCert
 from patchcleanser.errors import ClassifierError
+from patchcleanser.networks.bagnet import BagNet
+from patchcleanser.networks.cifar import build_network
 
 
 def seen(network: nn.Module, side: int, place: tuple[int, int]) -> torch.Tensor:

@@ -11,10 +11,10 @@ from timm.models.resnet import BasicBlock, ResNet, downsample_conv
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.bagnet import bagnet, bagnet17
-from patchcleanser.classifiers.interval import interval_net
-from patchcleanser.classifiers.tokens import TokenDropping
 from patchcleanser.errors import ClassifierError
+from patchcleanser.networks.bagnet import bagnet, bagnet17
+from patchcleanser.networks.interval import interval_net
+from patchcleanser.networks.token_dropping import TokenDropping
 
 
 class ConvStem(nn.Module):

@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.classifiers.torch import Around, TorchClassifier, around
-from patchcleanser.errors import InputError
-
-WHAT = "hidden pixels can be filled in for"
+from patchcleanser.networks.base import Around
 
 
 class Inpainting(Around):
@@ -27,13 +24,6 @@ class Inpainting(Around):
     def forward(self, inputs: Tensor) -> Any:
         """[N, C + 1, H, W], the last channel 1 where hidden → the network's output."""
         return self.network(filled_in(inputs[:, :-1], 1 - inputs[:, -1:]))
-
-
-def inpainting(plain: TorchClassifier) -> TorchClassifier:
-    """A classifier that fills in what masks hide and then asks the network of another."""
-    if plain.mask_aware:
-        raise InputError(f"{WHAT} plain torch networks only, not one that is told what is hidden already, got {plain}")
-    return around(plain, Inpainting, WHAT)
 
 
 def filled_in(images: Tensor, visible: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from patchcleanser import CallableClassifier, DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.mean import mean_of
-from patchcleanser.classifiers.networks import build_network
+from patchcleanser.classifiers.wrappers import mean_of
 from patchcleanser.engine.fast.onnxruntime import Exported
 from patchcleanser.errors import InputError, PatchCleanserError, TrainModeError
+from patchcleanser.networks.cifar import build_network
 
 BOTH = "mean:zoo:tiny,net:resnet?wider=0.25"
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.inpaint import Inpainting, filled_in, inpainting
-from patchcleanser.classifiers.mirror import Mirrored
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.wrappers import inpainting
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.errors import InputError
+from patchcleanser.networks.flip_ensemble import Mirrored
+from patchcleanser.networks.inpainting import Inpainting, filled_in
 
 
 def random_windows(number: int, side: int, draw: np.random.Generator) -> Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.base import logits_in
-from patchcleanser.classifiers.torch import Around, TorchClassifier, around
+from patchcleanser.networks.base import Around, logits_in
 
 
 class Mirrored(Around):
@@ -25,8 +24,3 @@ class Mirrored(Around):
         logits = logits_in(self.network(torch.cat([inputs, inputs.flip(-1)])))
         number = inputs.shape[0]  # not chunk(2), which an export would take for batches of one size
         return (logits[:number] + logits[number:]) / 2
-
-
-def mirrored(plain: TorchClassifier) -> TorchClassifier:
-    """A classifier that answers by the mean of another's answers to an image and to its mirror image."""
-    return around(plain, Mirrored, "answers to mirror images can be asked of")

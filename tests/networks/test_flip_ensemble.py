@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from patchcleanser import CallableClassifier, DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.classifiers.mirror import mirrored
 from patchcleanser.classifiers.trained import bare_spec
+from patchcleanser.classifiers.wrappers import mirrored
 from patchcleanser.engine.fast.onnxruntime import Exported
 from patchcleanser.errors import InputError
 from patchcleanser.training.cards import write_model
