@@ -10,10 +10,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from patchcleanser.experiments import EXPERIMENTS
-from patchcleanser.experiments.base import Experiment, Finding
-from patchcleanser.experiments.collecting import read_found
-from patchcleanser.experiments.tabling import claim_lines, experiment_figure, experiment_table
+from patchcleanser.paper import EXPERIMENTS
+from patchcleanser.paper.base import Experiment, Finding
+from patchcleanser.paper.collecting import read_found
+from patchcleanser.paper.tabling import claim_lines, experiment_figure, experiment_table
 from patchcleanser.records.atomic import whole_file
 from patchcleanser.reports import page as report_page
 from patchcleanser.reports.drawing import Drawing, inline, save
@@ -123,7 +123,7 @@ HEAD = """# The paper's tables and figures, ours beside them
 
 <!-- Written by `patchcleanser reproduce --page docs/results.md --out results/reproduce`. Do not edit. -->
 
-Every table and figure of the paper's evaluation is declared in `src/patchcleanser/experiments/`, and
+Every table and figure of the paper's evaluation is declared in `src/patchcleanser/paper/`, and
 `patchcleanser reproduce NAME` measures what the models and images at hand allow ([how](reproduce.md)). Shares are in
 percent with 95% intervals; where a row was measured on a part of the images, it says so. The paper certifies CIFAR on
 an enlarged input; [grids.md](grids.md) says why that is not the same patch. Seconds are of the wall clock, on CPUs that

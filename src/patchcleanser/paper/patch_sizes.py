@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from patchcleanser.experiments.base import Axis, Experiment, Finding, Line
-from patchcleanser.experiments.claims import falls, stays
-from patchcleanser.experiments.models import LOW
-from patchcleanser.experiments.models import MODELS as KNOWN
-from patchcleanser.experiments.plans import USUAL, enlarged, enlarges, plan_of
-from patchcleanser.experiments.reading import accuracies
+from patchcleanser.paper.base import Axis, Experiment, Finding, Line
+from patchcleanser.paper.claims import falls, stays
+from patchcleanser.paper.models import LOW
+from patchcleanser.paper.models import MODELS as KNOWN
+from patchcleanser.paper.plans import USUAL, enlarged, enlarges, plan_of
+from patchcleanser.paper.reading import accuracies
 from patchcleanser.reports.results import CERTIFIED, CLEAN
 
 MODELS = (

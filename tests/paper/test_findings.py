@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from patchcleanser.errors import RecordError
-from patchcleanser.experiments import EXPERIMENTS, Finding
-from patchcleanser.experiments.collecting import collect, keep, read_found
-from patchcleanser.experiments.pages import results_page, section, write_page, write_section
-from patchcleanser.experiments.plans import usual
-from patchcleanser.experiments.running import Archive
-from patchcleanser.experiments.tabling import why
+from patchcleanser.paper import EXPERIMENTS, Finding
+from patchcleanser.paper.collecting import collect, keep, read_found
+from patchcleanser.paper.pages import results_page, section, write_page, write_section
+from patchcleanser.paper.plans import usual
+from patchcleanser.paper.running import Archive
+from patchcleanser.paper.tabling import why
 from patchcleanser.records.derive import verdicts
 from patchcleanser.records.metrics import Share
 from patchcleanser.records.run import Run

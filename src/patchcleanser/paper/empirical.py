@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from patchcleanser.experiments.base import Claim, Experiment, Line, Series, percent
-from patchcleanser.experiments.plans import usual
-from patchcleanser.experiments.reading import attacked
+from patchcleanser.paper.base import Claim, Experiment, Line, Series, percent
+from patchcleanser.paper.plans import usual
+from patchcleanser.paper.reading import attacked
 from patchcleanser.reports.tables import Column
 
 BUDGETS = ((100, 1), (200, 10))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from patchcleanser.experiments.base import Axis, Claim, Finding, Line, Series, percent
+from patchcleanser.paper.base import Axis, Claim, Finding, Line, Series, percent
 from patchcleanser.records.metrics import Share
 
 NOISE = 1.0

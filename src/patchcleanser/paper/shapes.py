@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from patchcleanser.experiments.base import Experiment, Line, Plan
-from patchcleanser.experiments.models import MODELS
-from patchcleanser.experiments.plans import enlarges
-from patchcleanser.experiments.reading import accuracies
+from patchcleanser.paper.base import Experiment, Line, Plan
+from patchcleanser.paper.models import MODELS
+from patchcleanser.paper.plans import enlarges
+from patchcleanser.paper.reading import accuracies
 from patchcleanser.reports.results import CERTIFIED, CLEAN, ROW_CERTIFIED
 from patchcleanser.reports.tables import Column
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from patchcleanser.experiments.base import Axis, Claim, Experiment, Finding, Line, Series, percent
-from patchcleanser.experiments.plans import usual
-from patchcleanser.experiments.reading import RECOVERY, promises
+from patchcleanser.paper.base import Axis, Claim, Experiment, Finding, Line, Series, percent
+from patchcleanser.paper.plans import usual
+from patchcleanser.paper.reading import RECOVERY, promises
 from patchcleanser.reports.results import ALERTS, CERTIFIED, CLEAN, DETECTION
 
 THRESHOLDS = tuple(f"{step / 20:.2f}" for step in range(21))

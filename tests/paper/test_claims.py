@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from patchcleanser.experiments import EXPERIMENTS, Finding, Line
-from patchcleanser.experiments.tabling import claim_lines
+from patchcleanser.paper import EXPERIMENTS, Finding, Line
+from patchcleanser.paper.tabling import claim_lines
 from patchcleanser.records.metrics import Share
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from patchcleanser.experiments.base import Axis, Experiment, Line, Plan, Values
-from patchcleanser.experiments.claims import larger_beyond
-from patchcleanser.experiments.pictures import small_objects
-from patchcleanser.experiments.plans import usual
-from patchcleanser.experiments.reading import PARTS, accuracies, by_class, sized
+from patchcleanser.paper.base import Axis, Experiment, Line, Plan, Values
+from patchcleanser.paper.claims import larger_beyond
+from patchcleanser.paper.pictures import small_objects
+from patchcleanser.paper.plans import usual
+from patchcleanser.paper.reading import PARTS, accuracies, by_class, sized
 from patchcleanser.records.run import Run
 from patchcleanser.reports.results import CERTIFIED, CLEAN
 from patchcleanser.reports.tables import Column

@@ -20,9 +20,9 @@ from patchcleanser.evaluation.attacked import AttackJob
 from patchcleanser.evaluation.matching import match_labels
 from patchcleanser.evaluation.timing import FILE as TIMES
 from patchcleanser.evaluation.timing import Times, read_times, time_images
-from patchcleanser.experiments.base import MASKING, Plan
-from patchcleanser.experiments.images import DATA
-from patchcleanser.experiments.models import Model, model_of
+from patchcleanser.paper.base import MASKING, Plan
+from patchcleanser.paper.images import DATA
+from patchcleanser.paper.models import Model, model_of
 from patchcleanser.records.run import Run
 
 TIMED = 20

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from patchcleanser.experiments.base import Axis, Experiment, Line
-from patchcleanser.experiments.claims import rises_and_saturates
-from patchcleanser.experiments.plans import timed, usual
-from patchcleanser.experiments.reading import accuracies
+from patchcleanser.paper.base import Axis, Experiment, Line
+from patchcleanser.paper.claims import rises_and_saturates
+from patchcleanser.paper.plans import timed, usual
+from patchcleanser.paper.reading import accuracies
 from patchcleanser.reports.results import CERTIFIED, CLEAN
 from patchcleanser.reports.tables import Column
 

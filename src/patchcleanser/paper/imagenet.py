@@ -18,8 +18,8 @@ from patchcleanser.classifiers.trained import CIFAR_MEAN, CIFAR_STD
 from patchcleanser.classifiers.weights import load_weights
 from patchcleanser.data.imagenet import imagenet_classes
 from patchcleanser.errors import ClassifierError
-from patchcleanser.experiments.models import models_folder
 from patchcleanser.networks.base import Around
+from patchcleanser.paper.models import models_folder
 
 
 def resnet50(classes: int = 1000, size: int = 224) -> TorchClassifier:

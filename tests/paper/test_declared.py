@@ -8,10 +8,10 @@ import pytest
 import typer
 
 from patchcleanser.cli.app import app
-from patchcleanser.experiments import EXPERIMENTS
-from patchcleanser.experiments.images import DATA
-from patchcleanser.experiments.models import MODELS, training_commands
-from patchcleanser.experiments.plans import plan_of, usual
+from patchcleanser.paper import EXPERIMENTS
+from patchcleanser.paper.images import DATA
+from patchcleanser.paper.models import MODELS, training_commands
+from patchcleanser.paper.plans import plan_of, usual
 from patchcleanser.reports.published import published
 from patchcleanser.training.recipes import RECIPES
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from matplotlib.ticker import MaxNLocator
 
-from patchcleanser.experiments.base import MASKING, Axis, Experiment, Finding, Line, percent
-from patchcleanser.experiments.claims import told
-from patchcleanser.experiments.images import DATA
-from patchcleanser.experiments.models import LOW, model_of
+from patchcleanser.paper.base import MASKING, Axis, Experiment, Finding, Line, percent
+from patchcleanser.paper.claims import told
+from patchcleanser.paper.images import DATA
+from patchcleanser.paper.models import LOW, model_of
 from patchcleanser.reports import wording
 from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, settled, style
 from patchcleanser.reports.tables import Cell, Column, Table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from patchcleanser.core.threats import Grid
-from patchcleanser.experiments.base import Plan
-from patchcleanser.experiments.models import LOW, MODELS
+from patchcleanser.paper.base import Plan
+from patchcleanser.paper.models import LOW, MODELS
 
 SIDE = 32
 """Of small images, which the paper enlarges to 224×224 to certify a patch seven times as long there."""

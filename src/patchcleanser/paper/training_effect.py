@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from patchcleanser.experiments.base import Claim, Experiment, Line, Series, percent
-from patchcleanser.experiments.models import FAMILIES
-from patchcleanser.experiments.plans import usual
-from patchcleanser.experiments.reading import accuracies
+from patchcleanser.paper.base import Claim, Experiment, Line, Series, percent
+from patchcleanser.paper.models import FAMILIES
+from patchcleanser.paper.plans import usual
+from patchcleanser.paper.reading import accuracies
 from patchcleanser.reports.results import CERTIFIED, CLEAN, UNDEFENDED
 
 Pairs = dict[str, dict[str, tuple[float, float]]]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from patchcleanser.data.named import NAMED
 from patchcleanser.errors import InputError
-from patchcleanser.experiments.baselines import BASELINES, PATCHES, Baseline
+from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline
 
 FOLDER = "PATCHCLEANSER_MODELS"
 """Environment variable: the folder with the authors' checkpoints and what the commands below make."""

@@ -12,9 +12,9 @@ import pytest
 
 from patchcleanser.cli.app import main
 from patchcleanser.errors import RecordError
-from patchcleanser.experiments import EXPERIMENTS
-from patchcleanser.experiments.baselines import BASELINES, PATCHES, RECOVERING, Baseline, measured
-from patchcleanser.experiments.collecting import read_found
+from patchcleanser.paper import EXPERIMENTS
+from patchcleanser.paper.baselines import BASELINES, PATCHES, RECOVERING, Baseline, measured
+from patchcleanser.paper.collecting import read_found
 from patchcleanser.records.metrics import Share
 from patchcleanser.reports.published import published
 

@@ -8,8 +8,8 @@ import torch
 
 from patchcleanser import CallableClassifier, Job, MinorityReports, Run, Threat, evaluate
 from patchcleanser.data import ArrayDataset
-from patchcleanser.experiments import reading
-from patchcleanser.experiments.objects import BUCKETS, in_bucket
+from patchcleanser.paper import reading
+from patchcleanser.paper.objects import BUCKETS, in_bucket
 from patchcleanser.records.metrics import Share
 
 CLASSES = ("a", "b", "c")

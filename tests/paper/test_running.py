@@ -14,10 +14,10 @@ from patchcleanser.errors import InputError
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.evaluation.attacked import AttackJob, attack_all
 from patchcleanser.evaluation.timing import Times
-from patchcleanser.experiments import EXPERIMENTS, Plan
-from patchcleanser.experiments.collecting import collect, read_found
-from patchcleanser.experiments.plans import timed, usual
-from patchcleanser.experiments.running import Archive, Hands, Laboratory, Missing
+from patchcleanser.paper import EXPERIMENTS, Plan
+from patchcleanser.paper.collecting import collect, read_found
+from patchcleanser.paper.plans import timed, usual
+from patchcleanser.paper.running import Archive, Hands, Laboratory, Missing
 from patchcleanser.records.run import Run
 
 

@@ -13,7 +13,7 @@ from patchcleanser.data import Dataset
 from patchcleanser.data.boxes import Boxed, boxed_images
 from patchcleanser.data.pictures import as_bytes
 from patchcleanser.errors import DataError
-from patchcleanser.experiments.images import DATA
+from patchcleanser.paper.images import DATA
 from patchcleanser.reports.drawing import Drawing, settled, style
 
 SHOWN = 6

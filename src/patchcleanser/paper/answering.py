@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from patchcleanser.experiments.base import Experiment, Line
-from patchcleanser.experiments.claims import compares
-from patchcleanser.experiments.models import FAMILIES
-from patchcleanser.experiments.plans import timed, usual
-from patchcleanser.experiments.reading import answers
-from patchcleanser.experiments.reading import timed as times
+from patchcleanser.paper.base import Experiment, Line
+from patchcleanser.paper.claims import compares
+from patchcleanser.paper.models import FAMILIES
+from patchcleanser.paper.plans import timed, usual
+from patchcleanser.paper.reading import answers
+from patchcleanser.paper.reading import timed as times
 from patchcleanser.reports.results import CERTIFIED, CLEAN
 from patchcleanser.reports.tables import Column
 

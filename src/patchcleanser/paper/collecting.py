@@ -11,10 +11,10 @@ from typing import Any
 from patchcleanser.data.boxes import object_shares
 from patchcleanser.errors import DataError, RecordError
 from patchcleanser.evaluation.timing import Times
-from patchcleanser.experiments.base import Experiment, Finding, Line, Plan, Values
-from patchcleanser.experiments.images import DATA
-from patchcleanser.experiments.reading import timed
-from patchcleanser.experiments.running import Missing
+from patchcleanser.paper.base import Experiment, Finding, Line, Plan, Values
+from patchcleanser.paper.images import DATA
+from patchcleanser.paper.reading import timed
+from patchcleanser.paper.running import Missing
 from patchcleanser.records.atomic import whole_file
 from patchcleanser.records.metrics import Share
 from patchcleanser.records.run import Run

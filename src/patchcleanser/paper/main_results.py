@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from patchcleanser.experiments import baselines
-from patchcleanser.experiments.base import Experiment, Line
-from patchcleanser.experiments.models import FAMILIES
-from patchcleanser.experiments.plans import plan_of, usual
-from patchcleanser.experiments.reading import accuracies
+from patchcleanser.paper import baselines
+from patchcleanser.paper.base import Experiment, Line
+from patchcleanser.paper.models import FAMILIES
+from patchcleanser.paper.plans import plan_of, usual
+from patchcleanser.paper.reading import accuracies
 from patchcleanser.reports.results import CERTIFIED, CLEAN, ROW_CERTIFIED, UNDEFENDED
 
 SIDES = {"1%": 23, "2%": 32, "3%": 39, "0.4%": 2, "2.4%": 5}

@@ -7,7 +7,7 @@ from pyarrow import compute
 
 from patchcleanser.evaluation.attacked import attack_shares
 from patchcleanser.evaluation.timing import Times
-from patchcleanser.experiments.base import Values
+from patchcleanser.paper.base import Values
 from patchcleanser.records.derive import detection, verdicts
 from patchcleanser.records.metrics import COLUMNS, Share, per_class, summary
 from patchcleanser.records.run import Run

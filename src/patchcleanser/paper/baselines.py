@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from patchcleanser.errors import RecordError
-from patchcleanser.experiments.base import Finding, Line, Plan, Values
+from patchcleanser.paper.base import Finding, Line, Plan, Values
 from patchcleanser.records.metrics import Share
 
 PATCHES = {"2": "2x2", "5": "5x5"}
