@@ -24,7 +24,7 @@ from patchcleanser.classifiers.trained import read_card
 from patchcleanser.cli.certify import about_run, run_job
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
-from patchcleanser.experiments.baselines import BASELINES, PATCHES, Baseline, measured_by
+from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline, measured_by
 from patchcleanser.records.metrics import COLUMNS, summary
 from patchcleanser.records.provenance import versions
 

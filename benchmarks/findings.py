@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from patchcleanser.classifiers.trained import read_card, zoo_folder
-from patchcleanser.experiments import EXPERIMENTS, Finding
-from patchcleanser.experiments.collecting import keep
-from patchcleanser.experiments.models import MODELS
-from patchcleanser.experiments.pages import section, write_section
-from patchcleanser.experiments.plans import plan_of
+from patchcleanser.paper import EXPERIMENTS, Finding
+from patchcleanser.paper.collecting import keep
+from patchcleanser.paper.models import MODELS
+from patchcleanser.paper.pages import section, write_section
+from patchcleanser.paper.plans import plan_of
 from patchcleanser.records.metrics import Share
 from patchcleanser.training.settings import HardenSettings
 

@@ -43,7 +43,7 @@ from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.evaluation.attacked import AttackJob, attack_all
 from patchcleanser.evaluation.audit import audit
 from patchcleanser.evaluation.work import Batch, Certification, Progress
-from patchcleanser.experiments.collecting import read_found
+from patchcleanser.paper.collecting import read_found
 from patchcleanser.records.run import Run
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import CallableClassifier, Threat, TorchClassifier
-from patchcleanser.classifiers.interval import IntervalNet
 from patchcleanser.defenses import (
     BagCert,
     ClippedBagNet,
@@ -25,6 +24,7 @@ from patchcleanser.defenses import (
 from patchcleanser.defenses.evidence import LocalLogits
 from patchcleanser.defenses.local import LocalDefense, summed_ahead
 from patchcleanser.errors import ImageError, InputError, LabelError
+from patchcleanser.networks.interval import IntervalNet
 
 DOT = Threat.square(1)
 

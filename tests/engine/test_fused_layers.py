@@ -9,9 +9,9 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.networks import resmlp, vit
 from patchcleanser.engine.fast import fused_layers as rewrites
 from patchcleanser.engine.fast.fused_layers import rewritten
+from patchcleanser.networks.cifar import resmlp, vit
 
 
 def varied(module: nn.Module) -> nn.Module:

@@ -11,9 +11,6 @@ import torch
 
 from gpu.always_float8 import AlwaysFloat8
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
-from patchcleanser.classifiers.inpaint import Inpainting
-from patchcleanser.classifiers.mirror import Mirrored
-from patchcleanser.classifiers.networks import build_network
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.data import in_memory
 from patchcleanser.engine.fast.backends import UnusableError
@@ -22,6 +19,9 @@ from patchcleanser.engine.fast.float8.layers import EightBlock, EightResBlock, S
 from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, halved
 from patchcleanser.engine.fast.split import TripleTf32Backend
 from patchcleanser.engine.float32 import in_tf32, plain_float32, plain_float32_alone
+from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.flip_ensemble import Mirrored
+from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.training import RECIPES, fit
 from patchcleanser.training.speed import WORTH
 

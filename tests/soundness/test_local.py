@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser import CallableClassifier, Preprocessing, Threat, TorchClassifier, Window
-from patchcleanser.classifiers.interval import IntervalNet
-from patchcleanser.classifiers.networks import build_network
 from patchcleanser.core.sight import Reach, Sight
 from patchcleanser.core.windows import Size
 from patchcleanser.defenses import (
@@ -32,6 +30,8 @@ from patchcleanser.defenses import (
 )
 from patchcleanser.defenses.local import Scores, summed_ahead
 from patchcleanser.errors import InputError
+from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.interval import IntervalNet
 
 from .test_exhaustive import attacked
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import CallableClassifier, Threat, TorchClassifier
-from patchcleanser.classifiers.bagnet import BagNet, bagnet
-from patchcleanser.classifiers.interval import IntervalNet
 from patchcleanser.core.sight import Reach
 from patchcleanser.defenses import (
     BagCert,
@@ -23,6 +21,8 @@ from patchcleanser.defenses import (
 )
 from patchcleanser.defenses.local import Scores
 from patchcleanser.errors import ClassifierError, InputError
+from patchcleanser.networks.bagnet import BagNet, bagnet
+from patchcleanser.networks.interval import IntervalNet
 
 DOT = Threat.square(1)
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from patchcleanser.classifiers.networks import build_network
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import InputError, TrainingError
+from patchcleanser.networks.cifar import build_network
 from patchcleanser.training import RECIPES, Ablation, fit
 from patchcleanser.training.losses import window_loss
 

@@ -10,11 +10,11 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.errors import InputError, TrainingError
+from patchcleanser.networks.cifar import resnet
 from patchcleanser.training import Cutout, Recipe, fit
 from patchcleanser.training.journal import Epoch
 

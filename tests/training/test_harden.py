@@ -14,16 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import Threat, TorchClassifier
-from patchcleanser.classifiers.inpaint import Inpainting, inpainting
 from patchcleanser.classifiers.load import load_classifier
-from patchcleanser.classifiers.networks import resnet
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.wrappers import inpainting
 from patchcleanser.cli.harden import harden as command
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Grid
 from patchcleanser.data import in_memory, load_dataset, together
 from patchcleanser.data.base import Subset
 from patchcleanser.errors import InputError, TrainingError
+from patchcleanser.networks.cifar import resnet
+from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.training import Recipe, checkpoints, fit
 from patchcleanser.training.choice import Check, chosen, eligible
 from patchcleanser.training.cutout import shown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,12 +99,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         or "can't allocate memory" in text
         or "alloc_cpu" in text
     )
-
-
-def logits_in(output: Any) -> Tensor:
-    """The logits of what a network returned; transformers wrap them."""
-    logits: Tensor = getattr(output, "logits", output)
-    return logits
 
 
 def rounded(number: int) -> int:

@@ -16,6 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from patchcleanser.classifiers.specs import MOVED
+
+_FIRST_NAMES = {today: first for first, today in MOVED.items()}
+"""A module that moves keeps its first name here, or every stored run would be another model's."""
+
 _PLAIN = (type(None), int, float, complex, str, bytes, range, slice, torch.dtype, torch.layout, torch.memory_format)
 
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -119,8 +124,14 @@ def _described(value: Any, walk: Walk) -> str:
     if hasattr(value, "__qualname__"):  # functions, methods and classes
         if walk.packages and isinstance(value, (FunctionType, MethodType, type)):
             return _code(value, walk)
-        return f"{getattr(value, '__module__', None)}.{value.__qualname__}"
+        return _name(value)
     return _object(value, walk)
+
+
+def _name(value: Any) -> str:
+    """The module and name of a function, method or class."""
+    module = str(getattr(value, "__module__", None))
+    return f"{_FIRST_NAMES.get(module, module)}.{value.__qualname__}"
 
 
 def _object(value: Any, walk: Walk) -> str:
@@ -237,7 +248,7 @@ def _code(value: Any, walk: Walk) -> str:
             parts = _methods(value)
         else:
             parts = _function(value, walk)
-        text = f"{value.__module__}.{value.__qualname__} {_described(parts, walk)}"
+        text = f"{_name(value)} {_described(parts, walk)}"
         walk.seen[id(value)] = value, hashlib.sha256(text.encode()).hexdigest()
     return walk.seen[id(value)][1]
 

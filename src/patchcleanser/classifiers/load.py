@@ -16,7 +16,7 @@ from torch import nn
 
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.callable import CallableClassifier
-from patchcleanser.classifiers.specs import ASKING, OWN_BUILDERS, members, settings_in
+from patchcleanser.classifiers.specs import ASKING, MOVED, OWN_BUILDERS, members, settings_in
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError
 
@@ -145,7 +145,7 @@ def _python(name: str, device: torch.device, options: dict[str, Any], origin: Or
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a user's own file is found
     try:
-        make = getattr(importlib.import_module(module), function)
+        make = getattr(importlib.import_module(MOVED.get(module, module)), function)
     except (ImportError, AttributeError) as error:
         raise ClassifierError(f"cannot import python:{name}: {error}") from error
     try:
@@ -158,7 +158,9 @@ def _python(name: str, device: torch.device, options: dict[str, Any], origin: Or
         raise ClassifierError(f"python:{name} failed: {type(error).__name__}: {error}") from error
     classifier = as_classifier(model.to(device) if isinstance(model, nn.Module) else model)
     source = inspect.getsourcefile(make)
-    if source is not None:
+    if name in OWN_BUILDERS:
+        classifier.code = OWN_BUILDERS[name]
+    elif source is not None:
         classifier.code = hashlib.sha256(Path(source).read_bytes()).hexdigest()
     return classifier
 
@@ -188,25 +190,25 @@ def _zoo(name: str, device: torch.device, options: dict[str, Any], origin: Origi
 
 
 def _tokens(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
-    from patchcleanser.classifiers.tokens import TokenDroppingClassifier
+    from patchcleanser.classifiers.wrappers import TokenDroppingClassifier
 
     return TokenDroppingClassifier(_load(name, str(device), options, origin))  # type: ignore[arg-type]
 
 
 def _inpaint(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
-    from patchcleanser.classifiers.inpaint import inpainting
+    from patchcleanser.classifiers.wrappers import inpainting
 
     return inpainting(_load(name, str(device), options, origin))  # type: ignore[arg-type]
 
 
 def _mirror(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
-    from patchcleanser.classifiers.mirror import mirrored
+    from patchcleanser.classifiers.wrappers import mirrored
 
     return mirrored(_load(name, str(device), options, origin))  # type: ignore[arg-type]
 
 
 def _mean(name: str, device: torch.device, options: dict[str, Any], origin: Origin) -> Classifier:
-    from patchcleanser.classifiers.mean import mean_of
+    from patchcleanser.classifiers.wrappers import mean_of
 
     return mean_of([_load(member, str(device), options, origin) for member in members(f"mean:{name}")])
 

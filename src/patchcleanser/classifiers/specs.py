@@ -10,10 +10,26 @@ ASKING = ("tokens", "inpaint", "mirror", "mean")
 AROUND = ("inpaint:", "mirror:")
 """These begin specs that go around another one and have no weights of their own."""
 
-OWN_BUILDERS = frozenset(
-    f"patchcleanser.experiments.imagenet:{function}" for function in ("resnet50", "resnet50_at_32")
-)
-"""Functions of ours that a file may name: they take numbers only, and read nothing but a safetensors file."""
+OWN_BUILDERS = {
+    f"patchcleanser.experiments.imagenet:{function}": "1065a373f8434879c1bee5ac54bc3f6a3b305f3de323bb94c2c9897b47b9afed"
+    for function in ("resnet50", "resnet50_at_32")
+}
+"""Functions of ours that a file may name: they take numbers only, and read nothing but a safetensors file.
+
+Each with the hash of its code that its fingerprints have, which an import that moves must not change.
+"""
+
+MOVED = {
+    "patchcleanser.classifiers.bagnet": "patchcleanser.networks.bagnet",
+    "patchcleanser.classifiers.inpaint": "patchcleanser.networks.inpainting",
+    "patchcleanser.classifiers.interval": "patchcleanser.networks.interval",
+    "patchcleanser.classifiers.mean": "patchcleanser.networks.ensemble",
+    "patchcleanser.classifiers.mirror": "patchcleanser.networks.flip_ensemble",
+    "patchcleanser.classifiers.networks": "patchcleanser.networks.cifar",
+    "patchcleanser.classifiers.tokens": "patchcleanser.networks.token_dropping",
+    "patchcleanser.experiments.imagenet": "patchcleanser.paper.imagenet",
+}
+"""Where modules are whose first names stay in fingerprints and in `python:` specs: stored runs and cards name them."""
 
 NUMBER = {"net": "classes", "python": "classes", "timm": "num_classes", "torchvision": "num_classes"}
 """How specs of networks say the number of classes."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.base import Classifier, is_out_of_memory, logits_in, rounded
+from patchcleanser.classifiers.base import Classifier, is_out_of_memory, rounded
 from patchcleanser.classifiers.fingerprints import layers, module_digest, note_caches
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import InputError, OutputError, TrainModeError
+from patchcleanser.networks.base import logits_in
 
 
 class TorchClassifier(Classifier):
@@ -107,31 +107,6 @@ def refuse_train_mode(module: nn.Module) -> None:
             raise TrainModeError(
                 f"{where} normalises with batch statistics even in eval mode; use track_running_stats=True"
             )
-
-
-class Around(nn.Module):
-    """A network that asks another one."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-
-def around(plain: Classifier, wrapper: Callable[[nn.Module], Around], what: str) -> TorchClassifier:
-    """A classifier whose network goes around another's; one that adds anything to its network's answers is refused."""
-    found = require_plain(plain, what)
-    classifier = TorchClassifier(wrapper(found.ready_module).eval(), found.preprocessing, classes=found.classes)
-    classifier.names, classifier.code = found.names, found.code
-    return classifier
-
-
-def require_plain(classifier: Classifier, what: str) -> TorchClassifier:
-    """The classifier, if its answers are its network's and nothing is added to them."""
-    if not isinstance(classifier, TorchClassifier) or not classifier.plain:
-        raise InputError(f"{what} plain torch networks only, got {classifier}")
-    if classifier.mask_aware != bool(getattr(classifier.module, "mask_aware", False)):
-        raise InputError(f"{what} networks that say themselves whether they are told what is hidden, got {classifier}")
-    return classifier
 
 
 def input_size(classifier: Classifier) -> tuple[int, int]:

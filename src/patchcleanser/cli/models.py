@@ -50,8 +50,8 @@ def models(
 
 
 def _listed() -> dict[str, Any]:
-    from patchcleanser.classifiers.networks import NETWORKS
     from patchcleanser.classifiers.trained import read_card, zoo_folders
+    from patchcleanser.networks.cifar import NETWORKS
 
     zoo = []
     for name, folder in sorted(zoo_folders().items()):

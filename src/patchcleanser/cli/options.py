@@ -285,8 +285,8 @@ def trainable(model: str, device: str, out: Path, *, trust_code: bool = False) -
     """The torch classifier to train or harden into `out`, which must not hold a finished run."""
     # Here and in the commands torch is imported late, so that --help answers at once.
     from patchcleanser.classifiers import load_classifier
-    from patchcleanser.classifiers.mean import Mean
     from patchcleanser.classifiers.torch import TorchClassifier
+    from patchcleanser.networks.ensemble import Mean
     from patchcleanser.training import checkpoints
 
     if (out / "card.json").is_file():

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from patchcleanser.evaluation.timing import Times
     from patchcleanser.evaluation.work import Runner
-    from patchcleanser.experiments import Experiment, Finding, Plan
-    from patchcleanser.experiments.running import Archive, Hands, Laboratory, Missing
+    from patchcleanser.paper import Experiment, Finding, Plan
+    from patchcleanser.paper.running import Archive, Hands, Laboratory, Missing
     from patchcleanser.records.run import Run
 
     Told = tuple[Experiment, dict[str, Finding], dict[str, str]]
@@ -79,9 +79,9 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Run what a table or figure of the paper needs, go on where it stopped, and lay ours beside the paper's."""
-    from patchcleanser.experiments import EXPERIMENTS
-    from patchcleanser.experiments.models import training_commands
-    from patchcleanser.experiments.running import Archive, Laboratory
+    from patchcleanser.paper import EXPERIMENTS
+    from patchcleanser.paper.models import training_commands
+    from patchcleanser.paper.running import Archive, Laboratory
 
     place = Place(on, address, workers, gpus, cpus)
     if limit is not None and limit < 1:
@@ -116,7 +116,7 @@ def reproduce(
 
 
 def _named(names: list[str]) -> list[str]:
-    from patchcleanser.experiments import EXPERIMENTS
+    from patchcleanser.paper import EXPERIMENTS
 
     if not names:
         raise InputError(f"say which: {', '.join(EXPERIMENTS)}, or all; --list says what they are")
@@ -128,8 +128,8 @@ def _named(names: list[str]) -> list[str]:
 
 def _narrowed(experiment: Experiment, models: str | None, data: str | None) -> Experiment:
     """Only the lines of these models and datasets; a classifier of one's own takes the place of every model."""
-    from patchcleanser.experiments.images import DATA
-    from patchcleanser.experiments.models import model_of
+    from patchcleanser.paper.images import DATA
+    from patchcleanser.paper.models import model_of
 
     lines = experiment.lines
     if data is not None:
@@ -151,7 +151,7 @@ def _hands(runner: Runner, *, quiet: bool) -> Hands:
     """The same as certify and attack do, with the same progress."""
     from patchcleanser.cli.attack import run_attack
     from patchcleanser.cli.certify import about_run, run_job
-    from patchcleanser.experiments.running import Hands
+    from patchcleanser.paper.running import Hands
 
     def announced(run: Callable[..., Run]) -> Callable[..., Run]:
         def go(job: Any, folder: Path, about: dict[str, Any]) -> Run:
@@ -166,10 +166,10 @@ def _hands(runner: Runner, *, quiet: bool) -> Hands:
 
 def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path, rows: Path) -> list[Told]:
     """One experiment after the other, each plan once; findings are kept as soon as an experiment is through."""
-    from patchcleanser.experiments import EXPERIMENTS
-    from patchcleanser.experiments.baselines import measured
-    from patchcleanser.experiments.collecting import collect, keep
-    from patchcleanser.experiments.pages import section, write_section
+    from patchcleanser.paper import EXPERIMENTS
+    from patchcleanser.paper.baselines import measured
+    from patchcleanser.paper.collecting import collect, keep
+    from patchcleanser.paper.pages import section, write_section
 
     outcomes: dict[Plan, Run | Times | Missing] = {}
     told: list[Told] = []
@@ -193,9 +193,9 @@ def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Pa
 
 def _write_page(told: list[Told], out: Path) -> None:
     """A page with all that the folder holds: of these experiments, and of those run before."""
-    from patchcleanser.experiments import EXPERIMENTS
-    from patchcleanser.experiments.collecting import read_found
-    from patchcleanser.experiments.pages import section, write_page
+    from patchcleanser.paper import EXPERIMENTS
+    from patchcleanser.paper.collecting import read_found
+    from patchcleanser.paper.pages import section, write_page
 
     known = {name: (experiment, read_found(out, name)) for name, experiment in EXPERIMENTS.items()}
     known |= {experiment.name: (experiment, found) for experiment, found, _ in told}
@@ -219,9 +219,9 @@ def _draw_pictures(experiment: Experiment, laboratory: Laboratory | Archive) -> 
 
 
 def _write_markdown(out: Path, page: Path) -> None:
-    from patchcleanser.experiments import EXPERIMENTS
-    from patchcleanser.experiments.collecting import read_found
-    from patchcleanser.experiments.pages import results_page
+    from patchcleanser.paper import EXPERIMENTS
+    from patchcleanser.paper.collecting import read_found
+    from patchcleanser.paper.pages import results_page
     from patchcleanser.records.atomic import whole_file
 
     if not any(read_found(out, name) for name in EXPERIMENTS):
@@ -232,7 +232,7 @@ def _write_markdown(out: Path, page: Path) -> None:
 
 
 def _tell_list(as_json: bool) -> None:
-    from patchcleanser.experiments import EXPERIMENTS
+    from patchcleanser.paper import EXPERIMENTS
 
     rows: list[dict[str, Any]] = [
         {
@@ -257,7 +257,7 @@ def _tell_list(as_json: bool) -> None:
 
 def _tell(told: list[Told], out: Path, *, as_json: bool) -> None:
     """What was found, and what is not here, each reason once."""
-    from patchcleanser.experiments.tabling import claim_lines, experiment_table
+    from patchcleanser.paper.tabling import claim_lines, experiment_table
     from patchcleanser.reports.tables import to_markdown
 
     if as_json:

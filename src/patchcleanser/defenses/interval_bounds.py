@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from patchcleanser.classifiers.images import checked_images
-from patchcleanser.classifiers.interval import IntervalNet, boxes
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.verdicts import LocalCertificate, LocalVerdict
@@ -19,6 +18,7 @@ from patchcleanser.defenses.local import others
 from patchcleanser.engine.exact import default_chunk
 from patchcleanser.engine.float32 import plain_float32
 from patchcleanser.errors import InputError, OutputError, ThreatError
+from patchcleanser.networks.interval import IntervalNet, boxes
 
 
 class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.base import logits_in
 from patchcleanser.errors import InputError
+from patchcleanser.networks.base import logits_in
 
 
 def tell_features(module: nn.Module, inputs: Tensor) -> nn.Linear:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.classifiers.interval import boxes
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.networks.interval import boxes
 from patchcleanser.training.cutout import Cutout
 
 

@@ -15,15 +15,15 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser.classifiers.base import logits_in
-from patchcleanser.classifiers.mirror import Mirrored
-from patchcleanser.classifiers.torch import Around, TorchClassifier, input_size
+from patchcleanser.classifiers.torch import TorchClassifier, input_size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset
 from patchcleanser.engine.float32 import tuned
 from patchcleanser.errors import InputError, TrainingError
+from patchcleanser.networks.base import Around, logits_in
+from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.training.augment import coloured
 from patchcleanser.training.choice import Check, chosen, eligible
 from patchcleanser.training.cutout import Cutout, GreedyCutout, OwnMasks, shown

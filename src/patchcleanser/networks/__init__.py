@@ -1,0 +1,1 @@
+"""Networks of ours, and networks that ask other networks."""

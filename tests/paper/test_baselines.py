@@ -1,0 +1,126 @@
+"""The defenses that ours is compared with, in Table 2: rows measured elsewhere, laid beside the paper's."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchcleanser.cli.app import main
+from patchcleanser.errors import RecordError
+from patchcleanser.paper import EXPERIMENTS
+from patchcleanser.paper.baselines import BASELINES, PATCHES, RECOVERING, Baseline, measured
+from patchcleanser.paper.collecting import read_found
+from patchcleanser.records.metrics import Share
+from patchcleanser.reports.published import published
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "baselines.py"
+METHODS = {
+    "ds": "De-randomized smoothing",
+    "pg-ds": "PatchGuard, DS-ResNet",
+    "cbn": "Clipped BagNet",
+    "pg-bn": "PatchGuard, BagNet",
+    "bagcert": "BagCert",
+    "ibp": "IBP",
+}
+
+
+def row(baseline: Baseline, patch: str, certified: float) -> dict[str, Any]:
+    """As benchmarks/baselines.py writes it."""
+    return {
+        "defense": baseline.defense,
+        "network": baseline.network,
+        "recipe": {"name": baseline.recipe},
+        "patch": patch,
+        "options": dict(baseline.options),
+        "images": 10000,
+        "undefended": 86.01,
+        "clean": 84.5,
+        "certified": certified,
+        "ms": 2.5,
+        "classifications": 33.0,
+        "seed": 0,
+        "command": "python benchmarks/baselines.py ds",
+        "versions": {"hardware": "NVIDIA H200"},
+    }
+
+
+def every_row() -> list[dict[str, Any]]:
+    pairs = [(b, PATCHES[p]) for b in BASELINES for p in PATCHES]
+    return [row(b, patch, 50 + n) for n, (b, patch) in enumerate(pairs)]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["patchcleanser", *words])
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code  # noqa: PT017  # it may end either way
+
+
+def test_table_2_shows_every_measured_row_beside_what_the_paper_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(every_row()))
+    words = ["--stored", "--baselines", str(tmp_path / "rows.json"), "--out", str(tmp_path / "out")]
+    run(monkeypatch, "reproduce", "table2", *words)
+    text = capsys.readouterr().out
+    found = read_found(tmp_path / "out", "table2")
+    assert len(found) == len(RECOVERING) * len(PATCHES)
+    first = found[RECOVERING[0].line("2").key]
+    assert first.values["certified"] == Share(5000, 10000)
+    assert "de-randomized smoothing" in text
+    assert "| 68.9 | 50.0 (49.0–51.0) |" in text  # printed, and ours with its interval
+    assert "The paper does not compare it" in text  # Smoothed ViT
+    assert "in 60 epochs" in text
+
+
+def test_rows_with_other_options_are_other_rows(tmp_path: Path) -> None:
+    chosen = next(b for b in BASELINES if b.options)
+    with_them, without = (row(chosen, "5x5", 9.9), {**row(chosen, "5x5", 5.7), "options": {}})
+    (tmp_path / "rows.json").write_text(json.dumps([with_them, without]))
+    (found,) = measured(tmp_path / "rows.json").values()
+    assert found.values["certified"] == Share(990, 10000)
+
+
+def test_rows_that_are_none_are_refused_and_no_file_is_no_row(tmp_path: Path) -> None:
+    assert measured(tmp_path / "none.json") == {}
+    (tmp_path / "rows.json").write_text('[{"defense": "ds"}]')
+    with pytest.raises(RecordError, match=r"rows\.json is no file of rows from benchmarks/baselines\.py"):
+        measured(tmp_path / "rows.json")
+
+
+def test_the_printed_numbers_are_those_that_the_reports_print() -> None:
+    """Both were copied from the paper by hand, by different people."""
+    theirs = {(r.method, r.side): (r.clean, r.certified) for r in published() if r.dataset == "cifar10"}
+    compared = 0
+    for baseline in RECOVERING:
+        for patch in PATCHES:
+            if baseline.printed is not None:
+                assert baseline.said(patch) == theirs[METHODS[baseline.defense], int(patch)]
+                compared += 1
+    assert compared == 14
+
+
+def test_rows_of_many_jobs_are_merged_and_a_newer_one_takes_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(every_row()[:2]))
+    (tmp_path / "b.json").write_text(json.dumps([row(BASELINES[0], "5x5", 12.0)]))
+    words = ["--merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(tmp_path / "all.json")]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    merged = json.loads((tmp_path / "all.json").read_text())
+    assert [(r["patch"], r["certified"]) for r in merged] == [("2x2", 50), ("5x5", 12.0)]
+
+
+def test_every_baseline_stands_in_table_2_with_a_command_that_makes_its_network() -> None:
+    keys = {line.key for line in EXPERIMENTS["table2"].lines}
+    for baseline in RECOVERING:
+        for patch in PATCHES:
+            assert baseline.line(patch).key in keys
+            assert baseline.training("runs", patch).endswith(f"--out runs/{baseline.name(patch)}")

@@ -1,0 +1,101 @@
+"""What the experiments declare: known models and images, the paper's own numbers, commands that exist."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+import typer
+
+from patchcleanser.cli.app import app
+from patchcleanser.paper import EXPERIMENTS
+from patchcleanser.paper.images import DATA
+from patchcleanser.paper.models import MODELS, training_commands
+from patchcleanser.paper.plans import plan_of, usual
+from patchcleanser.reports.published import published
+from patchcleanser.training.recipes import RECIPES
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_lines_name_known_models_and_images_and_no_line_stands_twice(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    assert experiment.name == name
+    assert experiment.lines or experiment.pictures
+    assert len({line.key for line in experiment.lines}) == len(experiment.lines)
+    measures = {measure.key for measure in experiment.measures}
+    for line in experiment.lines:
+        assert line.plan.model in MODELS
+        assert line.plan.data in DATA
+        assert set(line.printed) <= measures
+        assert bool(line.variant) == bool(experiment.variant)
+        assert line.plan.threat.grid == line.plan.grid
+
+
+@pytest.mark.parametrize("wanted", range(2, 9))
+def test_every_table_of_the_evaluation_is_declared(wanted: int) -> None:
+    assert f"Table {wanted}" in {experiment.paper for experiment in EXPERIMENTS.values()}
+
+
+FAMILIES = {"resnet": "ResNetV2-50", "vit": "ViT-B/16", "mlp": "ResMLP-24"}
+
+
+def test_the_authors_lines_carry_the_numbers_that_the_reports_print_for_them() -> None:
+    """Both were copied from the paper by hand, by different people."""
+    theirs = {
+        (row.method, row.dataset, row.side): {"clean": row.clean, "certified": row.certified}
+        for row in published()
+        if row.source == "patchcleanser" and row.count == 1 and row.side and row.masks == "6x6"
+    }
+    compared = 0
+    for name in ("table2", "table5", "table6"):
+        for line in EXPERIMENTS[name].lines:
+            who, _, rest = line.plan.model.partition("-")
+            if who != "authors" or line.plan.grid == "source":
+                continue
+            family, _, more = rest.partition("-")
+            method = f"PatchCleanser, {FAMILIES[family]}" + (", no cutout training" if more.endswith("vanilla") else "")
+            low = line.plan.data in ("cifar10", "cifar100", "svhn")
+            side = int(line.plan.patch) // (7 if low else 1)
+            want = theirs[method, line.plan.data, side]
+            assert {key: line.printed[key] for key in want} == want
+            compared += 1
+    assert compared == 24 + 18 + 18
+
+
+def test_the_paper_s_patch_lies_on_the_enlarged_input_and_ours_on_the_pixels_as_they_came() -> None:
+    theirs, sound = plan_of("authors-vit-cifar10", 5), plan_of("authors-vit-cifar10", 5, grid="source")
+    assert (theirs.patch, theirs.grid) == ("35", "input")
+    assert (sound.patch, sound.grid) == ("5", "source")
+    assert plan_of("tiny", 5) == plan_of("tiny", 5, grid="source")  # nothing is enlarged there
+    tuned, smaller = plan_of("cifar10-resnet50", 5), plan_of("cifar10-resnet50-128", 5)
+    assert (tuned.patch, tuned.grid) == ("35", "input")
+    assert (smaller.patch, smaller.grid) == ("20", "input")  # enlarged four times, not seven
+    assert theirs in EXPERIMENTS["table2"].plans
+    assert sound in EXPERIMENTS["table2"].plans
+    assert (usual("imagenet-resnet50").patch, usual("imagenet-resnet50").grid) == ("32", "input")
+
+
+def test_experiments_share_the_runs_they_have_in_common() -> None:
+    shared = [name for name, experiment in EXPERIMENTS.items() if usual("tiny") in experiment.plans]
+    assert {"table2", "table3", "figure4", "figure6", "figure8", "figure9", "figure10", "figure22"} <= set(shared)
+
+
+@pytest.mark.parametrize("command", training_commands(), ids=lambda text: text.rsplit("/", 1)[1])
+def test_the_commands_that_make_our_models_are_ones_this_version_takes(command: str) -> None:
+    program, name, *words = shlex.split(command)
+    assert program == "patchcleanser"
+    with COMMANDS[name].make_context(name, words) as context:
+        assert str(context.params["out"]).startswith("runs/models/")
+        if name == "train":
+            changes = [change.split("=") for change in context.params["change"] or ()]
+            assert RECIPES[context.params["recipe"]].changed(dict(changes))
+
+
+def test_every_model_either_comes_with_us_or_says_how_to_have_it() -> None:
+    for model in MODELS.values():
+        assert model.spec.startswith("zoo:") or model.made or model.get
+        assert "{" not in model.at()
+        assert "{" not in model.missing
+    assert sum(model.made is not None for model in MODELS.values()) == len(training_commands())
