@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from patchcleanser import DoubleMasking, TorchClassifier
-from patchcleanser.engine.float32 import plain_float32
+from patchcleanser.engine.float32 import strict_float32
 
 
 class Authors:
@@ -27,13 +27,13 @@ class Authors:
 
     def undefended(self, inputs: Tensor) -> Tensor:
         """No mask at all: what the network costs by itself."""
-        with torch.inference_mode(), plain_float32(self.classifier.device):
+        with torch.inference_mode(), strict_float32(self.classifier.device):
             labels: Tensor = self.classifier.module(inputs).argmax(1)
         return labels
 
     def table(self, inputs: Tensor) -> list[Tensor]:
         """Labels of one batch under every pair of masks, in the order (0,0), (0,1), …"""
-        with torch.inference_mode(), plain_float32(self.classifier.device):
+        with torch.inference_mode(), strict_float32(self.classifier.device):
             return [
                 self.labels(inputs, self.keeps[i] & self.keeps[j])
                 for i in range(self.masks)
@@ -42,11 +42,11 @@ class Authors:
 
     def clean(self, inputs: Tensor) -> list[Tensor]:
         """A clean image, all masks agree: one pass per mask."""
-        with torch.inference_mode(), plain_float32(self.classifier.device):
+        with torch.inference_mode(), strict_float32(self.classifier.device):
             return [self.labels(inputs, keep) for keep in self.keeps]
 
     def worst(self, inputs: Tensor) -> list[Tensor]:
         """Every mask disagrees: the first round, then every second mask for each of them."""
-        with torch.inference_mode(), plain_float32(self.classifier.device):
+        with torch.inference_mode(), strict_float32(self.classifier.device):
             second = [self.labels(inputs, a & b) for a in self.keeps for b in self.keeps]
         return self.clean(inputs) + second

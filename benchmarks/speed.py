@@ -31,7 +31,7 @@ from patchcleanser.core.algorithms import LabelFlow, double_masking
 from patchcleanser.core.tables import LabelTable
 from patchcleanser.core.verdicts import Case, Verdict
 from patchcleanser.engine.fast.onnxruntime import candidates_for
-from patchcleanser.engine.float32 import plain_float32
+from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.engine.masking import PairBatch
 from patchcleanser.errors import PatchCleanserError
 from patchcleanser.records.provenance import versions
@@ -99,7 +99,7 @@ def images_of(side: int, number: int, data: str | None) -> list[Tensor]:
 
 def undefended(classifier: TorchClassifier, images: list[Tensor]) -> list[int]:
     """What the classifier says of the images as they are."""
-    with torch.inference_mode(), plain_float32(classifier.device):
+    with torch.inference_mode(), strict_float32(classifier.device):
         prepared = (classifier.prepare(image[None].to(classifier.device)) for image in images)
         return [int(classifier.checked_logits(one).argmax()) for one in prepared]
 

@@ -23,7 +23,7 @@ from patchcleanser.engine.fast.backends import AutocastBackend, Backend, Unusabl
 from patchcleanser.engine.fast.calibration import MAX_UNCERTAIN_SHARE, ErrorBounds
 from patchcleanser.engine.fast.half import BLOCKS, SHAPES, HalfPrecisionBackend, _Player
 from patchcleanser.engine.fast.onnxruntime import OnnxRuntimeBackend
-from patchcleanser.engine.float32 import others_wait, plain_float32
+from patchcleanser.engine.float32 import pause_other_threads, strict_float32
 from patchcleanser.errors import NotAFunctionError, OutputError, TrainModeError
 
 pytest.importorskip("onnxruntime")
@@ -396,15 +396,15 @@ def test_nobody_is_in_float32_while_a_network_is_written_down() -> None:
     asked, inside = threading.Event(), threading.Event()
 
     def predict() -> None:
-        with plain_float32(torch.device("cpu")):
+        with strict_float32(torch.device("cpu")):
             inside.set()
             asked.wait(10)
-            with plain_float32(torch.device("cpu")):  # whoever is in it goes on
+            with strict_float32(torch.device("cpu")):  # whoever is in it goes on
                 order.append("in float32")
 
     def write() -> None:
         asked.set()
-        with others_wait():
+        with pause_other_threads():
             order.append("writing")
 
     threads = [threading.Thread(target=predict), threading.Thread(target=write)]
@@ -414,7 +414,7 @@ def test_nobody_is_in_float32_while_a_network_is_written_down() -> None:
     for thread in threads:
         thread.join(20)
     assert order == ["in float32", "writing"]
-    with plain_float32(torch.device("cpu")), others_wait():  # and does not wait for itself
+    with strict_float32(torch.device("cpu")), pause_other_threads():  # and does not wait for itself
         pass
 
 

@@ -15,8 +15,8 @@ from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifie
 from patchcleanser.engine.fast.backends import AutocastBackend, Backend, UnusableError
 from patchcleanser.engine.fast.calibration import SAMPLE, ErrorBounds, closest_calls, draw_sample
 from patchcleanser.engine.fast.cascade import FastEngine, Pending
-from patchcleanser.engine.fast.split import SplitConv, SplitLinear, TripleTf32Backend, pieces
-from patchcleanser.engine.float32 import _plain, in_tf32, plain_float32, plain_float32_alone
+from patchcleanser.engine.fast.split import SplitConv, SplitLinear, TripleTf32Backend, in_tf32, pieces
+from patchcleanser.engine.float32 import exclusive_float32, strict_float32, strict_settings
 from patchcleanser.engine.numerics import top2_margin
 
 
@@ -320,7 +320,7 @@ def test_while_another_thread_computes_in_float32_doubtful_labels_are_exact_ones
     images = photos(24)
     defense, classifier = defense_with(TripleTf32Backend, monkeypatch)
     learnt(defense, images, monkeypatch)
-    with plain_float32(classifier.device):  # as if another thread were there
+    with strict_float32(classifier.device):  # as if another thread were there
         labels = labels_of(defense, images)
     assert defense.engine.stats.settled.total() == 0
     assert (labels == labels_of(exactly(classifier), images)).all()
@@ -393,10 +393,10 @@ def test_nobody_else_computes_in_float32_while_products_are_short() -> None:
     device, order = torch.device("cpu"), []
 
     def other() -> None:
-        with plain_float32(device):
+        with strict_float32(device):
             order.append("other")
 
-    with plain_float32_alone(device) as granted, in_tf32():
+    with exclusive_float32(device) as granted, in_tf32():
         assert granted
         thread = threading.Thread(target=other)
         thread.start()
@@ -408,26 +408,26 @@ def test_nobody_else_computes_in_float32_while_products_are_short() -> None:
 
 def test_short_products_are_refused_while_somebody_computes_in_float32() -> None:
     device = torch.device("cpu")
-    with plain_float32(device), plain_float32_alone(device) as granted:
+    with strict_float32(device), exclusive_float32(device) as granted:
         assert not granted
         with pytest.raises(RuntimeError, match="other threads"), in_tf32():
             pass
     classifier = load_classifier("zoo:tiny", device="cpu")
     assert isinstance(classifier, TorchClassifier)
-    with plain_float32(device), pytest.raises(UnusableError, match="another thread"):
+    with strict_float32(device), pytest.raises(UnusableError, match="another thread"):
         TripleTf32Backend(classifier).logits(photos(1))
 
 
 def test_the_programs_settings_come_back() -> None:
     def settings() -> list[Any]:
-        return [getattr(wish.place, wish.name) for wish in _plain()]
+        return [getattr(setting.owner, setting.name) for setting in strict_settings()]
 
     before = settings()
-    with plain_float32_alone(torch.device("cpu")):
+    with exclusive_float32(torch.device("cpu")):
         plain = settings()
         with in_tf32():
             assert settings() != plain
-        assert settings() == plain == [wish.value for wish in _plain()]
+        assert settings() == plain == [setting.value for setting in strict_settings()]
     assert settings() == before
 
 

@@ -17,8 +17,8 @@ from patchcleanser.engine.fast.backends import UnusableError
 from patchcleanser.engine.fast.float8.backend import Float8Backend, seen_inputs
 from patchcleanser.engine.fast.float8.layers import EightBlock, EightResBlock, Short, apart, has_kernels, shortened
 from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, halved
-from patchcleanser.engine.fast.split import TripleTf32Backend
-from patchcleanser.engine.float32 import in_tf32, plain_float32, plain_float32_alone
+from patchcleanser.engine.fast.split import TripleTf32Backend, in_tf32
+from patchcleanser.engine.float32 import exclusive_float32, strict_float32
 from patchcleanser.networks.cifar import build_network
 from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.networks.inpainting import Inpainting
@@ -130,7 +130,7 @@ def test_products_in_pieces_are_as_good_as_float32_and_far_better_than_half_prec
     classifier = TorchClassifier(module, classes=10)
     images = torch.rand(80, 3, 224, 224, generator=torch.Generator().manual_seed(1)).cuda()
     with torch.inference_mode():
-        with plain_float32(images.device):
+        with strict_float32(images.device):
             exact = classifier.checked_logits(images)
         half, split = (way.logits(images) for way in (HalfPrecisionBackend(classifier), TripleTf32Backend(classifier)))
     assert (split - exact).abs().max() < (half - exact).abs().max() / 20
@@ -144,7 +144,7 @@ def test_products_are_short_in_tf32_and_nowhere_else() -> None:
         kernel = fine[:, :, None, None]
         return [float((fine @ fine)[0, 0]), float(torch.nn.functional.conv2d(image, kernel)[0, 0, 0, 0])]
 
-    with plain_float32_alone(fine.device):
+    with exclusive_float32(fine.device):
         before = products()
         with in_tf32():
             short = products()

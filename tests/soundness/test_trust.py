@@ -31,7 +31,7 @@ from patchcleanser.engine.fast.backends import half_type
 from patchcleanser.engine.fast.calibration import MAX_UNCERTAIN_SHARE, SAMPLE, ErrorBounds
 from patchcleanser.engine.fast.cascade import AUDIT
 from patchcleanser.engine.fast.stages import Calibration
-from patchcleanser.engine.float32 import plain_float32, tuned
+from patchcleanser.engine.float32 import cudnn_benchmark, strict_float32
 from patchcleanser.engine.masking import LabelRequest
 from patchcleanser.engine.numerics import sanitize, top2_margin
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
@@ -186,9 +186,9 @@ def test_float32_settings_are_put_back() -> None:
     kept = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
-        with plain_float32(torch.device("cpu")):
+        with strict_float32(torch.device("cpu")):
             assert torch.backends.cuda.matmul.fp32_precision == "ieee"
-            with plain_float32(torch.device("cpu")):
+            with strict_float32(torch.device("cpu")):
                 pass
             assert torch.backends.cuda.matmul.fp32_precision == "ieee"
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -196,18 +196,18 @@ def test_float32_settings_are_put_back() -> None:
         torch.backends.cuda.matmul.fp32_precision = kept
 
 
-def test_recurrent_layers_are_plain_float32_too() -> None:
-    with plain_float32(torch.device("cpu")):
+def test_recurrent_layers_are_strict_float32_too() -> None:
+    with strict_float32(torch.device("cpu")):
         assert {torch.backends.cudnn.rnn.fp32_precision, torch.backends.mkldnn.rnn.fp32_precision} == {"ieee"}
 
 
 FOLLOWING = """
 import torch
-from patchcleanser.engine.float32 import plain_float32
+from patchcleanser.engine.float32 import strict_float32
 backends = torch.backends
 rooms = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul]
 backends.fp32_precision = "tf32"
-with plain_float32(torch.device("cpu")):
+with strict_float32(torch.device("cpu")):
     assert [room.fp32_precision for room in rooms] == ["ieee"] * 4
 assert [room.fp32_precision for room in rooms] == ["tf32"] * 4
 backends.fp32_precision = "ieee"
@@ -223,7 +223,7 @@ def test_a_setting_that_followed_a_wider_one_follows_it_again() -> None:
 @pytest.mark.parametrize("first", [0, 1])
 def test_settings_are_put_back_in_whichever_order_threads_leave(first: int) -> None:
     assert not torch.backends.cudnn.benchmark
-    contexts = [tuned(torch.device("cuda")), plain_float32(torch.device("cpu"))]
+    contexts = [cudnn_benchmark(torch.device("cuda")), strict_float32(torch.device("cpu"))]
     for context in (contexts[first], contexts[1 - first]):
         context.__enter__()
     assert not torch.backends.cudnn.benchmark  # what one thread tries must not choose another's kernels

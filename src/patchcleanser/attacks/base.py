@@ -19,7 +19,7 @@ from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
-from patchcleanser.engine.float32 import plain_float32
+from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import InputError
 
 TOGETHER = 100_000_000
@@ -222,7 +222,7 @@ def finished(
     """Best pixels as whole 255ths, and what the classifier says of them in plain float32."""
     images = problem.pasted((best.images * 255).round() / 255)
     size = settings.chunk or 256
-    with torch.inference_mode(), plain_float32(classifier.device):
+    with torch.inference_mode(), strict_float32(classifier.device):
         logits = torch.cat([shown(classifier, part) for part in torch.split(images, size)])
     margins = goal_margin(logits, labels, settings.target).cpu().tolist()
     said = logits.argmax(1).cpu().tolist()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from patchcleanser.classifiers.load import as_classifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
-from patchcleanser.engine.float32 import plain_float32
+from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import ImageError, LabelError, PatchCleanserError
 
 V = TypeVar("V")
@@ -94,7 +94,7 @@ class Defense(ABC, Generic[V, C]):
         pixels = image.to(self.classifier.device, non_blocking=image.is_pinned())
         if self.threat.grid == "source":
             return pixels
-        with torch.inference_mode(), plain_float32(self.classifier.device):
+        with torch.inference_mode(), strict_float32(self.classifier.device):
             return self.classifier.prepare(pixels[None])[0]
 
     def as_module(self) -> nn.Module:

@@ -15,7 +15,7 @@ from patchcleanser.core.sight import Sight
 from patchcleanser.core.threats import Grid
 from patchcleanser.core.windows import Size
 from patchcleanser.engine.exact import default_chunk
-from patchcleanser.engine.float32 import plain_float32
+from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.engine.masking import require_unresized, with_mask_channel
 from patchcleanser.errors import InputError
 
@@ -85,7 +85,7 @@ class LocalLogits(Evidence):
         refuse_train_mode(self.module)
         device = self.classifier.device
         chunk = default_chunk(device, pixels[0].numel())
-        with torch.inference_mode(), plain_float32(device):
+        with torch.inference_mode(), strict_float32(device):
             inputs = self.classifier.prepare(pixels) if self.grid == "source" else pixels
             local = torch.cat([self._local(part) for part in torch.split(inputs, chunk)])
             self._probe(inputs[0], local[0])
@@ -186,7 +186,7 @@ class AblationConfidences(Evidence):
         channels = images.shape[1]
         fill = preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
         colour = torch.tensor(fill, dtype=images.dtype, device=images.device)[:, None, None]
-        with torch.inference_mode(), plain_float32(self.classifier.device):
+        with torch.inference_mode(), strict_float32(self.classifier.device):
             images = torch.where(visible[:, None], images, colour)
             images = self.classifier.prepare(images) if source else images
             if self.classifier.mask_aware:

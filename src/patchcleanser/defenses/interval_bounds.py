@@ -16,7 +16,7 @@ from patchcleanser.core.windows import Size, Window
 from patchcleanser.defenses.contract import Defense, Examined, check_range, counted_labels, each_labelled
 from patchcleanser.defenses.local import others
 from patchcleanser.engine.exact import default_chunk
-from patchcleanser.engine.float32 import plain_float32
+from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import InputError, OutputError, ThreatError
 from patchcleanser.networks.interval import IntervalNet, boxes
 
@@ -84,12 +84,12 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
             if self.threat.grid == "input":
                 yield pixels
                 continue
-            with torch.inference_mode(), plain_float32(self.classifier.device):
+            with torch.inference_mode(), strict_float32(self.classifier.device):
                 inputs = self.classifier.prepare(pixels[None])[0]
             yield inputs
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        with torch.inference_mode(), plain_float32(self.classifier.device):
+        with torch.inference_mode(), strict_float32(self.classifier.device):
             logits = self.classifier.checked_logits(inputs[None])[0]
         if not torch.isfinite(logits).all():
             raise OutputError("the classifier returned NaN or infinite logits; check its weights and preprocessing")
@@ -120,7 +120,7 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
     def _behind(self, inputs: Tensor, windows: list[Window], label: int, low: Tensor, high: Tensor) -> Tensor:
         """For each position the most by which any other class can exceed the label."""
         hidden = _hidden(windows, (inputs.shape[1], inputs.shape[2]), inputs.device)
-        with torch.inference_mode(), plain_float32(self.classifier.device):
+        with torch.inference_mode(), strict_float32(self.classifier.device):
             labels = torch.full((len(windows),), label, device=inputs.device)
             behind = self.module.behind(*boxes(inputs.expand(len(windows), -1, -1, -1), hidden, low, high), labels)
         return others(behind.T, label).amax(0)

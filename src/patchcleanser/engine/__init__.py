@@ -47,10 +47,6 @@ class LabelEngine(ABC):
         attacker touched the images; some backends and checks are for those only.
         """
 
-    def labels_at_once(self, image: ImageState) -> int:
-        """About how many labels of such images keep the device busy."""
-        return self.exact.labels_at_once(image)
-
     @abstractmethod
     def with_classifier(self, classifier: Classifier) -> LabelEngine:
         """The same engine with other preprocessing around the same network."""

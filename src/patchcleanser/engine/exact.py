@@ -14,7 +14,7 @@ from patchcleanser.classifiers.base import Classifier, is_out_of_memory
 from patchcleanser.core.tables import UNMASKED, Indices
 from patchcleanser.core.threats import Grid
 from patchcleanser.engine import LabelEngine, RecomputeError
-from patchcleanser.engine.float32 import plain_float32
+from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.engine.masking import (
     ImageState,
     LabelRequest,
@@ -158,7 +158,7 @@ class ExactEngine(LabelEngine):
 
     def _forward(self, pairs: PairBatch) -> Tensor:
         inputs = self.masked_inputs(pairs)
-        with plain_float32(self.classifier.device):
+        with strict_float32(self.classifier.device):
             return self.classifier.checked_logits(inputs)
 
     def _packed(self, pairs: PairBatch) -> Iterator[tuple[PairBatch, Indices, NDArray[np.intp]]]:
@@ -202,7 +202,7 @@ class ExactEngine(LabelEngine):
         pixels = image.to(self.classifier.device, non_blocking=image.is_pinned())
         if self.grid == "source":
             return pixels
-        with torch.inference_mode(), plain_float32(self.classifier.device):
+        with torch.inference_mode(), strict_float32(self.classifier.device):
             return self.classifier.prepare(pixels[None])[0]
 
     def masked_inputs(self, pairs: PairBatch, dtype: torch.dtype | None = None) -> Tensor:
@@ -217,7 +217,7 @@ class ExactEngine(LabelEngine):
         fill = preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
         inputs = apply_masks(inputs, boxes, fill)
         if source:
-            with plain_float32(self.classifier.device):
+            with strict_float32(self.classifier.device):
                 inputs = self.classifier.prepare(inputs)
         if not self.classifier.mask_aware:
             return inputs

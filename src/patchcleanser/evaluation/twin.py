@@ -21,7 +21,7 @@ from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.covering import Mask
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
-from patchcleanser.engine.float32 import plain_float32
+from patchcleanser.engine.float32 import strict_float32
 
 Bools = NDArray[np.bool_]
 
@@ -85,7 +85,7 @@ def look(classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepare
         for channel, value in enumerate(fill):
             picture[channel][torch.from_numpy(hidden)] = value
     batch = picture[None].to(classifier.device)
-    with torch.inference_mode(), plain_float32(classifier.device):
+    with torch.inference_mode(), strict_float32(classifier.device):
         batch = batch if prepared else classifier.prepare(batch)
         if classifier.mask_aware:  # it is told which pixels are hidden
             told = np.zeros(image.shape[1:], dtype=bool) if hidden is None else hidden
@@ -104,7 +104,7 @@ class Twin:
         self.classifier, self.hidden = classifier, hidden
         self.prepared = grid == "input"
         if self.prepared:
-            with torch.inference_mode(), plain_float32(classifier.device):
+            with torch.inference_mode(), strict_float32(classifier.device):
                 image = classifier.prepare(image[None].to(classifier.device))[0].cpu()
         self.image = image
         self.known: dict[bytes, Look] = {}

@@ -153,7 +153,7 @@ class Worker:
         self._served = {client: move for client, move in self._served.items() if client in clients}
         self._moves += 1
         subject = self._playing[0].work.subject
-        room, least = self.engine.labels_at_once(subject), self.engine.exact.batch_rows(subject)
+        room, least = self.engine.exact.labels_at_once(subject), self.engine.exact.batch_rows(subject)
         predictions = self._share(room, strict=False)
         certificates = self._share(max(least, room // 4) if predictions else room, strict=True)
         for batch, strict in ((predictions, False), (certificates, True)):

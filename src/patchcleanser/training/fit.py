@@ -19,7 +19,7 @@ from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import ArrayDataset
-from patchcleanser.engine.float32 import tuned
+from patchcleanser.engine.float32 import cudnn_benchmark
 from patchcleanser.errors import ClassifierError, MissingDependencyError, TrainingError
 from patchcleanser.training.checkpoints import Checkpoint
 from patchcleanser.training.cutout import Cutout, GreedyCutout, shown
@@ -99,7 +99,7 @@ def fit(
     step = Step(run, preprocessing, steps, asked, telling)
     board = open_board(out) if accelerator.is_main_process else None
     while len(run.history) < recipe.epochs:
-        with tuned(run.device):
+        with cudnn_benchmark(run.device):
             _epoch(run, step, pixels, labels, kept)
         number = len(run.history)
         if number % every == 0 or number == recipe.epochs:

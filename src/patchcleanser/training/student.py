@@ -20,7 +20,7 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset
-from patchcleanser.engine.float32 import tuned
+from patchcleanser.engine.float32 import cudnn_benchmark
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.networks.base import Around, logits_in
 from patchcleanser.networks.flip_ensemble import Mirrored
@@ -155,7 +155,7 @@ class Student:
         batch = self.settings.batch
         losses: list[Tensor] = []
         told = time.monotonic()
-        with tuned(self.device):
+        with cudnn_benchmark(self.device):
             for step in range(self.steps):
                 progress = (self.done + step / self.steps) / self.settings.epochs
                 for group in self.optimizer.param_groups:

@@ -22,7 +22,7 @@ from patchcleanser.engine.fast.backends import (
     own_copy,
 )
 from patchcleanser.engine.fast.fused_layers import ChannelwiseGroupNorm, rewritten
-from patchcleanser.engine.float32 import long_sums, tuned
+from patchcleanser.engine.float32 import Setting, cudnn_benchmark, override
 from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ images channel by channel: fusing these is most of what a compiler can do (measu
 
 COMPILER: dict[str, str | int | bool | Callable[..., Any]] = {"conv_1x1_as_mm": True}
 """Most products of a ResNet are convolutions of single pixels; as products of matrices they take less time."""
+
+FLOAT32_SUMS = Setting(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False)
+"""Partial sums of half-precision products are added up in float32."""
 
 ATTENTION = [
     SDPBackend.CUDNN_ATTENTION,
@@ -228,7 +231,7 @@ class _Block:
         return self._compiled is not None
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        with tuned(inputs.device):
+        with cudnn_benchmark(inputs.device):
             if self._compiled is not None:
                 kept = inputs if self._proven else inputs.clone()
                 try:
@@ -249,7 +252,7 @@ def guarded(work: Callable[[Tensor], T], inputs: Tensor) -> T:
         with (
             torch.autocast(inputs.device.type, enabled=False),
             sdpa_kernel(ATTENTION, set_priority=True),
-            long_sums(),
+            override(FLOAT32_SUMS),
         ):
             return work(inputs)
     except OutputError as error:  # some networks do not bear another precision

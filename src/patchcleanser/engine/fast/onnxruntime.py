@@ -28,7 +28,7 @@ from patchcleanser.engine.fast.backends import (
 from patchcleanser.engine.fast.float8.backend import Float8Backend
 from patchcleanser.engine.fast.half import HalfPrecisionBackend
 from patchcleanser.engine.fast.split import TripleTf32Backend
-from patchcleanser.engine.float32 import others_wait
+from patchcleanser.engine.float32 import pause_other_threads
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
@@ -170,7 +170,7 @@ def _session(module: nn.Module, inputs: Tensor, number: int) -> _Session:
     example = inputs[:1].expand(2, *inputs.shape[1:]).contiguous()  # a batch of one would be taken for fixed
     file = io.BytesIO()
     try:
-        with others_wait(), _quiet():
+        with pause_other_threads(), _quiet():
             program: Any = torch.onnx.export(
                 module, (example,), input_names=["x"], dynamic_shapes=(free,), dynamo=True, verbose=False
             )

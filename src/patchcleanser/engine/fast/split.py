@@ -6,6 +6,8 @@ A float32 number has 24 bits, and a GPU's fast products (TF32) look at 11 of the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +18,7 @@ from torch.nn import functional
 from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.engine.fast.backends import BusyError, DerivedBackend, UnusableError, own_copy
 from patchcleanser.engine.fast.fused_layers import FlatPatchEmbed, Rule, replaced, standardised
-from patchcleanser.engine.float32 import in_tf32, plain_float32_alone
+from patchcleanser.engine.float32 import exclusive_float32, is_exclusive, override, strict_settings
 from patchcleanser.errors import OutputError
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class TripleTf32Backend(DerivedBackend):
         self._check_unchanged()
         if self._too_large:
             raise UnusableError("there is no room for a network in pieces")
-        with plain_float32_alone(inputs.device) as granted:
+        with exclusive_float32(inputs.device) as granted:
             if not granted:
                 raise BusyError("another thread computes in float32")
             if self._copy is None:
@@ -67,6 +69,25 @@ class TripleTf32Backend(DerivedBackend):
                 self._copy, self._too_large = None, True
         torch.cuda.empty_cache()
         raise UnusableError("there is no room for a network in pieces")
+
+
+@contextmanager
+def in_tf32() -> Iterator[None]:
+    """TF32 products, which look at the first eleven bits of each number, inside `exclusive_float32`.
+
+    The settings are the program's: what other threads compute meanwhile, outside this package, is short too.
+    """
+    if not is_exclusive():
+        raise RuntimeError("in_tf32 outside exclusive_float32 would change what other threads compute")
+    cudnn = torch.backends.cudnn  # torch wants both its kinds of layers alike
+    owners = (torch.backends.cuda.matmul, cudnn, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))
+    short = [
+        setting._replace(value="tf32" if setting.value == "ieee" else True, priority=2)
+        for setting in strict_settings()
+        if setting.owner in owners and setting.name in ("fp32_precision", "allow_tf32")
+    ]
+    with override(*short):
+        yield
 
 
 def pieces(numbers: Tensor) -> tuple[Tensor, Tensor]:
