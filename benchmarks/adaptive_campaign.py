@@ -21,11 +21,11 @@ import torch
 from pyarrow import compute
 
 from patchcleanser import Threat, load_classifier, load_dataset
-from patchcleanser.attacks import Settings
+from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.data import chosen
 from patchcleanser.evaluation import Job
-from patchcleanser.evaluation.attacked import AttackJob, attack_all
-from patchcleanser.evaluation.work import Progress
+from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
+from patchcleanser.evaluation.workloads import Progress
 from patchcleanser.records.metrics import certified_fooled
 from patchcleanser.records.provenance import versions
 from patchcleanser.records.run import Run
@@ -59,7 +59,7 @@ class Setting:
             defense=self.defense,
             masks=self.masks,
         )
-        settings = Settings(iterations=self.iterations, locations=self.locations, seed=self.seed)
+        settings = AttackSettings(iterations=self.iterations, locations=self.locations, seed=self.seed)
         return AttackJob(base, "adaptive", settings)
 
 
@@ -83,12 +83,12 @@ def turn(job: AttackJob, folder: Path, batch: int, seconds: float) -> bool:
     """Go on with one run for so long, at least for one batch; whether it is finished."""
     ends = time.monotonic() + seconds
 
-    def watch(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         if time.monotonic() > ends and progress.done < progress.total:
             raise TurnOver
 
     try:
-        attack_all(job, folder, batch=batch, watch=watch)
+        attack_all(job, folder, batch=batch, on_progress=on_progress)
     except TurnOver:
         return False
     return True

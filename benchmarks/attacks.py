@@ -25,22 +25,22 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     run = Run.open(folder)
     records, settings = run.read(), run.job["settings"]
     shares = {name: round(share.percent, 2) for name, share in summary(records).shares.items()}
-    about = {
-        "model": str(run.about["model"]).partition(":")[2],
+    metadata = {
+        "model": str(run.metadata["model"]).partition(":")[2],
         "attack": run.job["attack"],
         **{name: settings[name] for name in ("iterations", "locations", "places", "restarts", "loss", "seed")},
         **({"places": "weakest"} if run.job["attack"] == "adaptive" else {}),  # it finds its own
         "patch": str(run.threat.to_json()["shape"]),
         "masks": "x".join(map(str, run.job["masks"])),
         "grid": run.threat.grid,
-        "data": run.about["data"],
+        "data": run.metadata["data"],
         "images": len(records),
-        "command": run.about["command"],
-        "versions": run.about["versions"],
+        "command": run.metadata["command"],
+        "versions": run.metadata["versions"],
     }
     return [
         {
-            **about,
+            **metadata,
             "defense": "none",
             "clean_accuracy": shares["undefended"],
             "robust_accuracy": shares["undefended_under_attack"],
@@ -48,7 +48,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
             "certified_images_fooled": None,
         },
         {
-            **about,
+            **metadata,
             "defense": run.job["defense"],
             "clean_accuracy": shares["clean"],
             "robust_accuracy": shares["robust"],

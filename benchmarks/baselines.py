@@ -61,8 +61,8 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
 def measured(job: Job, folder: Path, spec: str, data: str, split: str = "test") -> dict[str, Any]:
     """What certifying a job gave, and what it took."""
     command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
-    about = {**about_run(spec, data, split, job), "command": command}
-    found = summary(run_job(job, folder, about, batch=None, skip=False, quiet=False).read(COLUMNS))
+    metadata = {**about_run(spec, data, split, job), "command": command}
+    found = summary(run_job(job, folder, metadata, batch=None, skip=False, quiet=False).read(COLUMNS))
     return {
         "images": found.images,
         **{name: round(share.percent, 2) for name, share in found.shares.items() if share.total},

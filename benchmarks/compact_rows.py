@@ -20,8 +20,8 @@ def compact(source: Path, target: Path) -> None:
     """One run: its manifest, and its rows with nothing in their long columns."""
     run = Run.open(source)
     job = {**run.job, "table": False}  # so it is a run of its own, of a job that kept no tables
-    about = {**run.about, "compact": "label tables, margins and confidences were taken out"}
-    copy = Run.begin(target, job, images=run.images, batch=run.batch, about=about)
+    metadata = {**run.metadata, "compact": "label tables, margins and confidences were taken out"}
+    copy = Run.begin(target, job, images=run.images, batch=run.batch, metadata=metadata)
     for batch in copy.missing():
         copy.write(batch, [{**row, **LONG} for row in run.read_batch(batch).to_pylist()])
 

@@ -23,7 +23,7 @@ from patchcleanser.paper.collecting import keep
 from patchcleanser.paper.models import MODELS
 from patchcleanser.paper.pages import section, write_section
 from patchcleanser.paper.plans import plan_of
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 from patchcleanser.training.settings import HardenSettings
 
 NAMES = {
@@ -44,9 +44,9 @@ NEEDED = ("zoo", "harden", "attacks")
 Found = dict[str, Finding]
 
 
-def share(percent: float, images: int) -> Share:
+def share(percent: float, images: int) -> Proportion:
     """The count behind a printed percentage, which has digits enough for it."""
-    return Share(round(percent * images / 100), images)
+    return Proportion(round(percent * images / 100), images)
 
 
 def certified(row: dict[str, Any], side: int, name: str | None = None) -> Found:

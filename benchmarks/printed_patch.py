@@ -13,8 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from patchcleanser import Threat, load_classifier, load_dataset
-from patchcleanser.attacks import Printing, Settings, UniversalPatch
+from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.attacks.losses import shown
+from patchcleanser.attacks.universal import Printing, UniversalPatch
 
 
 def main() -> None:
@@ -25,7 +26,9 @@ def main() -> None:
     right = [(image, label) for image, label in every if int(shown(classifier, image[None]).argmax()) == label]
     images, labels = [image for image, _ in right], [label for _, label in right]
     upright = Printing(scale=(1.0, 1.0), rotation=0.0, brightness=(0.95, 1.05))
-    attack = UniversalPatch(classifier, Threat.square(5), Settings(iterations=1500, seed=0), printing=upright, batch=64)
+    attack = UniversalPatch(
+        classifier, Threat.square(5), AttackSettings(iterations=1500, seed=0), printing=upright, batch=64
+    )
     patch = attack.fit(images, labels)
     patch.save(Path(str(files("patchcleanser.service") / "page" / "patch.png")))
     fooled = attack.fooled(patch, images, labels)

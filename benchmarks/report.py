@@ -46,8 +46,8 @@ def made_up_run(folder: Path, rows: int) -> Run:
         "options": {},
         "table": True,
     }
-    about = {"model": "made up", "data": "cifar10", "classes": list(CLASSES), "command": "benchmarks/report.py"}
-    run = Run.begin(folder, job, images=rows, batch=BATCH, about=about)
+    metadata = {"model": "made up", "data": "cifar10", "classes": list(CLASSES), "command": "benchmarks/report.py"}
+    run = Run.begin(folder, job, images=rows, batch=BATCH, metadata=metadata)
     masks = run.mask_set((32, 32))
     for batch in run.missing():
         rng = np.random.default_rng(batch)

@@ -36,7 +36,7 @@ import psutil
 import torch
 
 from patchcleanser import DoubleMasking, Threat, Window, load_classifier, load_dataset
-from patchcleanser.attacks import PrintedPatch, apply_patch
+from patchcleanser.attacks.universal import PrintedPatch, apply_patch
 from patchcleanser.data.pictures import as_picture, decode
 from patchcleanser.records.provenance import versions
 

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.core.algorithms import LabelFlow, double_masking
-from patchcleanser.core.tables import LabelTable
-from patchcleanser.core.verdicts import Case, Verdict
+from patchcleanser.core.label_table import LabelTable
+from patchcleanser.core.results import Case, Verdict
 from patchcleanser.engine.fast.onnxruntime import candidates_for
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.engine.masking import PairBatch
@@ -147,8 +147,8 @@ def loaded(spec: str, device: str) -> TorchClassifier:
 
 def compile_first(defense: DoubleMasking, model: Model, images: list[Tensor]) -> None:
     """As in a run of 20,000 images, for which compiling pays; says how long the first call took."""
-    defense.ready((model.side, model.side))
-    defense.expect(20_000)
+    defense.check_size((model.side, model.side))
+    defense.hint_total_images(20_000)
     started = time.perf_counter()
     defense.certify(images, [0] * len(images), maps=True)
     print(json.dumps({"model": model.name, "first_call_s": round(time.perf_counter() - started, 1)}), flush=True)
@@ -302,7 +302,7 @@ def growth(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         defense = DoubleMasking(classifier, threat, masks=masks, precision="fast" if gpu else "exact")
         defense.engine.candidates = candidates
         unions = len(defense.mask_set((model.side, model.side)).unions)
-        defense.expect(20_000)
+        defense.hint_total_images(20_000)
         labels = undefended(classifier, images)
         defense.certify(images, labels, maps=True)
         if gpu:

@@ -32,9 +32,9 @@ HARDENED = {"name": "harden"}
 def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]:
     """What certifying a job gave, and what it took."""
     command = shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
-    about = {**about_run(model, data, "test", job), "command": command}
+    metadata = {**about_run(model, data, "test", job), "command": command}
     started = time.monotonic()
-    found = summary(run_job(job, folder, about, batch=None, skip=False, quiet=False).read(COLUMNS))
+    found = summary(run_job(job, folder, metadata, batch=None, skip=False, quiet=False).read(COLUMNS))
     stats = job.masking.engine.stats
     return {
         "images": found.images,

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
         TorchClassifier,
         load_classifier,
     )
+    from patchcleanser.core.geometry import Window
     from patchcleanser.core.masks import MaskSet
+    from patchcleanser.core.results import Case, Certificate, Verdict
     from patchcleanser.core.threats import Threat
-    from patchcleanser.core.verdicts import Case, Certificate, Verdict
-    from patchcleanser.core.windows import Window
     from patchcleanser.data import load_dataset
     from patchcleanser.defenses import ChallengerMasking, DoubleMasking, MinorityReports
     from patchcleanser.errors import PatchCleanserError

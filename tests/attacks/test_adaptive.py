@@ -18,16 +18,17 @@ from patchcleanser import (
     Threat,
     TorchClassifier,
 )
-from patchcleanser.attacks import AdaptiveAttack, Settings
+from patchcleanser.attacks import AdaptiveAttack
 from patchcleanser.attacks.adaptive import placed_defense
+from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.attacks.masked import AgainstMasks, Plan
 from patchcleanser.core.algorithms import LabelFlow
-from patchcleanser.core.tables import LabelTable
-from patchcleanser.core.verdicts import Certificate
+from patchcleanser.core.label_table import LabelTable
+from patchcleanser.core.results import Certificate
 from patchcleanser.errors import ContradictionError
 
 THREAT = Threat.square(3)
-BUDGET = Settings(iterations=15, locations=2)
+BUDGET = AttackSettings(iterations=15, locations=2)
 DEFENSES = {"double": DoubleMasking, "challenger": ChallengerMasking, "minority": MinorityReports}
 
 
@@ -65,7 +66,7 @@ def test_the_adaptive_attack_fools_what_is_not_certified_and_nothing_that_is(
 @pytest.mark.parametrize("count", [1, 2])
 def test_patches_stay_inside_the_threat(colour: TorchClassifier, count: int) -> None:
     threat = Threat.square(2, count=count)
-    found = AdaptiveAttack(DoubleMasking(colour, threat, masks=2), Settings(iterations=3)).attack(blob(), 0)
+    found = AdaptiveAttack(DoubleMasking(colour, threat, masks=2), AttackSettings(iterations=3)).attack(blob(), 0)
     assert len(found.attacked.windows) == count
     changed = (found.attacked.image != blob()).any(0)
     for w in found.attacked.windows:
@@ -82,7 +83,7 @@ def test_any_rectangle_can_be_attacked(colour: TorchClassifier) -> None:
 def test_without_gradients_it_searches_at_random() -> None:
     model = CallableClassifier(lambda x: 20 * x.mean((2, 3)), fingerprint="colour")
     defense = DoubleMasking(model, THREAT, masks=3)
-    assert AdaptiveAttack(defense, Settings(iterations=40, locations=2)).attack(blob(), 0).fooled
+    assert AdaptiveAttack(defense, AttackSettings(iterations=40, locations=2)).attack(blob(), 0).fooled
 
 
 def test_on_the_input_grid_the_defense_answers_the_attacked_input_unresized(colour: TorchClassifier) -> None:

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import Threat, TorchClassifier, Window
-from patchcleanser.attacks import PatchAPGD, PatchPGD, Printing, Settings, UniversalPatch, apply_patch
+from patchcleanser.attacks import PatchAPGD, PatchPGD
+from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.attacks.losses import goal_margin
 from patchcleanser.attacks.places import free_pixels
+from patchcleanser.attacks.universal import Printing, UniversalPatch, apply_patch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -67,7 +69,7 @@ def test_ours_is_at_least_as_strong_as_arts_at_the_same_places_and_steps(
     draw = torch.Generator().manual_seed(3)
     images = [torch.rand(3, 9, 9, generator=draw) for _ in range(8)]
     labels = [int(curved.logits(curved.prepare(image[None])).argmax()) for image in images]
-    found = attack(curved, Threat.square(3), Settings(iterations=STEPS, loss="ce")).candidates(images, labels)
+    found = attack(curved, Threat.square(3), AttackSettings(iterations=STEPS, loss="ce")).candidates(images, labels)
     ours = [one[0].margin for one in found]
     art = [
         theirs(name, curved, image, label, free_pixels([one[0].windows], (9, 9)))
@@ -86,7 +88,7 @@ def test_our_printed_patch_is_at_least_as_strong_as_arts_at_one_place() -> None:
     stack = torch.stack(images)
     labels = net(stack).argmax(1)
     fixed = Printing(scale=(1, 1), rotation=0, brightness=(1, 1))
-    threat, settings = Threat.square(5, region=window), Settings(iterations=STEPS, loss="ce")
+    threat, settings = Threat.square(5, region=window), AttackSettings(iterations=STEPS, loss="ce")
     fitted = UniversalPatch(TorchClassifier(net), threat, settings, printing=fixed, batch=16)
     pixels = fitted.fit(images, labels.tolist()).pixels
     wrapped = estimators.PyTorchClassifier(net, nn.CrossEntropyLoss(), (3, 16, 16), 5, clip_values=(0.0, 1.0))

@@ -11,15 +11,16 @@ import torch
 from PIL import Image
 
 from patchcleanser import CallableClassifier, Job, Run, Threat, TorchClassifier, evaluate
-from patchcleanser.attacks import Settings
+from patchcleanser.attacks import ATTACKS
+from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.errors import InputError, RecordError
-from patchcleanser.evaluation import attacked as module
-from patchcleanser.evaluation.attacked import NAMES, AttackJob, attack_all, attack_shares
+from patchcleanser.evaluation import attack_jobs as module
+from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all, attack_shares
 from patchcleanser.records.metrics import certified_fooled
 from patchcleanser.records.run import ATTACKED, find_runs
 
-QUICK = Settings(iterations=8, locations=2)
+QUICK = AttackSettings(iterations=8, locations=2)
 
 
 def job(colour: Any, pictures: ArrayDataset, attack: str = "apgd", **options: Any) -> AttackJob:
@@ -28,7 +29,7 @@ def job(colour: Any, pictures: ArrayDataset, attack: str = "apgd", **options: An
 
 
 @pytest.mark.parametrize("defense", ["double-masking", "challenger-masking", "minority-reports"])
-@pytest.mark.parametrize("attack", NAMES)
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_rows_say_what_both_classifiers_answer_and_no_certified_image_is_fooled(
     colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path, attack: str, defense: str
 ) -> None:
@@ -90,13 +91,13 @@ def test_a_stopped_attack_goes_on_to_the_same_rows(
 def test_another_budget_is_another_job(colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path) -> None:
     attack_all(job(colour, pictures), tmp_path)
     with pytest.raises(RecordError, match="another job; it differs in settings"):
-        attack_all(job(colour, pictures, settings=Settings(iterations=9, locations=2)), tmp_path)
+        attack_all(job(colour, pictures, settings=AttackSettings(iterations=9, locations=2)), tmp_path)
 
 
 def test_attack_runs_are_not_taken_for_certificates(
     colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path
 ) -> None:
-    attack_all(job(colour, pictures, settings=Settings(iterations=1)), tmp_path / "attack")
+    attack_all(job(colour, pictures, settings=AttackSettings(iterations=1)), tmp_path / "attack")
     evaluate(Job(colour, pictures, Threat.square(3), masks=2), tmp_path / "certify")
     assert [run.folder.name for run in find_runs([tmp_path])] == ["certify"]
     assert [run.folder.name for run in find_runs([tmp_path], kind="attack")] == ["attack"]
@@ -107,7 +108,7 @@ def test_attack_runs_are_not_taken_for_certificates(
 def test_images_of_the_target_class_are_left_out(
     colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path
 ) -> None:
-    run = attack_all(job(colour, pictures, settings=Settings(iterations=2, target=1)), tmp_path)
+    run = attack_all(job(colour, pictures, settings=AttackSettings(iterations=2, target=1)), tmp_path)
     skipped = [row for row in run.read().to_pylist() if row["skipped"] is not None]
     assert {row["label"] for row in skipped} == {1}
     assert attack_shares(run.read())["robust"].total == 10 - len(skipped)
@@ -129,7 +130,7 @@ def test_unknown_or_impossible_attacks_are_refused(colour: TorchClassifier, pict
     with pytest.raises(InputError, match="no attack 'magic'; there are pgd, apgd, square, adaptive"):
         job(colour, pictures, "magic")
     with pytest.raises(InputError, match="chooses its places itself"):
-        job(colour, pictures, "adaptive", settings=Settings(places="searched"))
+        job(colour, pictures, "adaptive", settings=AttackSettings(places="searched"))
     function = CallableClassifier(lambda x: x.mean((2, 3)), fingerprint="f")
     with pytest.raises(InputError, match="the square attack needs none"):
         job(function, pictures, "apgd")

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import CallableClassifier, Preprocessing, Threat, TorchClassifier, Window
-from patchcleanser.attacks import ATTACKS, PatchAPGD, PatchPGD, PatchSquare, Settings
+from patchcleanser.attacks import ADAPTIVE, ATTACKS, PatchAPGD, PatchPGD, PatchSquare
+from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.attacks.losses import attack_loss, goal_margin
 from patchcleanser.errors import InputError, ThreatError
 
 GREY = torch.full((3, 8, 8), 0.5)
+
+CLASSES = {name: entry.load() for name, entry in ATTACKS.items() if name != ADAPTIVE}
 
 
 def images(number: int, size: int = 8) -> list[Tensor]:
@@ -33,7 +36,7 @@ def test_gradient_attacks_reach_the_optimum_of_a_linear_classifier(
     image, layer = images(1)[0], nn.Linear(3 * 8 * 8, 2)
     layer.weight.data = linear.module[1].weight[:2].detach()  # type: ignore[index]
     model = TorchClassifier(nn.Sequential(nn.Flatten(), layer).eval())
-    found = attack(model, Threat.square(4), Settings(iterations=30, loss=loss)).attack(image, 0)
+    found = attack(model, Threat.square(4), AttackSettings(iterations=30, loss=loss)).attack(image, 0)
     slope = (layer.weight[0] - layer.weight[1]).view(3, 8, 8)
     (w,) = found.windows
     inside = (slice(None), slice(w.top, w.bottom), slice(w.left, w.right))
@@ -43,10 +46,10 @@ def test_gradient_attacks_reach_the_optimum_of_a_linear_classifier(
     assert found.margin == pytest.approx(logits[0] - logits[1], abs=1e-3)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", CLASSES)
 def test_only_pixels_of_the_patch_change_and_a_png_can_hold_them(linear: TorchClassifier, name: str) -> None:
     image = images(1)[0]
-    found = ATTACKS[name](linear, Threat.square(3), Settings(iterations=4)).attack(image, 0)
+    found = CLASSES[name](linear, Threat.square(3), AttackSettings(iterations=4)).attack(image, 0)
     (w,) = found.windows
     assert (w.height, w.width) == (3, 3)
     changed = (found.image != image).any(0)
@@ -59,32 +62,34 @@ def test_only_pixels_of_the_patch_change_and_a_png_can_hold_them(linear: TorchCl
     assert found.fooled == (found.label != 0)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", CLASSES)
 def test_what_is_found_depends_on_image_and_seed_not_on_the_batch(linear: TorchClassifier, name: str) -> None:
     some, labels = images(3), [0, 1, 2]
-    attack = ATTACKS[name](linear, Threat.square(3), Settings(iterations=5, locations=2, restarts=2))
+    attack = CLASSES[name](linear, Threat.square(3), AttackSettings(iterations=5, locations=2, restarts=2))
     together = attack.candidates(some, labels)
     for image, label, found in zip(some, labels, together, strict=True):
         (alone,) = attack.candidates([image], [label])
         assert [f.windows for f in alone] == [f.windows for f in found]
         assert all(torch.equal(a.image, f.image) for a, f in zip(alone, found, strict=True))
-    other = ATTACKS[name](linear, Threat.square(3), Settings(iterations=5, locations=2, seed=1)).attack(some[0], 0)
+    other = CLASSES[name](linear, Threat.square(3), AttackSettings(iterations=5, locations=2, seed=1)).attack(
+        some[0], 0
+    )
     assert not torch.equal(other.image, together[0][0].image)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", CLASSES)
 def test_a_target_is_hit_and_nothing_else_counts(linear: TorchClassifier, name: str) -> None:
     image = images(1)[0]
     label = said(linear, image)
     target = (label + 1) % 5
     for loss in ("margin", "ce", "dlr"):
-        settings = Settings(iterations=60, target=target, loss=loss)  # type: ignore[arg-type]
-        found = ATTACKS[name](linear, Threat.square(6), settings).attack(image, label)
+        settings = AttackSettings(iterations=60, target=target, loss=loss)  # type: ignore[arg-type]
+        found = CLASSES[name](linear, Threat.square(6), settings).attack(image, label)
         assert found.label == target
         assert found.fooled
         assert found.margin < 0
     with pytest.raises(InputError, match="the target 1 is the true label of an image"):
-        ATTACKS[name](linear, Threat.square(3), Settings(target=1)).attack(image, 1)
+        CLASSES[name](linear, Threat.square(3), AttackSettings(target=1)).attack(image, 1)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +106,7 @@ def test_a_target_is_hit_and_nothing_else_counts(linear: TorchClassifier, name: 
 def test_patches_have_the_shape_number_and_room_of_the_threat(
     linear: TorchClassifier, threat: Threat, allowed: Any, places: Any
 ) -> None:
-    settings = Settings(iterations=2, locations=3, places=places)
+    settings = AttackSettings(iterations=2, locations=3, places=places)
     (found,) = PatchAPGD(linear, threat, settings).candidates(images(1), [0])
     assert len(found) == 3
     for one in found:
@@ -112,7 +117,7 @@ def test_patches_have_the_shape_number_and_room_of_the_threat(
 def test_gradients_pass_through_resizing_so_the_patch_lies_on_the_image_as_it_came(curved: TorchClassifier) -> None:
     image = images(1, size=9)[0]
     label = said(curved, image)
-    found = PatchAPGD(curved, Threat.square(4), Settings(iterations=40, locations=4)).attack(image, label)
+    found = PatchAPGD(curved, Threat.square(4), AttackSettings(iterations=40, locations=4)).attack(image, label)
     assert found.image.shape == image.shape
     assert found.fooled
     assert said(curved, found.image) != label
@@ -120,7 +125,7 @@ def test_gradients_pass_through_resizing_so_the_patch_lies_on_the_image_as_it_ca
 
 def test_on_the_input_grid_the_result_is_an_attacked_input(curved: TorchClassifier) -> None:
     image = images(1, size=9)[0]
-    found = PatchAPGD(curved, Threat.square(4, grid="input"), Settings(iterations=5)).attack(image, 0)
+    found = PatchAPGD(curved, Threat.square(4, grid="input"), AttackSettings(iterations=5)).attack(image, 0)
     assert found.image.shape == (3, 11, 11)
     clean = curved.preprocessing.geometry(image[None])[0]
     (w,) = found.windows
@@ -132,8 +137,8 @@ def test_on_the_input_grid_the_result_is_an_attacked_input(curved: TorchClassifi
 
 def test_a_searched_location_finds_the_place_that_matters(corner: TorchClassifier) -> None:
     dark, threat = torch.zeros(3, 24, 24), Threat.square(4)
-    blind = PatchAPGD(corner, threat, Settings(iterations=10, seed=0)).attack(dark, 0)
-    found = PatchAPGD(corner, threat, Settings(iterations=10, seed=0, places="searched")).attack(dark, 0)
+    blind = PatchAPGD(corner, threat, AttackSettings(iterations=10, seed=0)).attack(dark, 0)
+    found = PatchAPGD(corner, threat, AttackSettings(iterations=10, seed=0, places="searched")).attack(dark, 0)
     assert not blind.fooled
     assert found.fooled
     assert found.windows == (Window(0, 0, 4, 4),)
@@ -142,8 +147,8 @@ def test_a_searched_location_finds_the_place_that_matters(corner: TorchClassifie
 def test_more_locations_and_restarts_never_find_less(curved: TorchClassifier) -> None:
     image = images(1, size=9)[0]
     label = said(curved, image)
-    (many,) = PatchPGD(curved, Threat.square(2), Settings(iterations=5, locations=4)).candidates([image], [label])
-    worst = PatchPGD(curved, Threat.square(2), Settings(iterations=5, locations=4)).attack(image, label)
+    (many,) = PatchPGD(curved, Threat.square(2), AttackSettings(iterations=5, locations=4)).candidates([image], [label])
+    worst = PatchPGD(curved, Threat.square(2), AttackSettings(iterations=5, locations=4)).attack(image, label)
     assert worst.margin == min(f.margin for f in many)
 
 
@@ -157,7 +162,7 @@ def test_square_needs_no_gradients_and_counts_its_queries() -> None:
     model = CallableClassifier(function, fingerprint="colour")
     image = torch.full((3, 8, 8), 0.4)
     image[0] = 0.45
-    found = PatchSquare(model, Threat.square(3), Settings(iterations=40)).attack(image, 0)
+    found = PatchSquare(model, Threat.square(3), AttackSettings(iterations=40)).attack(image, 0)
     assert found.fooled
     assert sum(asked) == found.queries == 42
     with pytest.raises(InputError, match="needs gradients, and so a torch classifier, got CallableClassifier"):
@@ -175,7 +180,7 @@ def test_square_needs_no_gradients_and_counts_its_queries() -> None:
 )
 def test_an_impossible_budget_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Settings(**settings)
+        AttackSettings(**settings)
 
 
 def test_a_patch_that_does_not_fit_is_refused(linear: TorchClassifier) -> None:
@@ -199,7 +204,7 @@ def test_preprocessing_without_resizing_gives_both_grids_the_same_attack(linear:
     image = images(1)[0]
     model = TorchClassifier(linear.module, Preprocessing(mean=(0.4,) * 3, std=(0.3,) * 3))
     found = [
-        PatchPGD(model, Threat.square(3, grid=grid), Settings(iterations=5)).attack(image, 0)  # type: ignore[arg-type]
+        PatchPGD(model, Threat.square(3, grid=grid), AttackSettings(iterations=5)).attack(image, 0)  # type: ignore[arg-type]
         for grid in ("source", "input")
     ]
     assert torch.equal(found[0].image, found[1].image)

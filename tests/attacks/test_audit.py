@@ -12,19 +12,25 @@ import pytest
 import torch
 
 from patchcleanser import Job, MaskSet, Run, Threat, TorchClassifier, evaluate
-from patchcleanser.attacks import Settings
+from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.data.base import ArrayDataset, chosen
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import audit as audit_module
 from patchcleanser.evaluation.audit import Audit, audit, audited_job
-from patchcleanser.evaluation.matching import match_labels
-from patchcleanser.evaluation.twin import Twin, hidden_pixels, hiding_sets, look, slow_challenger_masking
-from patchcleanser.evaluation.twin import slow_double_masking as slow
+from patchcleanser.evaluation.class_names import match_labels
+from patchcleanser.evaluation.reference import (
+    ReferenceClassifier,
+    hidden_pixels,
+    hiding_sets,
+    look,
+    slow_challenger_masking,
+)
+from patchcleanser.evaluation.reference import slow_double_masking as slow
 from patchcleanser.records.checksums import checksum
 from patchcleanser.records.run import Row
 from patchcleanser.records.shards import write_shard
 
-QUICK = Settings(iterations=3, locations=1)
+QUICK = AttackSettings(iterations=3, locations=1)
 
 
 @pytest.fixture
@@ -121,7 +127,7 @@ def test_a_whole_forged_certificate_is_found_and_fooled(honest: Any) -> None:
 
     tamper(run, weak, forge)
     same = audited_job(run, job.classifier, job.dataset)
-    found = audit(run, same, sample=0, attack=10, settings=Settings(iterations=15, locations=2))
+    found = audit(run, same, sample=0, attack=10, settings=AttackSettings(iterations=15, locations=2))
     (fooled,) = found.contradictions
     assert fooled["what"] == "a certified image was fooled"
     assert fooled["index"] == weak
@@ -133,20 +139,23 @@ def test_the_sample_is_seeded(honest: Any) -> None:
     run, job = honest()
     same = audited_job(run, job.classifier, job.dataset)
     picks = [
-        audit(run, same, sample=3, attack=0, settings=Settings(iterations=1, seed=seed)).derived for seed in (0, 0, 1)
+        audit(run, same, sample=3, attack=0, settings=AttackSettings(iterations=1, seed=seed)).derived
+        for seed in (0, 0, 1)
     ]
     assert picks[0] == picks[1] != picks[2]
 
 
 def test_near_ties_are_reported_and_do_not_fail(honest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run, job = honest()
-    monkeypatch.setattr("patchcleanser.evaluation.twin.NEAR", 100.0)  # every label is a near-tie now
+    monkeypatch.setattr("patchcleanser.evaluation.reference.NEAR", 100.0)  # every label is a near-tie now
     found = everything(run, job)
     assert found.contradictions == []
     assert {tie["index"] for tie in found.near_ties} == set(range(10))
     row = next(row for row in run.read().to_pylist() if not row["row_certified"])  # or it would contradict itself
-    hidden, _ = audit_module.Checker(run, job).masks((12, 12))
-    second_label = Twin(job.classifier, job.dataset.image(row["index"]), hidden, grid="source").at(1, 1).second
+    hidden, _ = audit_module.RowChecker(run, job).masks((12, 12))
+    second_label = (
+        ReferenceClassifier(job.classifier, job.dataset.image(row["index"]), hidden, grid="source").at(1, 1).second
+    )
     tamper(run, row["index"], lambda row: row["one_mask_labels"].__setitem__(1, second_label))
     found = everything(run, job)
     assert any(t["what"] == "one-mask label 1" and t["stored"] == second_label for t in found.near_ties)
@@ -202,8 +211,8 @@ def test_the_twins_algorithms_are_the_papers() -> None:
     assert slow([3, 1, 1, 3], lambda i, j: 0) == 3  # a tie goes to the largest label
     assert slow([7, 7, 4], lambda i, j: 4) == 4
     assert slow([7, 7, 4], lambda i, j: 7) == 7
-    assert slow_challenger_masking([7, 7, 4], lambda i, j: 4, None) == 4
-    assert slow_challenger_masking([7, 7, 4], lambda i, j: 7, None) == 7
+    assert slow_challenger_masking([7, 7, 4], lambda i, j: 4, {}) == 4
+    assert slow_challenger_masking([7, 7, 4], lambda i, j: 7, {}) == 7
 
 
 def test_the_twin_fills_masks_before_preparing_on_the_source_grid(curved: TorchClassifier) -> None:

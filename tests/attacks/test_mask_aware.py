@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Job, Threat, TorchClassifier, evaluate
-from patchcleanser.attacks import AdaptiveAttack, PatchAPGD, Settings
+from patchcleanser.attacks import AdaptiveAttack, PatchAPGD
+from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.evaluation.audit import audit, audited_job
 
@@ -30,7 +31,7 @@ class Aware(TorchClassifier):
 
 
 def test_mask_aware_classifiers_can_be_attacked_and_audited(pictures: ArrayDataset, tmp_path: Path) -> None:
-    model, threat, settings = Aware(Visible().eval()), Threat.square(3), Settings(iterations=8, locations=2)
+    model, threat, settings = Aware(Visible().eval()), Threat.square(3), AttackSettings(iterations=8, locations=2)
     image, label = pictures.image(1), int(pictures.labels[1])
     assert PatchAPGD(model, threat, settings).attack(image, label).fooled
     defense = DoubleMasking(model, threat, masks=3)

@@ -15,7 +15,8 @@ from patchcleanser import (
     TorchClassifier,
     Window,
 )
-from patchcleanser.attacks import AdaptiveAttack, Settings
+from patchcleanser.attacks import AdaptiveAttack
+from patchcleanser.attacks.base import AttackSettings
 
 DEFENSES = {"double-masking": DoubleMasking, "challenger": ChallengerMasking, "minority": MinorityReports}
 THREATS = [
@@ -51,7 +52,7 @@ def test_certified_images_survive_the_adaptive_attack(name: str, threat: Threat)
         with torch.no_grad():
             labels = [int(model.logits(model.prepare(image[None])).argmax()) for image in images]
         defense = DEFENSES[name](model, threat, masks=4 if threat.count == 1 else 2)
-        attack = AdaptiveAttack(defense, Settings(iterations=6, locations=2, seed=seed))
+        attack = AdaptiveAttack(defense, AttackSettings(iterations=6, locations=2, seed=seed))
         for found in attack.challenge(images, labels):
             assert not found.contradiction
             certified += found.certified

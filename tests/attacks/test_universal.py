@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from patchcleanser import Threat, TorchClassifier, Window
-from patchcleanser.attacks import PrintedPatch, Printing, Settings, UniversalPatch, apply_patch
+from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.universal import PrintedPatch, Printing, UniversalPatch, apply_patch
 from patchcleanser.errors import DataError, InputError
 
 DRAW = torch.Generator().manual_seed(5)
@@ -17,7 +18,7 @@ LABELS = [int(image.mean((1, 2)).argmax()) for image in IMAGES]
 
 
 def test_one_patch_misleads_on_images_and_places_it_never_saw(colour: TorchClassifier) -> None:
-    attack = UniversalPatch(colour, Threat.square(4), Settings(iterations=40, target=2), batch=6)
+    attack = UniversalPatch(colour, Threat.square(4), AttackSettings(iterations=40, target=2), batch=6)
     train = [i for i, label in enumerate(LABELS) if label != 2]
     half = len(train) // 2
     patch = attack.fit([IMAGES[i] for i in train[:half]], [LABELS[i] for i in train[:half]])
@@ -29,7 +30,9 @@ def test_one_patch_misleads_on_images_and_places_it_never_saw(colour: TorchClass
 
 
 def test_the_png_keeps_the_pixels_and_says_how_they_were_found(colour: TorchClassifier, tmp_path: Path) -> None:
-    attack = UniversalPatch(colour, Threat.square(4), Settings(iterations=2, seed=9), printing=Printing(rotation=5))
+    attack = UniversalPatch(
+        colour, Threat.square(4), AttackSettings(iterations=2, seed=9), printing=Printing(rotation=5)
+    )
     patch = attack.fit(IMAGES[:3], LABELS[:3])
     patch.save(tmp_path / "patch.png")
     again = PrintedPatch.load(tmp_path / "patch.png")

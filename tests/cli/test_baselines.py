@@ -120,4 +120,4 @@ def test_attack_and_audit_say_that_they_need_masks(run: Command, tmp_path: Path)
     assert run("certify", *words, "--out", str(tmp_path / "run")).code == 0
     audited = run("audit", str(tmp_path / "run"))
     assert audited.code != 0
-    assert "was made by ds; only defenses with masks can be audited" in audited.err
+    assert "was made by ds, which cannot be audited; double-masking," in audited.err

@@ -146,12 +146,12 @@ def test_a_new_last_layer_keeps_all_else_that_the_card_says(tmp_path: Path, quer
     network = "timm:test_resnet?weights=none&global_pool=catavgmax&num_classes=10"
     first = load_classifier(network, device="cpu")
     assert isinstance(first, TorchClassifier)
-    about = {"preprocessing": vars(first.preprocessing)}
-    write_model(first.module, tmp_path / "old", {"model": network, **about})
+    metadata = {"preprocessing": vars(first.preprocessing)}
+    write_model(first.module, tmp_path / "old", {"model": network, **metadata})
     begun = load_classifier(f"trained:{tmp_path / 'old'}{query}", device="cpu")
     assert isinstance(begun, TorchClassifier)
     spec = bare_spec(f"trained:{tmp_path / 'old'}{query}")
-    write_model(begun.module, tmp_path / "new", {"model": spec, **about})
+    write_model(begun.module, tmp_path / "new", {"model": spec, **metadata})
     again = load_classifier(f"trained:{tmp_path / 'new'}", device="cpu")
     inputs = again.prepare(torch.rand(2, 3, 160, 160))
     with torch.inference_mode():

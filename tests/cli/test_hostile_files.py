@@ -35,7 +35,9 @@ PREPROCESSING = {"resize": [32, 32], "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two images."""
     job = Job(load_classifier("zoo:tiny", device="cpu"), chosen(load_dataset("sample"), 2), Threat.square(5), masks=2)
-    return evaluate(job, tmp_path_factory.mktemp("runs") / "run", about={"model": "zoo:tiny", "data": "sample"}).folder
+    return evaluate(
+        job, tmp_path_factory.mktemp("runs") / "run", metadata={"model": "zoo:tiny", "data": "sample"}
+    ).folder
 
 
 @pytest.fixture
@@ -55,11 +57,11 @@ def write_card(folder: Path, model: Any, **more: Any) -> None:
     (folder / "card.json").write_text(json.dumps({"model": model, "preprocessing": PREPROCESSING, **more}))
 
 
-def say(folder: Path, **about: Any) -> None:
+def say(folder: Path, **metadata: Any) -> None:
     """Change what the manifest of a run says besides its job."""
     path = folder / "run" / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["about"] |= about
+    manifest["about"] |= metadata
     path.write_text(json.dumps(manifest))
 
 

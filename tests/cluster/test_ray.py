@@ -29,7 +29,7 @@ from ray.exceptions import RayActorError
 
 from cluster.clusters import STORE, kill_one, rows, whole
 from patchcleanser import CallableClassifier, Threat, load_classifier
-from patchcleanser.attacks import Settings
+from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.classifiers.onnx import OnnxClassifier
 from patchcleanser.cli.app import app
 from patchcleanser.cluster import pool as ray_pool
@@ -40,9 +40,9 @@ from patchcleanser.data.files import Files
 from patchcleanser.data.load import SAMPLE
 from patchcleanser.errors import ClusterError, DataError, InputError, RecordError
 from patchcleanser.evaluation import Job, evaluate
-from patchcleanser.evaluation.attacked import AttackJob, attack_all
+from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
 from patchcleanser.evaluation.audit import audit
-from patchcleanser.evaluation.work import Batch, Certification, Progress
+from patchcleanser.evaluation.workloads import Batch, CertifyWorkload, Progress
 from patchcleanser.paper.collecting import read_found
 from patchcleanser.records.run import Run
 
@@ -127,7 +127,7 @@ def test_a_run_begun_here_and_finished_on_a_cluster_has_the_rows_of_a_local_one(
 
     for number, place in enumerate((None, runner, None)):  # turn and turn about, each stopped in the middle
         with contextlib.suppress(KeyboardInterrupt):
-            evaluate(real(), tmp_path / "mixed", batch=4, runner=place, watch=stop if number < 2 else None)
+            evaluate(real(), tmp_path / "mixed", batch=4, runner=place, on_progress=stop if number < 2 else None)
     assert whole(Run.open(tmp_path / "mixed"), 24)
     local = evaluate(real(), tmp_path / "local", batch=4)
     assert rows(Run.open(tmp_path / "mixed")).equals(rows(local))
@@ -140,7 +140,7 @@ def test_a_run_begun_here_and_finished_on_a_cluster_has_the_rows_of_a_local_one(
 
 
 def test_attacks_and_audits_find_the_same_there(runner: RayRunner, tmp_path: Path) -> None:
-    job, settings = real(6), Settings(iterations=2, locations=1)
+    job, settings = real(6), AttackSettings(iterations=2, locations=1)
     runs = [
         attack_all(AttackJob(job, "pgd", settings), tmp_path / name, batch=2, runner=place)
         for name, place in (("here", None), ("there", runner))
@@ -171,9 +171,9 @@ def test_many_images_are_hashed_by_all_nodes_to_the_same_fingerprint(
 
 
 def job_work(job: Job) -> Any:
-    from patchcleanser.evaluation.work import Certification
+    from patchcleanser.evaluation.workloads import CertifyWorkload
 
-    return Certification(job)
+    return CertifyWorkload(job)
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_workers_killed_again_and_again_lose_and_double_nothing(
         if len(killed) < kills and state.done >= 6 + 12 * len(killed) and kill_one():
             killed.append(state.done)
 
-    run = evaluate(noisy(number, pause=0.1), tmp_path / "killed", batch=2, runner=runner, watch=kill_some)
+    run = evaluate(noisy(number, pause=0.1), tmp_path / "killed", batch=2, runner=runner, on_progress=kill_some)
     assert len(killed) == kills
     assert whole(run, number)
     assert rows(run).equals(rows(evaluate(noisy(number), tmp_path / "local", batch=2)))
@@ -221,7 +221,7 @@ def test_a_node_removed_in_the_middle_loses_and_doubles_nothing(
             removed.append(state.done)
 
     with RayRunner(cluster.address, workers=3) as three:
-        run = evaluate(noisy(120, pause=0.05), tmp_path / "node", batch=2, runner=three, watch=remove)
+        run = evaluate(noisy(120, pause=0.05), tmp_path / "node", batch=2, runner=three, on_progress=remove)
     assert removed
     assert whole(run, 120)
     assert rows(run).equals(rows(evaluate(noisy(120), tmp_path / "local", batch=2)))
@@ -273,7 +273,7 @@ def test_an_image_once_left_out_stays_out_when_an_older_copy_of_its_batch_is_los
     """A late batch is at two workers; both may die of it, the second one after it was looked at."""
     monkeypatch.setattr(ray_pool, "deadly", lambda held, indices: [1])
     pool, state = ray_pool.Pool({"num_cpus": 1}, 1, ("cpu", 1)), ray_pool._Tasks(deque())
-    work, batch = Certification(cast(Job, None), skip=True), Batch(0, range(3))
+    work, batch = CertifyWorkload(cast(Job, None), skip=True), Batch(0, range(3))
     for _ in range(3):
         pool._again(work, state, 0, batch, RayActorError())
     assert [list(task.left_out) for _, task in state.queue] == [[], [1], [1]]

@@ -24,7 +24,7 @@ from patchcleanser.cluster.runner import RayRunner
 from patchcleanser.data import ArrayDataset
 from patchcleanser.errors import ClusterError, DataError, ImageError, RecordError
 from patchcleanser.evaluation import Job, evaluate
-from patchcleanser.evaluation.work import Progress
+from patchcleanser.evaluation.workloads import Progress
 from patchcleanser.records.run import Run
 from soundness.constructed import MASKS, SIDE, THREAT, constructed, is_unsteady
 
@@ -102,7 +102,7 @@ def test_a_worker_that_comes_back_with_another_model_adds_no_rows(
 
     with RayRunner(cluster.address, make=making(path)) as made:
         with pytest.raises(ClusterError, match="would give other rows: its classifier is"):
-            evaluate(job, tmp_path / "run", batch=2, runner=made, watch=replace)
+            evaluate(job, tmp_path / "run", batch=2, runner=made, on_progress=replace)
         stopped = Run.open(tmp_path / "run").read()
         assert 6 <= len(stopped) < 60
         path.write_text("1")
@@ -198,7 +198,7 @@ def test_a_file_that_is_replaced_during_a_run_stops_it_and_loses_no_rows(runner:
         (folder / "19.png").write_bytes(patched)
 
     with pytest.raises(DataError, match=r"a/19.png of photos changed while it was in use"):
-        evaluate(job, tmp_path / "run", batch=2, runner=runner, watch=patch)
+        evaluate(job, tmp_path / "run", batch=2, runner=runner, on_progress=patch)
     stopped = Run.open(tmp_path / "run").read(["index"])["index"].to_pylist()
     assert stopped
     assert 19 not in stopped

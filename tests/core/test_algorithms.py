@@ -11,9 +11,9 @@ from torch import Tensor
 
 from patchcleanser import CallableClassifier, Case, ChallengerMasking, DoubleMasking, MaskSet, MinorityReports, Threat
 from patchcleanser.core.algorithms import challenger_masking, double_masking, majority_label
-from patchcleanser.core.tables import LabelTable
-from patchcleanser.core.verdicts import Verdict
-from patchcleanser.core.windows import Size
+from patchcleanser.core.geometry import Size
+from patchcleanser.core.label_table import LabelTable
+from patchcleanser.core.results import Verdict
 
 
 def table_of(rows: list[list[int]]) -> tuple[list[int], list[list[int]]]:

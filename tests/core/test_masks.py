@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from patchcleanser import MaskSet, Threat, Window
-from patchcleanser.core.covering import Mask, cover_of
-from patchcleanser.core.windows import Size
+from patchcleanser.core.cover import Mask, cover_of
+from patchcleanser.core.geometry import Size
 from patchcleanser.errors import CoverError, MaskError
 
 PAPER_SHAPES = [(5, 224), (12, 83), (23, 38), (39, 20), (84, 12), (224, 5)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchcleanser.core.windows import Window
+from patchcleanser.core.geometry import Window
 from patchcleanser.data import load_dataset
 from patchcleanser.data.boxes import boxed_images, object_shares, read_boxes
 from patchcleanser.data.digits import square_around

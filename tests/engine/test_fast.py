@@ -512,8 +512,8 @@ def test_labels_of_a_size_that_was_never_compared_are_the_exact_ones_and_the_oth
 
 def test_ways_are_told_how_many_labels_to_expect() -> None:
     defense = DoubleMasking(TorchClassifier(Small().eval(), classes=4), Threat.square(2), masks=3, precision="fast")
-    defense.ready((12, 12))
-    defense.expect(10)
+    defense.check_size((12, 12))
+    defense.hint_total_images(10)
     assert {backends[0].expected for backends in defense.engine.candidates} == {
         10 * len(defense.mask_set((12, 12)).unions)
     }
@@ -634,5 +634,5 @@ def test_masks_made_by_hand_count_in_what_is_expected() -> None:
     defense = DoubleMasking(
         TorchClassifier(Small().eval(), classes=4), Threat.square(2), mask_set=masks, precision="fast"
     )
-    defense.expect(10)
+    defense.hint_total_images(10)
     assert {backends[0].expected for backends in defense.engine.candidates} == {10 * len(masks.unions)}

@@ -21,8 +21,8 @@ from patchcleanser import (
     load_dataset,
 )
 from patchcleanser.classifiers.base import Classifier
+from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.tables import UNMASKED, LabelTable
 from patchcleanser.defenses.base import Defense
 from patchcleanser.engine.exact import FIRST_PROBES, PROBE_EVERY, ExactEngine, default_chunk
 from patchcleanser.engine.fast.backends import half_type

@@ -20,7 +20,7 @@ from patchcleanser import CallableClassifier, Threat, load_classifier
 from patchcleanser.data import ArrayDataset, chosen, load_dataset
 from patchcleanser.errors import DataError, InputError, RecordError
 from patchcleanser.evaluation import Job, evaluate
-from patchcleanser.evaluation.work import Progress
+from patchcleanser.evaluation.workloads import Progress
 from patchcleanser.records.run import TIMES, Run
 
 CLASSES = ("a", "b", "c")
@@ -66,7 +66,7 @@ def test_rows_say_what_the_defense_says(tmp_path: Path) -> None:
 def test_a_second_run_computes_nothing(tmp_path: Path) -> None:
     first = evaluate(job(), tmp_path, batch=4)
     told: list[Progress] = []
-    again = evaluate(job(), tmp_path, batch=4, watch=told.append)
+    again = evaluate(job(), tmp_path, batch=4, on_progress=told.append)
     assert told == []
     assert again.read().equals(first.read())
 
@@ -77,10 +77,10 @@ def test_a_stop_loses_at_most_the_batch_in_flight_and_the_rest_is_the_same(tmp_p
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(job(), tmp_path / "broken", batch=4, watch=stop)
+        evaluate(job(), tmp_path / "broken", batch=4, on_progress=stop)
     assert Run.open(tmp_path / "broken").missing() == [2]
     told: list[Progress] = []
-    broken = evaluate(job(), tmp_path / "broken", batch=4, watch=told.append)
+    broken = evaluate(job(), tmp_path / "broken", batch=4, on_progress=told.append)
     assert [(p.done, p.here) for p in told] == [(10, 2)]
     assert told[-1].summary.images == 10
     assert rows(broken).equals(rows(evaluate(job(), tmp_path / "whole", batch=4)))
@@ -110,7 +110,7 @@ def test_a_changed_job_never_reuses_rows(tmp_path: Path, change: dict[str, objec
 def test_the_same_masks_are_the_same_job_however_they_are_written(tmp_path: Path) -> None:
     told: list[Progress] = []
     evaluate(job(masks=2), tmp_path)
-    evaluate(job(masks=(2, 2)), tmp_path, watch=told.append)
+    evaluate(job(masks=(2, 2)), tmp_path, on_progress=told.append)
     assert told == []  # there was nothing left to do
 
 

@@ -25,7 +25,7 @@ from patchcleanser import Job, Threat, TorchClassifier, evaluate, load_classifie
 from patchcleanser.cli.app import COMMANDS, app
 from patchcleanser.data import chosen
 from patchcleanser.service.app import create_app
-from patchcleanser.service.settings import Settings
+from patchcleanser.service.settings import ServiceSettings
 
 FOLDER = Path(__file__).parent
 ZOO = ["zoo:tiny", "zoo:cifar10-mlp", "zoo:cifar10-resnet", "zoo:cifar10-vit"]
@@ -97,7 +97,7 @@ def rows(precision: str) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            run = evaluate(job(precision), Path(folder) / "run", about={"entropy": 0})
+            run = evaluate(job(precision), Path(folder) / "run", metadata={"entropy": 0})
             table = run.read()
     finally:
         torch.set_num_threads(threads)
@@ -113,7 +113,7 @@ def commands() -> dict[str, str]:
 
 def openapi() -> dict[str, Any]:
     """The document of the HTTP service."""
-    document: dict[str, Any] = create_app(Settings(model="zoo:tiny", device="cpu")).openapi()
+    document: dict[str, Any] = create_app(ServiceSettings(model="zoo:tiny", device="cpu")).openapi()
     return document
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.core.sight import Sight
+from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses import BagCert
 from patchcleanser.errors import ClassifierError
@@ -44,7 +44,7 @@ def test_gradients_find_exactly_the_receptive_fields(
     network = build_network(name, options).eval()
     assert isinstance(network, BagNet)
     assert (network.field, network.jump) == (field, jump)
-    sight = Sight.fields((side, side), network.field, network.jump)
+    sight = ReceptiveFields.fields((side, side), network.field, network.jump)
     assert network.local(torch.zeros(1, 3, side, side)).shape[2:] == sight.grid
     for place in ((0, 0), (sight.grid[0] - 1, 0), (sight.grid[0] // 2, sight.grid[1] - 1)):
         expected = sight.down[place[0]][:, None] & sight.across[place[1]][None]

@@ -9,8 +9,8 @@ import torch
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
 from patchcleanser.classifiers.wrappers import TokenDroppingClassifier
+from patchcleanser.core.label_table import LabelTable
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.tables import LabelTable
 from patchcleanser.engine.exact import ExactEngine
 from patchcleanser.engine.masking import ImageState, LabelRequest
 from patchcleanser.errors import InputError

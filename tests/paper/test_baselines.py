@@ -15,7 +15,7 @@ from patchcleanser.errors import RecordError
 from patchcleanser.paper import EXPERIMENTS
 from patchcleanser.paper.baselines import BASELINES, PATCHES, RECOVERING, Baseline, measured
 from patchcleanser.paper.collecting import read_found
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 from patchcleanser.reports.published import published
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "baselines.py"
@@ -72,7 +72,7 @@ def test_table_2_shows_every_measured_row_beside_what_the_paper_prints(
     found = read_found(tmp_path / "out", "table2")
     assert len(found) == len(RECOVERING) * len(PATCHES)
     first = found[RECOVERING[0].line("2").key]
-    assert first.values["certified"] == Share(5000, 10000)
+    assert first.values["certified"] == Proportion(5000, 10000)
     assert "de-randomized smoothing" in text
     assert "| 68.9 | 50.0 (49.0–51.0) |" in text  # printed, and ours with its interval
     assert "The paper does not compare it" in text  # Smoothed ViT
@@ -84,7 +84,7 @@ def test_rows_with_other_options_are_other_rows(tmp_path: Path) -> None:
     with_them, without = (row(chosen, "5x5", 9.9), {**row(chosen, "5x5", 5.7), "options": {}})
     (tmp_path / "rows.json").write_text(json.dumps([with_them, without]))
     (found,) = measured(tmp_path / "rows.json").values()
-    assert found.values["certified"] == Share(990, 10000)
+    assert found.values["certified"] == Proportion(990, 10000)
 
 
 def test_rows_that_are_none_are_refused_and_no_file_is_no_row(tmp_path: Path) -> None:

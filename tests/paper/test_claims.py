@@ -6,7 +6,7 @@ import pytest
 
 from patchcleanser.paper import EXPERIMENTS, Finding, Line
 from patchcleanser.paper.tabling import claim_lines
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 
 
 def lines_of(name: str, model: str = "tiny") -> list[Line]:
@@ -17,7 +17,7 @@ def found(name: str, measure: str, values: list[float], more: str | None = None)
     """Findings of an experiment's first lines: shares of a thousand images, and another measure that stays at 90%."""
     return {
         line.key: Finding(
-            {measure: Share(round(10 * value), 1000), **({more: Share(900, 1000)} if more else {})}, 1000, {}
+            {measure: Proportion(round(10 * value), 1000), **({more: Proportion(900, 1000)} if more else {})}, 1000, {}
         )
         for line, value in zip(lines_of(name), values, strict=False)
     }
@@ -48,8 +48,8 @@ def test_certified_accuracy_must_fall_with_larger_patches(values: list[float], w
 def test_detection_must_certify_more_than_recovery() -> None:
     double, *rest = lines_of("figure9")
     for recovered, word in ((60, "yes"), (80, "NO")):
-        findings = {double.key: Finding({"certified": Share(recovered, 100)}, 100, {})}
-        findings |= {line.key: Finding({"detection_certified": Share(70, 100)}, 100, {}) for line in rest[:3]}
+        findings = {double.key: Finding({"certified": Proportion(recovered, 100)}, 100, {})}
+        findings |= {line.key: Finding({"detection_certified": Proportion(70, 100)}, 100, {}) for line in rest[:3]}
         (told,) = claim_lines(EXPERIMENTS["figure9"], findings)
         assert f": {word} for" in told
 
@@ -60,7 +60,7 @@ def test_cutout_must_help_every_network_that_has_a_vanilla_twin() -> None:
     assert len(lines) == 2
     for masked, word in ((76, "yes"), (30, "NO")):
         shares = {"with cutout": masked, "vanilla": 40}
-        findings = {line.key: Finding({"certified": Share(shares[line.variant], 100)}, 100, {}) for line in lines}
+        findings = {line.key: Finding({"certified": Proportion(shares[line.variant], 100)}, 100, {}) for line in lines}
         (told,) = claim_lines(EXPERIMENTS["table5"], findings)
         assert f"family: {word} for cifar10, source (certified cifar10-resnet 40.0 to {masked:.1f})" in told
 
@@ -69,7 +69,7 @@ def test_a_network_that_learnt_longer_is_no_twin() -> None:
     models = ("resnet", "cifar10-resnet-vanilla", "cifar10-resnet50-128-longer", "cifar10-resnet50-128-vanilla")
     lines = [line for line in EXPERIMENTS["table5"].lines if line.plan.model in models]
     assert len(lines) == len(models)
-    findings = {line.key: Finding({"certified": Share(50, 100)}, 100, {}) for line in lines}
+    findings = {line.key: Finding({"certified": Proportion(50, 100)}, 100, {}) for line in lines}
     assert claim_lines(EXPERIMENTS["table5"], findings) == []
 
 
@@ -78,7 +78,12 @@ def test_larger_objects_must_be_certified_more_often_whatever_a_bucket_without_i
     large: int, word: str
 ) -> None:
     lines = lines_of("figure20", "imagenet-mobilenet-hardened")
-    shares = [Share(3, 10), Share(0, 0), *(Share(2, 10) for _ in range(3)), *(Share(large, 20) for _ in range(5))]
+    shares = [
+        Proportion(3, 10),
+        Proportion(0, 0),
+        *(Proportion(2, 10) for _ in range(3)),
+        *(Proportion(large, 20) for _ in range(5)),
+    ]
     findings = {line.key: Finding({"certified": share}, 180, {}) for line, share in zip(lines, shares, strict=True)}
     (told,) = claim_lines(EXPERIMENTS["figure20"], findings)
     assert f"picture: {word} for" in told

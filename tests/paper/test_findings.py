@@ -14,7 +14,7 @@ from patchcleanser.paper.plans import usual
 from patchcleanser.paper.running import Archive
 from patchcleanser.paper.tabling import why
 from patchcleanser.records.derive import verdicts
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ LINE = next(line for line in TABLE2.lines if line.plan == usual("tiny"))
 
 
 def finding(certified: int, images: int, device: str = "cpu") -> Finding:
-    shares = {"clean": Share(images, images), "certified": Share(certified, images)}
+    shares = {"clean": Proportion(images, images), "certified": Proportion(certified, images)}
     origin = {"device": device, "seed": 0, "command": "patchcleanser reproduce table2", "versions": {"torch": "2.5"}}
     return Finding(shares | {"seconds": 0.5}, images, origin)
 
@@ -38,7 +38,7 @@ def test_the_finding_from_more_images_stays_and_of_equals_the_newer(tmp_path: Pa
     for certified, images, want in ((60, 100, 60), (6, 10, 60), (70, 100, 70), (700, 1000, 700)):
         kept = keep(TABLE2, {LINE.key: finding(certified, images)}, tmp_path)
         share = kept[LINE.key].values["certified"]
-        assert isinstance(share, Share)
+        assert isinstance(share, Proportion)
         assert share.count == want
     kept = keep(TABLE2, {"gone|x": finding(1, 9999)}, tmp_path)  # a line that nobody declares any more
     assert list(kept) == [LINE.key]

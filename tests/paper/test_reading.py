@@ -10,7 +10,7 @@ from patchcleanser import CallableClassifier, Job, MinorityReports, Run, Threat,
 from patchcleanser.data import ArrayDataset
 from patchcleanser.paper import reading
 from patchcleanser.paper.objects import BUCKETS, in_bucket
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 
 CLASSES = ("a", "b", "c")
 
@@ -40,8 +40,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_accuracies_are_the_shares_of_the_rows(run: Run) -> None:
     rows = run.read().to_pylist()
     found = reading.accuracies(run)
-    assert found["certified"] == Share(sum(row["certified"] for row in rows), 60)
-    assert found["undefended"] == Share(60, 60)
+    assert found["certified"] == Proportion(sum(row["certified"] for row in rows), 60)
+    assert found["undefended"] == Proportion(60, 60)
     assert found["classifications"] == 46  # 9 masks make 45 unions, and one label is the undefended one's
 
 
@@ -60,7 +60,7 @@ def test_thresholds_give_what_the_detecting_defense_says(run: Run, threshold: st
     defense = MinorityReports(linear(), Threat.square(2), masks=3, threshold=float(threshold))
     certificates = defense.certify([data.image(n) for n in range(60)], data.labels)
     want = sum(certificate.detection_certified for certificate in certificates)
-    assert reading.promises(run, threshold)["detection_certified"] == Share(want, 60)
+    assert reading.promises(run, threshold)["detection_certified"] == Proportion(want, 60)
 
 
 def test_recovery_stands_beside_detection(run: Run) -> None:
@@ -71,7 +71,7 @@ def test_classes_are_ordered_from_the_least_to_the_most_certified(run: Run) -> N
     rows = run.read(["label", "certified"]).to_pylist()
     per_class = sorted(np.mean([row["certified"] for row in rows if row["label"] == y]) for y in range(3))
     got = [reading.by_class(run, part)["certified"] for part in reading.PARTS]
-    shares = [share.percent / 100 for share in got if isinstance(share, Share)]
+    shares = [share.percent / 100 for share in got if isinstance(share, Proportion)]
     assert [shares[0], shares[2], shares[-1]] == pytest.approx(per_class)
 
 
@@ -79,7 +79,7 @@ def test_buckets_of_object_sizes_hold_each_image_once(run: Run) -> None:
     rows = run.read(["id", "certified"]).to_pylist()
     shares = {row["id"]: (n + 1) / 60 for n, row in enumerate(rows)}  # from 1/60 to the whole picture
     found = [in_bucket(run, bucket, shares)["certified"] for bucket in BUCKETS]
-    assert sum(share.total for share in found if isinstance(share, Share)) == 60
+    assert sum(share.total for share in found if isinstance(share, Proportion)) == 60
     first = [row["certified"] for row in rows if shares[row["id"]] <= 0.1]
-    assert found[0] == Share(sum(first), len(first))
-    assert in_bucket(run, BUCKETS[0], {})["certified"] == Share(0, 0)  # images without boxes are in none
+    assert found[0] == Proportion(sum(first), len(first))
+    assert in_bucket(run, BUCKETS[0], {})["certified"] == Proportion(0, 0)  # images without boxes are in none

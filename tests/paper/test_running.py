@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from patchcleanser.cli.app import app
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation import Job, evaluate
-from patchcleanser.evaluation.attacked import AttackJob, attack_all
+from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
 from patchcleanser.evaluation.timing import Times
 from patchcleanser.paper import EXPERIMENTS, Plan
 from patchcleanser.paper.collecting import collect, read_found
@@ -22,11 +22,11 @@ from patchcleanser.records.run import Run
 
 
 def laboratory(root: Path | None, runs: Path, **options: Any) -> Laboratory:
-    def certify(job: Job, folder: Path, about: dict[str, Any]) -> Run:
-        return evaluate(job, folder, about=about)
+    def certify(job: Job, folder: Path, metadata: dict[str, Any]) -> Run:
+        return evaluate(job, folder, metadata=metadata)
 
-    def attack(job: AttackJob, folder: Path, about: dict[str, Any]) -> Run:
-        return attack_all(job, folder, about=about)
+    def attack(job: AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
+        return attack_all(job, folder, metadata=metadata)
 
     hands = Hands(certify, attack, lambda model, data, split, job: {"model": model, "data": data})
     return Laboratory(runs, hands, root=root, device="cpu", **options)
@@ -43,7 +43,7 @@ def test_a_plan_is_run_once_and_then_found(root: Path, tmp_path: Path) -> None:
     again = laboratory(root, tmp_path / "runs", limit=3).run(plan)
     assert isinstance(again, Run)
     assert again.shard(0).stat().st_mtime_ns == shard
-    assert run.about["seed"] == 0
+    assert run.metadata["seed"] == 0
 
 
 def test_a_model_that_is_not_here_is_left_out_with_the_command_that_makes_it(root: Path, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_times_are_kept_and_say_by_which_clock_they_were_taken(root: Path, tmp_p
     assert times.images == 2
     assert min(times.milliseconds.values()) > 0
     assert times.classifications["double-masking"] >= 4
-    assert times.about["clock"] == "processor time of one thread"  # as tests run
+    assert times.metadata["clock"] == "processor time of one thread"  # as tests run
     assert laboratory(root, tmp_path / "runs", limit=2).run(plan) == times
 
 

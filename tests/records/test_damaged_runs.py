@@ -40,7 +40,7 @@ def rows_of(run: Run, batch: int) -> list[Row]:
 
 
 def begin(folder: Path) -> Run:
-    return Run.begin(folder, JOB, images=IMAGES, batch=BATCH, about={})
+    return Run.begin(folder, JOB, images=IMAGES, batch=BATCH, metadata={})
 
 
 def content(run: Run) -> str:
@@ -127,7 +127,7 @@ def test_a_shard_in_place_of_another_is_refused(tmp_path: Path) -> None:
 
 def test_a_shard_of_another_job_is_refused(tmp_path: Path) -> None:
     run = finish(tmp_path / "a")
-    other = Run.begin(tmp_path / "b", {**JOB, "classifier": "another"}, images=IMAGES, batch=BATCH, about={})
+    other = Run.begin(tmp_path / "b", {**JOB, "classifier": "another"}, images=IMAGES, batch=BATCH, metadata={})
     other.write(1, rows_of(other, 1))
     shutil.copyfile(other.shard(1), run.shard(1))
     with pytest.raises(RecordError, match=r"rows-00001.parquet belongs elsewhere: it was written for key"):
@@ -202,7 +202,7 @@ def test_a_changed_manifest_is_refused_and_deleting_it_loses_no_row(
         with pytest.raises(RecordError, match=f"manifest.json .*({said}).*; restore it, or delete it and run the same"):
             read(tmp_path)
     path.unlink()
-    again = Run.begin(tmp_path, JOB, images=IMAGES, batch=100, about={})
+    again = Run.begin(tmp_path, JOB, images=IMAGES, batch=100, metadata={})
     assert (again.batch, again.digest) == (BATCH, digest)
     assert times == [run.shard(batch).stat().st_mtime_ns for batch in range(3)]
 
@@ -234,7 +234,7 @@ def test_a_changed_manifest_without_a_checksum_does_not_fit_its_rows(
 
 
 def test_a_job_says_how_many_images_its_manifest_has(tmp_path: Path) -> None:
-    Run.begin(tmp_path, {**JOB, "images": IMAGES}, images=IMAGES, batch=BATCH, about={})
+    Run.begin(tmp_path, {**JOB, "images": IMAGES}, images=IMAGES, batch=BATCH, metadata={})
     without_checksums(tmp_path)
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "images": 10**12}))

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from patchcleanser.core.geometry import Window
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Window
 from patchcleanser.errors import DataError, RecordError
-from patchcleanser.records.metrics import Share, per_class, summary
+from patchcleanser.records.metrics import Proportion, per_class, summary
 from patchcleanser.records.run import SCHEMA, Run, find_runs
 
 JOB: dict[str, Any] = {
@@ -44,7 +44,7 @@ def made_before(folder: Path) -> Run:
 
 
 def begin(folder: Path, job: dict[str, Any] = JOB, images: int = 5, batch: int = 2) -> Run:
-    return Run.begin(folder, job, images=images, batch=batch, about={})
+    return Run.begin(folder, job, images=images, batch=batch, metadata={})
 
 
 def test_a_run_knows_which_batches_are_missing_and_reads_rows_in_order(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_the_same_job_begun_meanwhile_in_other_batches_is_not_mixed_with_ours(tm
     """Shards are named by their batch: of two sizes, some images would have two rows and others none."""
     mine = begin(tmp_path)
     (tmp_path / "manifest.json").unlink()
-    Run.begin(tmp_path, JOB, images=mine.images, batch=mine.batch + 1, about={})
+    Run.begin(tmp_path, JOB, images=mine.images, batch=mine.batch + 1, metadata={})
     with pytest.raises(RecordError, match="taken by another run meanwhile"), mine.locked():
         pass
 
@@ -207,9 +207,9 @@ def test_a_summary_counts_what_was_answered_and_only_that(tmp_path: Path) -> Non
         "row_certified": 2,
     }
     assert found.cases == {"agreed": 2, "majority": 1}
-    assert per_class(run.read())[1]["clean"] == Share(2, 3)
+    assert per_class(run.read())[1]["clean"] == Proportion(2, 3)
     twice = found + found
-    assert twice.shares["clean"] == Share(4, 6)
+    assert twice.shares["clean"] == Proportion(4, 6)
 
 
 def test_detection_has_shares_of_its_own(tmp_path: Path) -> None:
@@ -229,4 +229,4 @@ def test_detection_has_shares_of_its_own(tmp_path: Path) -> None:
     ("count", "total", "low", "high"), [(0, 10, 0.0, 27.75), (10, 10, 72.25, 100.0), (50, 100, 40.38, 59.62)]
 )
 def test_intervals_are_wilsons(count: int, total: int, low: float, high: float) -> None:
-    assert Share(count, total).interval == pytest.approx((low, high), abs=0.01)
+    assert Proportion(count, total).interval == pytest.approx((low, high), abs=0.01)

@@ -62,7 +62,7 @@ def attack_written(
     detects: bool = False,
     job: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
-    about: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
     change: Callable[[Row], Any] = dict,
     pictures: bool = True,
 ) -> Run:
@@ -77,7 +77,7 @@ def attack_written(
     }
     told = {"model": "zoo:tiny", "data": "cifar10", "classes": ["cat", "dog", "frog"]}
     told["command"] = "patchcleanser attack …"
-    run = Run.begin(folder, known, images=images, batch=batch, about=told | (about or {}))
+    run = Run.begin(folder, known, images=images, batch=batch, metadata=told | (metadata or {}))
     for number in range(run.batches):
         rows = [_attacked_row(index, detects) for index in run.indices(number)]
         for row in rows:
@@ -109,7 +109,7 @@ def written(
     masks: int = 2,
     sizes: tuple[tuple[int, int], ...] = ((8, 8),),
     classes: tuple[str, ...] = ("cat", "dog", "frog"),
-    about: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
     skipped: dict[int, str] | None = None,
     ids: Callable[[int], str] = "image {}".format,
     pictures: bool = True,
@@ -133,7 +133,7 @@ def written(
         "table": table and not detects,
     }
     known = {"model": "zoo:tiny", "data": "cifar10", "classes": list(classes), "command": "patchcleanser certify …"}
-    run = Run.begin(folder, job, images=images, batch=batch, about=known if about is None else about)
+    run = Run.begin(folder, job, images=images, batch=batch, metadata=known if metadata is None else metadata)
     rng = np.random.default_rng(seed)
     for number in range(run.batches):
         rows = []

@@ -10,7 +10,7 @@ import pytest
 
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Row, Run
 
 from .test_command import typed
@@ -31,7 +31,7 @@ def test_numbers_of_an_attack_equal_its_rows(make_attack: MakeRun, tmp_path: Pat
         "certified": [row["certified"] for row in rows],
     }
     for name, hit in hits.items():
-        share = Share(sum(hit), len(hit))
+        share = Proportion(sum(hit), len(hit))
         assert (int(found[f"{name}_count"]), int(found[f"{name}_total"])) == (share.count, share.total)
         low, high = share.interval
         assert f"{share.percent:.1f} {low:.1f}–{high:.1f}" in words

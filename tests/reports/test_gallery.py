@@ -85,15 +85,15 @@ def test_no_pictures_where_none_are_wanted(make_run: MakeRun, tmp_path: Path) ->
 
 
 def test_answers_carry_the_models_names_and_labels_the_datasets(make_run: MakeRun) -> None:
-    about = {"classes": ["cat", "dog", "frog"], "model_classes": ["tabby", "terrier", "toad"]}
-    run = make_run(images=40, about=about)
+    metadata = {"classes": ["cat", "dog", "frog"], "model_classes": ["tabby", "terrier", "toad"]}
+    run = make_run(images=40, metadata=metadata)
     rows = {row["id"]: row for row in run.read().to_pylist()}
     for pictures in shown(run).values():
         for picture in pictures:
             row = rows[picture.id]
-            assert picture.truth == about["classes"][row["label"]]
-            assert picture.undefended == about["model_classes"][row["undefended"]]
-            assert picture.answer == about["model_classes"][row["answer"]]
+            assert picture.truth == metadata["classes"][row["label"]]
+            assert picture.undefended == metadata["model_classes"][row["undefended"]]
+            assert picture.answer == metadata["model_classes"][row["answer"]]
 
 
 def test_only_certified_images_have_a_margin(make_run: MakeRun) -> None:

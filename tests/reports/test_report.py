@@ -18,7 +18,7 @@ from matplotlib.colors import rgb2hex
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
 from patchcleanser.records.derive import derive
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
 from patchcleanser.reports import write_report
 from patchcleanser.reports.drawing import ROLES
@@ -87,7 +87,7 @@ def test_numbers_on_the_page_and_in_the_tables_equal_the_records(make_run: MakeR
     }
     words = Page(html).text
     for name, hit in hits.items():
-        share = Share(sum(hit), len(hit))
+        share = Proportion(sum(hit), len(hit))
         assert (int(found[f"{name}_count"]), int(found[f"{name}_total"])) == (share.count, share.total)
         assert float(found[name]) == pytest.approx(share.percent, abs=1e-3)
         low, high = share.interval
@@ -172,7 +172,7 @@ NASTY = "<script>alert(1)</script>\"'&{{ 7*7 }}$x$"
 
 
 def test_other_peoples_text_is_escaped_everywhere(make_run: MakeRun, tmp_path: Path) -> None:
-    about = {
+    metadata = {
         "model": NASTY,
         "data": NASTY,
         "split": NASTY,
@@ -181,7 +181,7 @@ def test_other_peoples_text_is_escaped_everywhere(make_run: MakeRun, tmp_path: P
         "versions": {NASTY: NASTY},
         "created": NASTY,
     }
-    run = make_run(ids=lambda n: f"{n}{NASTY}", about=about, skipped={1: NASTY})
+    run = make_run(ids=lambda n: f"{n}{NASTY}", metadata=metadata, skipped={1: NASTY})
     html = reported(tmp_path / "out", run, title=NASTY)
     page = Page(html)
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "img", "iframe", "object", "link"})
@@ -269,7 +269,7 @@ def test_every_kind_of_threat_can_be_reported(make_run: MakeRun, tmp_path: Path,
 
 
 def test_a_run_without_tables_or_circumstances_is_reported(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run(table=False, about={}, pictures=False)
+    run = make_run(table=False, metadata={}, pictures=False)
     words = Page(reported(tmp_path / "out", run)).text
     assert "This run kept no two-mask tables" in words
     assert "classifier cccccccccc" in words
@@ -290,7 +290,7 @@ def test_equal_results_are_one_number_and_only_what_matters_is_named(make_run: M
     def headline(*runs: Run) -> str:
         return Page(reported(tmp_path / "out", *runs, derived=False, pictures=False)).text.partition(" · ")[0].strip()
 
-    one, same = make_run("one"), make_run("same", about={"model": "zoo:other", "data": "cifar10"})
+    one, same = make_run("one"), make_run("same", metadata={"model": "zoo:other", "data": "cifar10"})
     more = make_run("more", masks=3, seed=3)
     assert re.fullmatch(r"[\d.]+% certified against any 2×2 px patch, in both runs", headline(one, same))
     assert re.fullmatch(
@@ -312,7 +312,7 @@ def test_the_title_and_the_text_agree_on_the_number_of_runs(make_run: MakeRun, t
 def test_long_names_of_runs_stay_whole_in_the_figure(make_run: MakeRun, tmp_path: Path) -> None:
     models = (f"timm:{'a_very_' * 5}long_name.{end}" for end in ("first", "second"))
     runs = [
-        make_run(f"{n}-{masks}", masks=masks, about={"model": name})
+        make_run(f"{n}-{masks}", masks=masks, metadata={"model": name})
         for n, name in enumerate(models)
         for masks in (2, 3)
     ]
@@ -323,8 +323,8 @@ def test_long_names_of_runs_stay_whole_in_the_figure(make_run: MakeRun, tmp_path
 
 
 def test_paths_on_the_page_keep_their_last_name_only(make_run: MakeRun, tmp_path: Path) -> None:
-    about = {"data": "folder:/home/me/photos", "split": None, "command": "certify --data folder:/home/me/photos"}
-    html = reported(tmp_path / "out", make_run(about=about, skipped={1: "cannot decode /home/me/photos/1.png"}))
+    metadata = {"data": "folder:/home/me/photos", "split": None, "command": "certify --data folder:/home/me/photos"}
+    html = reported(tmp_path / "out", make_run(metadata=metadata, skipped={1: "cannot decode /home/me/photos/1.png"}))
     assert "/home/me" not in html
     assert "cannot decode 1.png" in html
     assert "images of folder:photos," in Page(html).text
@@ -345,7 +345,7 @@ def test_smaller_patches_that_change_nothing_are_a_sentence(make_run: MakeRun, t
     run = make_run(threat=Threat.square(3))
     found = derive(run)
     assert found is not None
-    same = replace(found, smaller=[(side, Share(3, 4)) for side in (1, 2, 3)])
+    same = replace(found, smaller=[(side, Proportion(3, 4)) for side in (1, 2, 3)])
     html = write_report([(run, same)], tmp_path / "out").read_text(encoding="utf-8")
     assert "75.0% are row-certified at every side from 1 to 3 px" in html
     assert not (tmp_path / "out" / "figures" / "smaller-patches.svg").exists()

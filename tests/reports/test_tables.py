@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 from patchcleanser.reports.tables import Column, Table, latex_text, markdown_text, to_csv, to_latex, to_markdown
 
 NASTY = '50%_of & $x$ #1 {a} ~^ \\ <b> | "q" a\nb'
@@ -16,8 +16,8 @@ TABLE = Table(
     "A caption with 100% & more",
     (Column("name", "Name"), Column("share", "Share, %"), Column("count", "Count"), Column("time", "Time", 2)),
     [
-        {"name": NASTY, "share": Share(3, 4), "count": 12345, "time": 0.125},
-        {"name": "plain", "share": Share(0, 0), "count": None, "time": None},
+        {"name": NASTY, "share": Proportion(3, 4), "count": 12345, "time": 0.125},
+        {"name": "plain", "share": Proportion(0, 0), "count": None, "time": None},
     ],
 )
 
@@ -26,7 +26,9 @@ def test_csv_holds_the_share_its_interval_and_its_count() -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(TABLE))))
     assert rows[0]["name"] == NASTY
     assert float(rows[0]["share"]) == 75
-    assert [float(rows[0][k]) for k in ("share_low95", "share_high95")] == [round(b, 4) for b in Share(3, 4).interval]
+    assert [float(rows[0][k]) for k in ("share_low95", "share_high95")] == [
+        round(b, 4) for b in Proportion(3, 4).interval
+    ]
     assert (rows[0]["share_count"], rows[0]["share_total"], rows[0]["count"]) == ("3", "4", "12345")
     assert rows[1]["share"] == rows[1]["count"] == ""
 

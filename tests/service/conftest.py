@@ -28,7 +28,7 @@ from torch.nn import functional
 from patchcleanser import CallableClassifier, Threat
 from patchcleanser.service.app import create_app
 from patchcleanser.service.protocol import server_config
-from patchcleanser.service.settings import Limits, Settings
+from patchcleanser.service.settings import Limits, ServiceSettings
 
 CLASSES = ("moss", "rust", "salt", "tar")
 
@@ -47,7 +47,7 @@ def clear_picture() -> np.ndarray:
     return np.kron(bright, np.full((2, 2, 1), 255, dtype=np.uint8))
 
 
-def toy(**changed: object) -> Settings:
+def toy(**changed: object) -> ServiceSettings:
     model = CallableClassifier(noisy, array="torch", fingerprint="noisy")
     model.names = CLASSES
     given: dict[str, object] = {
@@ -57,7 +57,7 @@ def toy(**changed: object) -> Settings:
         "samples": None,
         "hosts": ("testserver",),
     }
-    return Settings(**{**given, **changed})  # type: ignore[arg-type]
+    return ServiceSettings(**{**given, **changed})  # type: ignore[arg-type]
 
 
 def png(
@@ -83,7 +83,7 @@ class Kit:
     clear_picture = staticmethod(clear_picture)
 
     @staticmethod
-    def served(settings: Settings) -> AbstractContextManager[str]:
+    def served(settings: ServiceSettings) -> AbstractContextManager[str]:
         return serve_here(settings)
 
     @staticmethod
@@ -111,7 +111,7 @@ def small() -> Iterator[TestClient]:
 
 
 @contextmanager
-def serve_here(settings: Settings) -> Iterator[str]:
+def serve_here(settings: ServiceSettings) -> Iterator[str]:
     """A server on a real socket, in a thread of this process; its address."""
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(server_config(create_app(settings)))

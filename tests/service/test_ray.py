@@ -23,10 +23,10 @@ from patchcleanser.cluster.serve import NAME, Replicas, deploy, undeploy
 from patchcleanser.errors import ClusterError, InputError
 from patchcleanser.service.app import create_app
 from patchcleanser.service.client import Client
-from patchcleanser.service.settings import Settings
+from patchcleanser.service.settings import ServiceSettings
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
-SETTINGS = Settings(threat=Threat.square(5), masks=3, device="cpu")
+SETTINGS = ServiceSettings(threat=Threat.square(5), masks=3, device="cpu")
 IMAGES = load_dataset("sample")
 
 
@@ -119,7 +119,7 @@ def test_new_weights_come_without_a_gap(address: str) -> None:
         before = client.model().fingerprint
         port = int(address.rpartition(":")[2])
         # Not one of random weights: each replica would have its own.
-        new = Settings(model="zoo:cifar10-mlp", threat=Threat.square(5), masks=2)
+        new = ServiceSettings(model="zoo:cifar10-mlp", threat=Threat.square(5), masks=2)
         labels = under_load(address, lambda: deploy(new, Replicas(2, 2), port=port))
         assert -1 not in labels
         assert client.model().fingerprint != before
@@ -130,7 +130,7 @@ def test_a_model_that_does_not_load_is_said_and_the_old_one_answers_on(address: 
     with Client(address) as client:
         before = client.model()
         with pytest.raises(ClusterError, match=r"the replicas do not start: .*nowhere"):
-            deploy(Settings(model="trained:/nowhere"), Replicas(2, 2), port=int(address.rpartition(":")[2]))
+            deploy(ServiceSettings(model="trained:/nowhere"), Replicas(2, 2), port=int(address.rpartition(":")[2]))
         assert client.model() == before
 
 

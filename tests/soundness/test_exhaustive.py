@@ -25,8 +25,8 @@ from patchcleanser import (
     Threat,
     Window,
 )
-from patchcleanser.core.windows import Size
-from patchcleanser.defenses import Defense
+from patchcleanser.core.geometry import Size
+from patchcleanser.defenses.contract import Defense
 
 TRUE = 0
 VALUES = (0.0, 1.0)

@@ -17,7 +17,7 @@ from patchcleanser import (
     load_classifier,
     load_dataset,
 )
-from patchcleanser.core.verdicts import Certificate
+from patchcleanser.core.results import Certificate
 from patchcleanser.data import chosen
 from patchcleanser.engine.fast.backends import half_type
 from soundness.constructed import MASKS, OWN, SIDE, THREAT, Pixel, company, painted
@@ -81,5 +81,5 @@ def test_a_steep_step_under_one_union_of_one_image_gives_no_confirmed_certificat
 def test_which_labels_are_audited_cannot_be_known_beforehand(tmp_path: Path) -> None:
     job = Job(load_classifier("zoo:tiny", device="cpu"), chosen(load_dataset("sample"), 2), Threat.square(5), masks=2)
     runs = [evaluate(job, tmp_path / name) for name in ("a", "b")]
-    assert runs[0].about["entropy"] != runs[1].about["entropy"]
-    assert evaluate(job, tmp_path / "a").about["entropy"] == runs[0].about["entropy"]
+    assert runs[0].metadata["entropy"] != runs[1].metadata["entropy"]
+    assert evaluate(job, tmp_path / "a").metadata["entropy"] == runs[0].metadata["entropy"]

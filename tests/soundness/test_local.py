@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser import CallableClassifier, Preprocessing, Threat, TorchClassifier, Window
-from patchcleanser.core.sight import Reach, Sight
-from patchcleanser.core.windows import Size
+from patchcleanser.core.geometry import Size
+from patchcleanser.core.receptive_fields import Footprint, ReceptiveFields
 from patchcleanser.defenses import (
     BagCert,
     ClippedBagNet,
-    Defense,
     IntervalBounds,
     PatchGuard,
     PatchGuardPlusPlus,
     PatchGuardSmoothing,
     Smoothing,
 )
+from patchcleanser.defenses.contract import Defense
 from patchcleanser.defenses.local import Scores, summed_ahead
 from patchcleanser.errors import InputError
 from patchcleanser.networks.cifar import build_network
@@ -174,24 +174,24 @@ def test_certified_images_survive_every_patch(setting: Setting) -> None:
 class OneViewLess(Smoothing):
     """Counts one view less than the patch can reach."""
 
-    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
         return super()._ahead(case, label, reach) + 2 * case.patches
 
 
-def narrower(sight: Sight) -> Sight:
+def narrower(sight: ReceptiveFields) -> ReceptiveFields:
     """What a place sees, without its last row and column of pixels."""
     down, across = sight.down.copy(), sight.across.copy()
     for seen in (down, across):
         for row in seen:
             row[row.nonzero()[0][-1]] = False
-    return Sight(down, across)
+    return ReceptiveFields(down, across)
 
 
 def one_pixel_smaller(kind: type[Defense[Any, Any]]) -> type[Defense[Any, Any]]:
     """The defense with receptive fields, or bands, taken for one pixel smaller than they are."""
 
     class Careless(kind):  # type: ignore[misc,valid-type]
-        def _seen(self, size: Size) -> tuple[Sight, tuple[Reach, ...]]:
+        def _seen(self, size: Size) -> tuple[ReceptiveFields, tuple[Footprint, ...]]:
             sight, _ = super()._seen(size)
             return sight, narrower(sight).reaches(self.threat)
 
@@ -208,14 +208,14 @@ class Unclipped(ClippedBagNet):
 class HalfSwing(BagCert):
     """Forgets that a place can change sides, and counts only the vote it loses."""
 
-    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
         return summed_ahead(case, label, reach, swing=0.0)
 
 
 class NoSecondWindow(PatchGuard):
     """Forgets that the true class loses a window of its own."""
 
-    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
         return super()._ahead(case, label, reach) + case.low[label].max()
 
 

@@ -9,16 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import CallableClassifier, Threat, TorchClassifier
-from patchcleanser.core.sight import Reach
-from patchcleanser.defenses import (
-    BagCert,
-    ClippedBagNet,
-    Defense,
-    IntervalBounds,
-    PatchGuard,
-    PatchGuardPlusPlus,
-    Smoothing,
-)
+from patchcleanser.core.receptive_fields import Footprint
+from patchcleanser.defenses import BagCert, ClippedBagNet, IntervalBounds, PatchGuard, PatchGuardPlusPlus, Smoothing
+from patchcleanser.defenses.contract import Defense
 from patchcleanser.defenses.local import Scores
 from patchcleanser.errors import ClassifierError, InputError
 from patchcleanser.networks.bagnet import BagNet, bagnet
@@ -81,7 +74,7 @@ def test_nothing_is_certified_against_a_patch_that_reaches_everything(kind: type
 @pytest.mark.parametrize(("lead", "certified"), [(1e-9, False), (float("nan"), False), (1e-3, True)])
 def test_a_lead_within_the_rounding_of_sums_or_no_number_proves_nothing(lead: float, certified: bool) -> None:
     class Led(BagCert):
-        def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
+        def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
             return torch.full((1, 1), lead)
 
     model, image = told(torch.ones(2, 1, 4))

@@ -56,7 +56,7 @@ def test_each_recipe_learns_what_its_defense_proves(defense: str, images: ArrayD
 
 def certified(defense: str, module: torch.nn.Module, images: ArrayDataset) -> tuple[float, float]:
     """Shares of the images answered rightly, and certified against a patch of one pixel."""
-    built = DEFENSES[defense](TorchClassifier(module, NORM, classes=10), Threat.square(1))
+    built = DEFENSES[defense].load()(TorchClassifier(module, NORM, classes=10), Threat.square(1))
     some = range(0, len(images), 3)
     labels = images.labels[list(some)]
     found = built.examine(torch.stack([images.image(i) for i in some]), labels)

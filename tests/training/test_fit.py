@@ -81,16 +81,16 @@ def test_a_killed_run_goes_on_and_ends_like_an_unbroken_one(images: ArrayDataset
 
     unbroken = fit(network(), images, QUICK, **NORM, out=tmp_path / "a", every=2)
     with pytest.raises(KilledError):
-        fit(network(), images, QUICK, **NORM, out=tmp_path / "b", every=2, watch=kill)
+        fit(network(), images, QUICK, **NORM, out=tmp_path / "b", every=2, on_progress=kill)
     seen: list[int] = []
     resumed = fit(
-        network(9), images, QUICK, **NORM, out=tmp_path / "b", every=2, watch=lambda e, n: seen.append(e.epoch)
+        network(9), images, QUICK, **NORM, out=tmp_path / "b", every=2, on_progress=lambda e, n: seen.append(e.epoch)
     )
     assert seen == [2, 3, 4, 5, 6]  # quick epochs: the checkpoint was of the first
     assert torch.equal(weights(unbroken.module), weights(resumed.module))
     assert [e.loss for e in unbroken.history] == [e.loss for e in resumed.history]
     # A kill between the last epoch and writing the weights loses nothing either.
-    again = fit(network(9), images, QUICK, **NORM, out=tmp_path / "b", watch=lambda e, n: seen.append(e.epoch))
+    again = fit(network(9), images, QUICK, **NORM, out=tmp_path / "b", on_progress=lambda e, n: seen.append(e.epoch))
     assert seen == [2, 3, 4, 5, 6]
     assert torch.equal(weights(again.module), weights(unbroken.module))
 
@@ -103,7 +103,7 @@ def interrupted(images: ArrayDataset, out: Path, recipe: Recipe = QUICK) -> None
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(network(), images, recipe, **NORM, out=out, every=1, watch=stop)
+        fit(network(), images, recipe, **NORM, out=out, every=1, on_progress=stop)
 
 
 def test_checkpoints_of_other_runs_are_refused(images: ArrayDataset, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_guided_run_that_was_killed_ends_like_an_unbroken_one(
     recipe = replace(MUON, epochs=3, guidance=1.0)
     unbroken = fit(vit(), images, recipe, **NORM, out=tmp_path / "a", teacher=teacher)
     with pytest.raises(KeyboardInterrupt):
-        fit(vit(), images, recipe, **NORM, out=tmp_path / "b", teacher=teacher, watch=kill)
+        fit(vit(), images, recipe, **NORM, out=tmp_path / "b", teacher=teacher, on_progress=kill)
     resumed = fit(vit(5), images, recipe, **NORM, out=tmp_path / "b", teacher=teacher)
     assert torch.equal(weights(unbroken.module), weights(resumed.module))
 

@@ -59,7 +59,9 @@ def test_the_copy_says_of_masked_photos_what_the_original_says_of_whole_ones(cla
     photos = together([load_dataset("sample")])  # without labels
     seen: list[float] = []
     settings = HardenSettings(epochs=5, batch=25, rate=1e-3, tries=1, holdout=0.3, smallest_crop=0.8, every=2)
-    done = harden(classifier, photos, THREAT, settings=settings, watch=lambda done, loss, check: seen.append(done))
+    done = harden(
+        classifier, photos, THREAT, settings=settings, on_progress=lambda done, loss, check: seen.append(done)
+    )
     assert done.checks[0].agreement == 1.0  # the copy starts as the original
     assert done.best.invariance > done.checks[0].invariance
     assert done.best.agreement > 0.7
@@ -188,14 +190,19 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        harden(classifier, photos, THREAT, settings=settings, out=tmp_path, watch=stop)
+        harden(classifier, photos, THREAT, settings=settings, out=tmp_path, on_progress=stop)
     assert times == sorted(times)
     assert sum(0 < done < 1 for done in times) >= 1  # told within an epoch too
     with pytest.raises(TrainingError, match=r"another run \(other seed\)"):
         harden(classifier, photos, THREAT, settings=settings, seed=1, out=tmp_path)
     times.clear()
     resumed = harden(
-        classifier, photos, THREAT, settings=settings, out=tmp_path, watch=lambda done, loss, check: times.append(done)
+        classifier,
+        photos,
+        THREAT,
+        settings=settings,
+        out=tmp_path,
+        on_progress=lambda done, loss, check: times.append(done),
     )
     assert min(times) > 2  # the first two epochs were not repeated
     assert [asdict(c) | {"seconds": 0} for c in resumed.checks] == [asdict(c) | {"seconds": 0} for c in unbroken.checks]

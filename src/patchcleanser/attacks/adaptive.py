@@ -14,8 +14,8 @@ from torch import Tensor
 
 from patchcleanser.attacks.apgd import apgd
 from patchcleanser.attacks.base import (
-    Attacked,
-    Settings,
+    AttackResult,
+    AttackSettings,
     finished,
     generator_for,
     on_grid,
@@ -28,9 +28,9 @@ from patchcleanser.attacks.places import Place
 from patchcleanser.attacks.search import Best, Problem
 from patchcleanser.attacks.square import square
 from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.core.tables import UNMASKED, LabelTable
-from patchcleanser.core.verdicts import Certificate, DetectionCertificate, DetectionVerdict, Verdict
-from patchcleanser.core.windows import Window
+from patchcleanser.core.geometry import Window
+from patchcleanser.core.label_table import UNMASKED, LabelTable
+from patchcleanser.core.results import Certificate, DetectionCertificate, DetectionVerdict, Verdict
 from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.defenses.minority_reports import MinorityReports
 from patchcleanser.errors import ContradictionError
@@ -42,10 +42,10 @@ Search = Callable[[Problem, int], Best]
 
 
 @dataclass(frozen=True)
-class Challenged:
+class AdaptiveResult:
     """What a defense says of an attacked image whose clean original it may have certified."""
 
-    attacked: Attacked
+    attacked: AttackResult
     verdict: Verdict | DetectionVerdict
     fooled: bool
     """Whether the defense answers a wrong label, and no alert."""
@@ -71,9 +71,9 @@ class AdaptiveAttack:
     """
 
     def __init__(
-        self, defense: MaskDefense[Any, Any], settings: Settings | None = None, *, search: Search | None = None
+        self, defense: MaskDefense[Any, Any], settings: AttackSettings | None = None, *, search: Search | None = None
     ) -> None:
-        self.defense, self.settings = defense, settings or Settings(locations=4)
+        self.defense, self.settings = defense, settings or AttackSettings(locations=4)
         if search is None:
             search = apgd if isinstance(defense.classifier, TorchClassifier) else square
         if search is not square:
@@ -81,7 +81,7 @@ class AdaptiveAttack:
         self.search = search
         self.seen = on_grid(defense.classifier, defense.threat)
 
-    def attack(self, image: Tensor, label: int) -> Challenged:
+    def attack(self, image: Tensor, label: int) -> AdaptiveResult:
         """The worst that was found for one clean image with its true label; ContradictionError if it was certified."""
         (found,) = self.challenge([image], [label])
         if found.contradiction:
@@ -92,7 +92,7 @@ class AdaptiveAttack:
             )
         return found
 
-    def challenge(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[Challenged]:
+    def challenge(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[AdaptiveResult]:
         """The same for many images at once; contradictions are returned, for the caller to raise."""
         placed = [place_image(image, self.defense.classifier, self.defense.threat) for image in images]
         if len({image.shape for image in placed}) > 1:  # candidates are stacked, and share their masks
@@ -101,19 +101,19 @@ class AdaptiveAttack:
         plans = [self._plans(e.table, y) for e, y in zip(examined, labels, strict=True)]
         found = self._optimised(placed, plans)
         verdicts = placed_defense(self.defense).predict([attacked.image for attacked in found])
-        results: list[Challenged] = []
+        results: list[AdaptiveResult] = []
         at = 0
         for e, mine, label in zip(examined, plans, labels, strict=True):
             certified = proved(e.certificate)
             tries = [
-                Challenged(attacked, verdict, is_fooled(verdict, label), certified)
+                AdaptiveResult(attacked, verdict, is_fooled(verdict, label), certified)
                 for attacked, verdict in zip(found[at : at + len(mine)], verdicts[at : at + len(mine)], strict=True)
             ]
             results.append(min(tries, key=lambda c: (not c.fooled, c.attacked.margin)))
             at += len(mine)
         return results
 
-    def _optimised(self, images: Sequence[Tensor], plans: Sequence[Sequence[Plan]]) -> list[Attacked]:
+    def _optimised(self, images: Sequence[Tensor], plans: Sequence[Sequence[Plan]]) -> list[AttackResult]:
         flat = [plan for mine in plans for plan in mine]
         clean = torch.stack([image for image, mine in zip(images, plans, strict=True) for _ in mine])
         threshold = self.defense.threshold if isinstance(self.defense, MinorityReports) else None
@@ -212,7 +212,7 @@ def is_fooled(verdict: Verdict | DetectionVerdict, label: int) -> bool:
 
 
 def placed_defense(defense: MaskDefense[Any, Any]) -> MaskDefense[Any, Any]:
-    """The same defense for images that are on the threat's grid already (see Attacked.image).
+    """The same defense for images that are on the threat's grid already (see AttackResult.image).
 
     On the source grid that is the defense itself. On the input grid an attacked image is resized and
     cropped, and must not be resized again.

@@ -31,7 +31,7 @@ GLANCE = 8
 
 
 @dataclass(frozen=True)
-class Settings:
+class AttackSettings:
     """The attacker's budget and goal."""
 
     iterations: int = 100
@@ -60,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Attacked:
+class AttackResult:
     """An attacked image, and what the undefended classifier says of it.
 
     `image` is [C, H, W] in [0, 1] on the threat's grid: for `source` the image as it came, with the
@@ -90,28 +90,28 @@ class Attack(ABC):
 
     needs_gradients: ClassVar[bool] = True
 
-    def __init__(self, classifier: Classifier, threat: Threat, settings: Settings | None = None) -> None:
+    def __init__(self, classifier: Classifier, threat: Threat, settings: AttackSettings | None = None) -> None:
         if self.needs_gradients:
             require_gradients(classifier)
-        self.classifier, self.threat, self.settings = classifier, threat, settings or Settings()
+        self.classifier, self.threat, self.settings = classifier, threat, settings or AttackSettings()
         self.seen = on_grid(classifier, threat)
 
     @abstractmethod
     def optimise(self, problem: Problem, iterations: int) -> Best:
         """The best pixels found for every candidate."""
 
-    def attack(self, image: Tensor, label: int) -> Attacked:
+    def attack(self, image: Tensor, label: int) -> AttackResult:
         """The worst that was found for one clean image [C, H, W] in [0, 1] with its true label."""
         return min(self.candidates([image], [label])[0], key=lambda found: found.margin)
 
-    def candidates(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[list[Attacked]]:
+    def candidates(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[list[AttackResult]]:
         """For each image, the best restart at each location; a defense must survive every one of them."""
         if len(images) != len(labels):
             raise InputError(f"{len(labels)} labels for {len(images)} images")
         if self.settings.target is not None and self.settings.target in labels:
             raise InputError(f"the target {self.settings.target} is the true label of an image; leave such images out")
         placed = [place_image(image, self.classifier, self.threat) for image in images]
-        found: list[list[Attacked]] = []
+        found: list[list[AttackResult]] = []
         for start, stop in self._groups(placed):
             found += self._group(placed[start:stop], labels[start:stop])
         return found
@@ -131,14 +131,14 @@ class Attack(ABC):
                 groups.append((number, number + 1))
         return groups
 
-    def _group(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[list[Attacked]]:
+    def _group(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[list[AttackResult]]:
         draws = [generator_for(image, self.settings.seed) for image in images]
         places = self._places(images, labels, draws)
         again = [[place for place in mine for _ in range(self.settings.restarts)] for mine in places]
         problem, truths = self._problem(images, labels, again, draws)
         best = self.optimise(problem, self.settings.iterations)
         found = finished(best, problem, self.seen, truths, self.settings)
-        results: list[list[Attacked]] = []
+        results: list[list[AttackResult]] = []
         restarts, at = self.settings.restarts, 0
         for mine in places:
             tries = [found[at + n * restarts : at + (n + 1) * restarts] for n in range(len(mine))]
@@ -217,8 +217,8 @@ def generator_for(image: Tensor, seed: int) -> torch.Generator:
 
 
 def finished(
-    best: Best, problem: Problem, classifier: Classifier, labels: Tensor, settings: Settings
-) -> list[Attacked]:
+    best: Best, problem: Problem, classifier: Classifier, labels: Tensor, settings: AttackSettings
+) -> list[AttackResult]:
     """Best pixels as whole 255ths, and what the classifier says of them in plain float32."""
     images = problem.pasted((best.images * 255).round() / 255)
     size = settings.chunk or 256
@@ -227,7 +227,7 @@ def finished(
     margins = goal_margin(logits, labels, settings.target).cpu().tolist()
     said = logits.argmax(1).cpu().tolist()
     return [
-        Attacked(
+        AttackResult(
             image=images[n].cpu(),
             windows=problem.places[n],
             label=said[n],

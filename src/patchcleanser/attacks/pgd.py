@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from patchcleanser.attacks.base import Attack, Settings
+from patchcleanser.attacks.base import Attack, AttackSettings
 from patchcleanser.attacks.search import Best, Problem
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.threats import Threat
@@ -45,7 +45,7 @@ class PatchPGD(Attack):
         self,
         classifier: Classifier,
         threat: Threat,
-        settings: Settings | None = None,
+        settings: AttackSettings | None = None,
         *,
         step: float = 0.25,
         schedule: Schedule = "linear",

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Size, Window
 
 Place = tuple[Window, ...]
 """The windows of all patches of one attack."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from patchcleanser.attacks.base import Attack
 from patchcleanser.attacks.search import Best, Problem, wide
-from patchcleanser.core.windows import Window
+from patchcleanser.core.geometry import Window
 
 FIRST_SHARE = 0.8
 """The share of a patch that the first proposals repaint; it is halved as in the paper."""

@@ -15,12 +15,12 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.attacks.base import Settings, on_grid, place_image, require_gradients, size_of
+from patchcleanser.attacks.base import AttackSettings, on_grid, place_image, require_gradients, size_of
 from patchcleanser.attacks.losses import attack_loss, shown
 from patchcleanser.attacks.places import random_places
 from patchcleanser.classifiers.base import Classifier
+from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Size, Window
 from patchcleanser.data.pictures import as_picture
 from patchcleanser.errors import DataError, InputError
 from patchcleanser.records.atomic import whole_file
@@ -132,14 +132,14 @@ class UniversalPatch:
         self,
         classifier: Classifier,
         threat: Threat,
-        settings: Settings | None = None,
+        settings: AttackSettings | None = None,
         *,
         printing: Printing | None = None,
         batch: int = 32,
     ) -> None:
         require_gradients(classifier)
         self.classifier, self.threat = classifier, threat
-        self.settings, self.printing, self.batch = settings or Settings(), printing or Printing(), batch
+        self.settings, self.printing, self.batch = settings or AttackSettings(), printing or Printing(), batch
         self.seen = on_grid(classifier, threat)
 
     def fit(self, images: Sequence[Tensor], labels: Sequence[int]) -> PrintedPatch:

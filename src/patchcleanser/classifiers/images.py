@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from patchcleanser.core.pictures import pixels_of
+from patchcleanser.core.pixels import pixels_of
 from patchcleanser.errors import ImageError
 
 

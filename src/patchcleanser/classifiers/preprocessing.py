@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.core.windows import Size
+from patchcleanser.core.geometry import Size
 from patchcleanser.errors import InputError
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]

@@ -15,7 +15,7 @@ from PIL import Image
 from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.preprocessing import Interpolation, Preprocessing, Rounding
 from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.core.windows import Size
+from patchcleanser.core.geometry import Size
 from patchcleanser.errors import ClassifierError, MissingDependencyError, PatchCleanserError
 
 # PIL's resampling numbers, as image processors store them.

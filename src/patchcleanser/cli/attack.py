@@ -50,8 +50,8 @@ from patchcleanser.cli.options import (
 from patchcleanser.errors import ContradictionError
 
 if TYPE_CHECKING:
-    from patchcleanser.evaluation.attacked import AttackJob
-    from patchcleanser.evaluation.work import Runner
+    from patchcleanser.evaluation.attack_jobs import AttackJob
+    from patchcleanser.evaluation.workloads import Runner
     from patchcleanser.records.run import Run
 
 DRAWN = 6
@@ -99,15 +99,15 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Attack images, ask the undefended and the defended classifier, and keep a row for each."""
-    from patchcleanser.attacks import Settings
+    from patchcleanser.attacks.base import AttackSettings
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.certify import about_run
     from patchcleanser.evaluation import Job
-    from patchcleanser.evaluation.attacked import Assault, AttackJob
+    from patchcleanser.evaluation.attack_jobs import AttackJob, AttackWorkload
 
     skip, options = checked_run(batch, unreadable), defense_options(defense, threshold)
     require_outside(out, data)
-    settings = Settings(
+    settings = AttackSettings(
         iterations=iterations,
         locations=locations,
         restarts=restarts,
@@ -131,17 +131,17 @@ def attack(
     )
     job = AttackJob(base, attack, settings)
     words = f"{model}-{data}-{base.threat.shape}-{defense}-{attack}"
-    about = about_run(model, data, split, base)
+    metadata = about_run(model, data, split, base)
     with place.runner(load) as runner:
-        folder = out or default_folder(words, runner.begin(Assault(job, skip)))
-        run = run_attack(job, folder, about, batch=batch, skip=skip, quiet=as_json, runner=runner)
+        folder = out or default_folder(words, runner.begin(AttackWorkload(job, skip)))
+        run = run_attack(job, folder, metadata, batch=batch, skip=skip, quiet=as_json, runner=runner)
     _tell(run, model, sheet=_sheet(run, base), as_json=as_json)
 
 
 def run_attack(
     job: AttackJob,
     folder: Path,
-    about: dict[str, Any],
+    metadata: dict[str, Any],
     *,
     batch: int | None,
     skip: bool,
@@ -150,15 +150,15 @@ def run_attack(
 ) -> Run:
     """One attack with its progress on standard error."""
     from patchcleanser.cli.certify import run_work
-    from patchcleanser.evaluation.attacked import Assault
+    from patchcleanser.evaluation.attack_jobs import AttackWorkload
 
-    work, words = Assault(job, skip), f"{job.attack}, {job.job.threat}"
-    return run_work(work, words, folder, about, batch=batch, quiet=quiet, runner=runner)
+    work, words = AttackWorkload(job, skip), f"{job.attack}, {job.job.threat}"
+    return run_work(work, words, folder, metadata, batch=batch, quiet=quiet, runner=runner)
 
 
 def _tell(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
     """What the rows show; a certified image that was fooled is an error, whatever else is told."""
-    from patchcleanser.evaluation.attacked import attack_shares
+    from patchcleanser.evaluation.attack_jobs import attack_shares
     from patchcleanser.records.metrics import certified_fooled
 
     rows = run.read()
@@ -197,7 +197,7 @@ def _sheet(run: Run, base: Any) -> Path | None:
     from PIL import Image
 
     from patchcleanser.cli.pictures import draw_sheet, frame
-    from patchcleanser.core.windows import Window
+    from patchcleanser.core.geometry import Window
     from patchcleanser.data.pictures import decode
     from patchcleanser.evaluation.gallery import gallery_path
 

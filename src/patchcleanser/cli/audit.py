@@ -40,7 +40,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Derive rows again with a slow twin of the code, attack certified images, fail on any contradiction."""
-    from patchcleanser.attacks import Settings
+    from patchcleanser.attacks.base import AttackSettings
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.progress import progress
     from patchcleanser.data import load_dataset
@@ -53,30 +53,32 @@ def audit(
         raise InputError(f"an audit looks at at least 1 row, got --sample {sample} and --attack {attack}")
     found = Run.open(run)
     for name, given in (("model", model), ("data", data)):
-        if given is None and name not in found.about:
+        if given is None and name not in found.metadata:
             raise InputError(f"{run} does not say its {name}; name it with --{name}")
-        if given is None and not isinstance(found.about[name], str):
+        if given is None and not isinstance(found.metadata[name], str):
             raise RecordError(f"{run / MANIFEST} is damaged: its {name} is no name; name it with --{name}")
     place = Place(on, address, workers, gpus, cpus)
     here = place.device(device or ("auto" if on == "ray" else found.job["device"]))
     load = partial(
         load_classifier,
-        model or found.about["model"],
+        model or found.metadata["model"],
         trust_code=trust_code,
         named_by=None if model else run / MANIFEST,
     )
     classifier = load(device=here)
     dataset = load_dataset(
-        data or found.about["data"],
-        split=found.about.get("split") or "test",
+        data or found.metadata["data"],
+        split=found.metadata.get("split") or "test",
         root=root,
         trust_code=trust_code,
         named_by=None if data else run / MANIFEST,
     )
     job = audited_job(found, classifier, dataset)
-    settings = Settings(iterations=iterations, locations=locations, seed=seed)
+    settings = AttackSettings(iterations=iterations, locations=locations, seed=seed)
     with place.runner(load) as runner, progress("audit", quiet=as_json) as report:
-        result = audit_run(found, job, sample=sample, attack=attack, settings=settings, watch=report, runner=runner)
+        result = audit_run(
+            found, job, sample=sample, attack=attack, settings=settings, on_progress=report, runner=runner
+        )
     path = write_audit(result, found, settings, sample=sample, attack=attack)
     if as_json:
         print(json.dumps({"run": str(run), **found.integrity, **result.to_json()}, indent=1, ensure_ascii=False))

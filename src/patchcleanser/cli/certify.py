@@ -56,7 +56,7 @@ from patchcleanser.cli.options import (
 
 if TYPE_CHECKING:
     from patchcleanser.evaluation import Job
-    from patchcleanser.evaluation.work import InBatches, Progress, Runner
+    from patchcleanser.evaluation.workloads import BatchWorkload, Progress, Runner
     from patchcleanser.records.run import Run
 
 LINES_APART = 10.0
@@ -100,7 +100,7 @@ def certify(
     """Certify images with known labels, keep a row for each, and say what share no patch can change."""
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.evaluation import Job
-    from patchcleanser.evaluation.work import Certification
+    from patchcleanser.evaluation.workloads import CertifyWorkload
 
     skip, options = checked_run(batch, unreadable), defense_options(defense, threshold, option)
     require_outside(out, data)
@@ -123,12 +123,12 @@ def certify(
         )
         for size, count, kind in product(patch.split(","), masks.split(",") if masks else [None], options)
     ]
-    about = about_run(model, data, split, jobs[0])
+    metadata = about_run(model, data, split, jobs[0])
     with place.runner(load) as runner:
         # All of them are checked before hours are spent on the first.
-        planned = [(job, runner.begin(Certification(job, skip))) for job in jobs]
+        planned = [(job, runner.begin(CertifyWorkload(job, skip))) for job in jobs]
         results = [
-            run_job(job, folder, about, batch=batch, skip=skip, quiet=as_json, runner=runner)
+            run_job(job, folder, metadata, batch=batch, skip=skip, quiet=as_json, runner=runner)
             for job, folder in _folders(planned, out, model, data)
         ]
     tell(results, as_json=as_json, below=out)
@@ -174,7 +174,7 @@ def _plan(job: Job, identity: dict[str, Any]) -> str:
 def run_job(
     job: Job,
     folder: Path,
-    about: dict[str, Any],
+    metadata: dict[str, Any],
     *,
     batch: int | None,
     skip: bool,
@@ -182,18 +182,18 @@ def run_job(
     runner: Runner | None = None,
 ) -> Run:
     """One job with its progress on standard error."""
-    from patchcleanser.evaluation.work import Certification
+    from patchcleanser.evaluation.workloads import CertifyWorkload
 
     masks = f"{_plan(job, job.identity)} masks, " if job.has_masks else ""
-    work, words = Certification(job, skip), f"{job.threat}, {masks}{job.defense}"
-    return run_work(work, words, folder, about, batch=batch, quiet=quiet, runner=runner)
+    work, words = CertifyWorkload(job, skip), f"{job.threat}, {masks}{job.defense}"
+    return run_work(work, words, folder, metadata, batch=batch, quiet=quiet, runner=runner)
 
 
 def run_work(
-    work: InBatches[Any],
+    work: BatchWorkload[Any],
     words: str,
     folder: Path,
-    about: dict[str, Any],
+    metadata: dict[str, Any],
     *,
     batch: int | None,
     quiet: bool,
@@ -201,12 +201,12 @@ def run_work(
 ) -> Run:
     """All batches of a work with their progress on standard error."""
     from patchcleanser.cli.progress import progress
-    from patchcleanser.evaluation.work import carry_out
+    from patchcleanser.evaluation.workloads import run_workload
 
     if not quiet:
         _say_continued(folder, work.identity)
     with progress(words, quiet=quiet) as report:
-        return carry_out(work, folder, batch=batch, about=about, watch=_watcher(report), runner=runner)
+        return run_workload(work, folder, batch=batch, metadata=metadata, on_progress=_watcher(report), runner=runner)
 
 
 def _say_continued(folder: Path, identity: Mapping[str, Any]) -> None:
@@ -228,7 +228,7 @@ def _watcher(report: Callable[[int, int, str], None]) -> Callable[[Progress], No
     started = time.monotonic()
     said = [started]
 
-    def watch(state: Progress) -> None:
+    def on_progress(state: Progress) -> None:
         now = time.monotonic()
         if not sys.stderr.isatty() and now - said[0] < LINES_APART and state.done < state.total:
             return
@@ -241,7 +241,7 @@ def _watcher(report: Callable[[int, int, str], None]) -> Callable[[Progress], No
         skipped = f"  skipped {state.summary.skipped}" if state.summary.skipped else ""
         report(state.done, state.total, f"{shares}{skipped}  {rate:.2f} images/s  {left} left")
 
-    return watch
+    return on_progress
 
 
 def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None, below: Path | None = None) -> None:

@@ -39,9 +39,9 @@ def demo(
         raise InputError(f"the demo needs at least 10 images to show anything, got --limit {limit}")
     dataset = chosen(load_dataset("sample"), limit)
     job = Job(load_classifier("zoo:tiny", device=device), dataset, Threat.square(PATCH), table=True)
-    about = about_run("zoo:tiny", "sample", None, job)
-    run = run_job(job, out / "run", about, batch=None, skip=False, quiet=as_json)
-    attacked = _attack(job, out / "attack", about, quiet=as_json)
+    metadata = about_run("zoo:tiny", "sample", None, job)
+    run = run_job(job, out / "run", metadata, batch=None, skip=False, quiet=as_json)
+    attacked = _attack(job, out / "attack", metadata, quiet=as_json)
     story = _story(job, attacked, out / "attack.png")
     page = write_report([(run, derive(run)), (attacked, None)], out / "report")
     tell([run], as_json=as_json, more={"attack": story, "report": str(page)})
@@ -50,16 +50,16 @@ def demo(
     print(f"\nthe attack: {story['words']}\n  drawn in {story['picture']}\nthe report: {page}")
 
 
-def _attack(job: Job, folder: Path, about: dict[str, Any], *, quiet: bool) -> Run:
+def _attack(job: Job, folder: Path, metadata: dict[str, Any], *, quiet: bool) -> Run:
     """A small run of attacks on the first images."""
-    from patchcleanser.attacks import Settings
+    from patchcleanser.attacks.base import AttackSettings
     from patchcleanser.cli.attack import run_attack
     from patchcleanser.data import chosen
-    from patchcleanser.evaluation.attacked import AttackJob
+    from patchcleanser.evaluation.attack_jobs import AttackJob
 
     some = replace(job, dataset=chosen(job.dataset, ATTACKED, subset="first"), table=False)
-    settings = Settings(iterations=100, locations=1)  # the weaker of the paper's two attackers
-    return run_attack(AttackJob(some, "apgd", settings), folder, about, batch=None, skip=False, quiet=quiet)
+    settings = AttackSettings(iterations=100, locations=1)  # the weaker of the paper's two attackers
+    return run_attack(AttackJob(some, "apgd", settings), folder, metadata, batch=None, skip=False, quiet=quiet)
 
 
 def _story(job: Job, run: Run, picture: Path) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _story(job: Job, run: Run, picture: Path) -> dict[str, Any]:
 
 def _told(job: Job, run: Run, row: Row, picture: Path) -> dict[str, Any]:
     from patchcleanser.cli.pictures import draw_sheet, frame
-    from patchcleanser.core.windows import Window
+    from patchcleanser.core.geometry import Window
     from patchcleanser.data.pictures import decode
     from patchcleanser.evaluation.gallery import gallery_path
 

@@ -84,11 +84,11 @@ def harden(
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
     with progress(f"hardening {model}", quiet=as_json) as report:
 
-        def watch(done: float, loss: float, check: Check) -> None:
+        def on_progress(done: float, loss: float, check: Check) -> None:
             words = f"loss {loss:.3f}  agreement {check.agreement:.3f}  invariance {check.invariance:.3f}"
             report(round(done, 2), epochs, words)
 
-        done = run(classifier, photos, threat, settings=settings, seed=seed, out=out, watch=watch)
+        done = run(classifier, photos, threat, settings=settings, seed=seed, out=out, on_progress=on_progress)
     before, best = done.checks[0], done.best
     card = {
         "model": bare_spec(model),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
     from patchcleanser.core.threats import Threat
     from patchcleanser.data import Dataset
-    from patchcleanser.evaluation.work import Runner
+    from patchcleanser.evaluation.workloads import Runner
 
 Out = Annotated[Path, typer.Option(help="Folder for weights and card, and for what is kept on the way.")]
 Model = Annotated[
@@ -112,7 +112,7 @@ class Images:
     def load(self, classifier: Classifier, *, quiet: bool) -> Dataset:
         """They, under the classifier's class numbers; what somebody should know about it is said."""
         from patchcleanser.data import chosen
-        from patchcleanser.evaluation.matching import match_labels
+        from patchcleanser.evaluation.class_names import match_labels
 
         if self.subset != "random" and self.limit is None:
             raise InputError(f"--subset {self.subset} says which images --limit takes; give --limit too")
@@ -168,10 +168,10 @@ class Place:
     @contextmanager
     def runner(self, load: Callable[..., Classifier] | None = None) -> Iterator[Runner]:
         """Who does the work; his workers go when it is done. A model that cannot be sent is loaded there by `load`."""
-        from patchcleanser.evaluation.work import Here
+        from patchcleanser.evaluation.workloads import LocalRunner
 
         if self.on == "here":
-            yield Here()
+            yield LocalRunner()
             return
         from patchcleanser.cluster.runner import RayRunner
 
@@ -222,7 +222,7 @@ def defense_options(
     """What each of the named defenses takes besides masks: --threshold, and --option name=value."""
     from patchcleanser.defenses import DEFENSES
 
-    taken = {name: _settings_of(DEFENSES[name]) if name in DEFENSES else {} for name in defenses.split(",")}
+    taken = {name: _settings_of(DEFENSES[name].load()) if name in DEFENSES else {} for name in defenses.split(",")}
     found: dict[str, dict[str, Any]] = {name: {} for name in taken}
     if threshold is not None:
         if not any("threshold" in kinds for kinds in taken.values()):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from patchcleanser.core.windows import Window
+    from patchcleanser.core.geometry import Window
 
 SIDE = 256
 """Height of an enlarged picture in pixels."""

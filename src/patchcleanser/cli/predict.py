@@ -27,12 +27,12 @@ from patchcleanser.cli.options import (
     pair_if,
     threat_of,
 )
-from patchcleanser.core.windows import Window
+from patchcleanser.core.geometry import Window
 from patchcleanser.errors import DataError, ImageError, InputError, OutOfMemoryError, OutputError, ThreatError
 
 if TYPE_CHECKING:
     from patchcleanser.core.masks import MaskSet
-    from patchcleanser.core.verdicts import DetectionVerdict, LocalVerdict, Verdict
+    from patchcleanser.core.results import DetectionVerdict, LocalVerdict, Verdict
 
 
 def predict(
@@ -55,7 +55,8 @@ def predict(
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.data.files import SUFFIXES
     from patchcleanser.data.pictures import decode
-    from patchcleanser.defenses import DEFENSES, MaskDefense
+    from patchcleanser.defenses import DEFENSES
+    from patchcleanser.defenses.base import MaskDefense
 
     if defense not in DEFENSES:
         raise InputError(f"no defense {defense!r}; there are {', '.join(DEFENSES)}")
@@ -64,13 +65,14 @@ def predict(
         "stride": pair_if(stride, "stride"),
         "precision": precision,
     }
-    if not issubclass(DEFENSES[defense], MaskDefense):
+    kind = DEFENSES[defense].load()
+    if not issubclass(kind, MaskDefense):
         if masks or stride or precision != "exact":
             raise InputError(f"{defense} has no masks; leave out --masks, --stride and --precision")
         plan = {}
     plan |= defense_options(defense, threshold, option)[defense]
     classifier = load_classifier(model, device=device, trust_code=trust_code)
-    built = DEFENSES[defense](classifier, threat_of(patch, patches, grid), **plan)
+    built = kind(classifier, threat_of(patch, patches, grid), **plan)
     found: list[dict[str, Any]] = []
     broken = 0
     for path in _files(images, SUFFIXES):
@@ -83,7 +85,7 @@ def predict(
             found.append({"image": str(path), "error": said if str(path) in said else f"{path}: {said}"})
             broken += 1
         else:
-            height, width = built.place(pixels).shape[-2:]
+            height, width = built.to_threat_grid(pixels).shape[-2:]
             masks_of = built.mask_set((height, width)) if isinstance(built, MaskDefense) else None
             found.append({"image": str(path), **_facts(verdict, masks_of, classifier.names)})
         if not as_json:
@@ -117,7 +119,7 @@ def _read(path: Path) -> bytes:
 def _facts(
     verdict: Verdict | DetectionVerdict | LocalVerdict, masks: MaskSet | None, names: tuple[str, ...] | None
 ) -> dict[str, Any]:
-    from patchcleanser.core.verdicts import DetectionVerdict, Verdict
+    from patchcleanser.core.results import DetectionVerdict, Verdict
 
     named = names[verdict.label] if names and verdict.label < len(names) else None
     facts: dict[str, Any] = {"label": verdict.label, "name": named}

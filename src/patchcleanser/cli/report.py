@@ -73,7 +73,7 @@ def notes(runs: Sequence[Run]) -> list[str]:
     found += [f"unchecked: {run.unchecked}" for run in runs if run.unchecked]
     for run in (run for run in runs if run.folder not in strangers):
         rows = run.read(["skipped"])
-        again = f"; go on with: {run.about['command']}" if run.about.get("command") else ""
+        again = f"; go on with: {run.metadata['command']}" if run.metadata.get("command") else ""
         if rows["skipped"].null_count == 0:
             why = f"all {len(rows)} images were skipped" if len(rows) else f"it holds no rows yet{again}"
             found.append(f"left out: {run.folder}, {why}")

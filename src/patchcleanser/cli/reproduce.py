@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from patchcleanser.evaluation.timing import Times
-    from patchcleanser.evaluation.work import Runner
+    from patchcleanser.evaluation.workloads import Runner
     from patchcleanser.paper import Experiment, Finding, Plan
     from patchcleanser.paper.running import Archive, Hands, Laboratory, Missing
     from patchcleanser.records.run import Run
@@ -154,14 +154,14 @@ def _hands(runner: Runner, *, quiet: bool) -> Hands:
     from patchcleanser.paper.running import Hands
 
     def announced(run: Callable[..., Run]) -> Callable[..., Run]:
-        def go(job: Any, folder: Path, about: dict[str, Any]) -> Run:
+        def go(job: Any, folder: Path, metadata: dict[str, Any]) -> Run:
             if not quiet and not folder.exists():
                 print(folder.name, file=sys.stderr)  # progress says patch and masks, but not whose line it is
-            return run(job, folder, about, batch=None, skip=False, quiet=quiet, runner=runner)
+            return run(job, folder, metadata, batch=None, skip=False, quiet=quiet, runner=runner)
 
         return go
 
-    return Hands(certify=announced(run_job), attack=announced(run_attack), about=about_run)
+    return Hands(certify=announced(run_job), attack=announced(run_attack), metadata=about_run)
 
 
 def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path, rows: Path) -> list[Told]:

@@ -34,7 +34,7 @@ from patchcleanser.cli.options import (
 from patchcleanser.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from patchcleanser.service.settings import Limits, Settings
+    from patchcleanser.service.settings import Limits, ServiceSettings
 
 API_KEY = "PATCHCLEANSER_API_KEY"
 """Where the key is looked for. Not an option: every user of a machine sees the options of its processes."""
@@ -82,13 +82,13 @@ def serve(
     trust_code: TrustCode = False,
 ) -> None:
     """Answer over HTTP until stopped. With PATCHCLEANSER_API_KEY set (keys, with commas between), requests need one."""
-    from patchcleanser.service.settings import Settings
+    from patchcleanser.service.settings import ServiceSettings
 
     _require_extra()
     if on == "here" and (replicas != "1" or keep):
         raise InputError(f"{'--keep' if keep else '--replicas'} belongs to --on ray")
     Place(on, address, None, gpus, cpus).device(device)
-    settings = Settings(
+    settings = ServiceSettings(
         model=model,
         trust_code=trust_code,
         threat=threat_of(threat, patches, grid),
@@ -128,7 +128,7 @@ def _require_extra() -> None:
         raise MissingDependencyError.of(error.name or "fastapi", "serve") from error
 
 
-def _serve_here(settings: Settings, host: str, port: int, root_path: str) -> None:
+def _serve_here(settings: ServiceSettings, host: str, port: int, root_path: str) -> None:
     """In this process, until it is told to stop."""
     import uvicorn
 

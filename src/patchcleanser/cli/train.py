@@ -74,7 +74,7 @@ def train(
     guide = _teacher(teacher, chosen, device, len(dataset.classes), trust_code=trust_code)
     with progress(f"training {model}", quiet=as_json) as report:
 
-        def watch(epoch: Epoch, epochs: int) -> None:
+        def on_progress(epoch: Epoch, epochs: int) -> None:
             held = "" if epoch.survival is None else f"  held out: {epoch.clean:.3f}, under masks {epoch.survival:.3f}"
             report(epoch.epoch, epochs, f"loss {epoch.loss:.3f}  accuracy {epoch.accuracy:.3f}{held}")
 
@@ -87,7 +87,7 @@ def train(
             seed=seed,
             threat=threat,
             teacher=guide,
-            watch=watch,
+            on_progress=on_progress,
         )
     if not fitted.main:
         return

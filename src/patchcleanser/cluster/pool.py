@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from patchcleanser.cluster.worker import Worker, brief, deadly, got, kill, packed, put
 from patchcleanser.errors import ClusterError, DataError
-from patchcleanser.evaluation.work import Batch, Work
+from patchcleanser.evaluation.workloads import Batch, Workload
 
 EACH = 2
 """Tasks at a worker: one that it works on, one that it reads."""
@@ -79,7 +79,7 @@ class Pool:
         self.deaths = 0
         self.number = 0
         self.held: list[Any] = []
-        self.work: Work[Any, Any] | None = None
+        self.work: Workload[Any, Any] | None = None
         self.identity: dict[str, Any] = {}
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Pool:
             member.agreed = -1
             member.ask(0, member.actor.ready.remote(self.models, held))
 
-    def begin(self, work: Work[Any, Any]) -> dict[str, Any]:
+    def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
         """Send the work, and ask the first worker that is ready what decides its results."""
         self.number += 1
         self.held = [put(packed(work))]
@@ -115,7 +115,7 @@ class Pool:
             )
         return self.identity
 
-    def results(self, work: Work[Any, Any], tasks: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    def results(self, work: Workload[Any, Any], tasks: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         """Every task's result, once."""
         state = _Tasks(deque(enumerate(tasks)))
         for member in self.members:
@@ -208,7 +208,7 @@ class Pool:
                 f"{self.deaths} workers died one after the other and no task was done; the last one: {brief(error)}"
             )
 
-    def _again(self, work: Work[Any, Any], state: _Tasks, number: int, task: Any, error: Exception) -> None:
+    def _again(self, work: Workload[Any, Any], state: _Tasks, number: int, task: Any, error: Exception) -> None:
         """A lost task goes back to the queue; one that was lost more than once is looked at."""
         state.lost[number] += 1
         if state.lost[number] >= HOPELESS:

@@ -26,7 +26,7 @@ from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.data.base import Dataset
 from patchcleanser.errors import ClusterError, InputError, MissingDependencyError
-from patchcleanser.evaluation.work import Result, Task, Work
+from patchcleanser.evaluation.workloads import Result, Task, Workload
 
 try:
     import ray
@@ -84,7 +84,7 @@ class RayRunner:
             self._pool.close()
             self._pool = None
 
-    def begin(self, work: Work[Any, Any]) -> dict[str, Any]:
+    def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
         """As a worker says; the driver may have another kind of device, or none that is fit."""
         self._started = connect(self.address) or self._started
         dataset = work.job.dataset
@@ -104,7 +104,7 @@ class RayRunner:
             self._pool.send(classifier.fingerprint, _sendable(classifier, self.make, device))
         return self._pool.begin(work)
 
-    def results(self, work: Work[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
+    def results(self, work: Workload[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
         """In the order in which they are done."""
         pool = self._pool
         if pool is None or pool.work is not work:

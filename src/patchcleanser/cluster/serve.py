@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchcleanser.errors import ClusterError, InputError, MissingDependencyError
-from patchcleanser.service.settings import Settings
+from patchcleanser.service.settings import ServiceSettings
 
 try:
     from ray import serve
@@ -60,7 +60,7 @@ class Replicas:
 
 
 def deploy(
-    settings: Settings,
+    settings: ServiceSettings,
     replicas: Replicas | None = None,
     *,
     address: str | None = None,
@@ -90,7 +90,7 @@ def undeploy() -> None:
     serve.delete(NAME)
 
 
-def _application(settings: Settings, replicas: Replicas) -> Any:
+def _application(settings: ServiceSettings, replicas: Replicas) -> Any:
     made: list[Any] = []
 
     def build() -> Any:

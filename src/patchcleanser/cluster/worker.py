@@ -21,7 +21,7 @@ from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.data.base import UNREADABLE
 from patchcleanser.errors import ClusterError, DataError, InputError, PatchCleanserError
-from patchcleanser.evaluation.work import Work
+from patchcleanser.evaluation.workloads import Workload
 
 SPOT_CHECKS = 3
 """So many images a worker reads before its first task, to see that its node has the same data."""
@@ -35,7 +35,7 @@ class Worker:
     def __init__(self, device: str, threads: int) -> None:
         self.device, self.threads = device, threads
         self.working, self.unpacking = threading.Lock(), threading.Lock()
-        self.known: tuple[int, Work[Any, Any]] | None = None
+        self.known: tuple[int, Workload[Any, Any]] | None = None
         self.model = 0
         tags = ("node",)
         self.tags = {"node": socket.gethostname()}
@@ -88,13 +88,13 @@ class Worker:
         with self.working:
             started = time.monotonic()
             torch.set_num_threads(self.threads)  # in this thread too
-            result = work.done(task, read)
+            result = work.process(task, read)
             self.tasks.inc(tags=self.tags)
             self.images.inc(len(getattr(task, "indices", getattr(task, "rows", ()))), tags=self.tags)
             self.seconds.observe(time.monotonic() - started, tags=self.tags)
         return result
 
-    def _work(self, number: int, held: list[Any]) -> Work[Any, Any]:
+    def _work(self, number: int, held: list[Any]) -> Workload[Any, Any]:
         with self.unpacking:
             if self.known is None or self.known[0] != number:
                 self.known = number, _Unpacker(ray.get(held[0]), self.classifier).load()
@@ -157,7 +157,7 @@ class _Unpacker(pickle.Unpickler):
         return self.classifier
 
 
-def packed(work: Work[Any, Any]) -> bytes:
+def packed(work: Workload[Any, Any]) -> bytes:
     """A work as it is sent."""
     content = io.BytesIO()
     _Packer(content).dump(work)

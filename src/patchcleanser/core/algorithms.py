@@ -15,9 +15,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
+from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
+from patchcleanser.core.results import Case, Certificate, DetectionCertificate, DetectionVerdict, Verdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.verdicts import Case, Certificate, DetectionCertificate, DetectionVerdict, Verdict
 
 R = TypeVar("R")
 LabelFlow = Generator[Indices, None, R]

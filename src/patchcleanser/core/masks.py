@@ -11,11 +11,10 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from patchcleanser.core.axes import axis_starts, axis_stride
-from patchcleanser.core.covering import Cover, Mask, cover_of, positions
-from patchcleanser.core.families import SLACK, covering_family, near_square
+from patchcleanser.core.cover import Cover, Mask, cover_of, positions
+from patchcleanser.core.geometry import Size, Window, axis_starts, axis_stride, whole
+from patchcleanser.core.mask_families import SLACK, covering_family, near_square
 from patchcleanser.core.threats import AnyRectangle, Threat
-from patchcleanser.core.windows import Size, Window, whole
 from patchcleanser.errors import CoverError, MaskError
 
 PAIRS = 20_000_000

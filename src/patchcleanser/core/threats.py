@@ -9,7 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal
 
-from patchcleanser.core.windows import Size, Window, whole
+from patchcleanser.core.geometry import Size, Window, whole
 from patchcleanser.errors import ThreatError
 
 Grid = Literal["source", "input"]

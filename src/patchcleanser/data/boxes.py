@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from patchcleanser.core.windows import Size, Window
+from patchcleanser.core.geometry import Size, Window
 from patchcleanser.data.cache import cache_folder
 from patchcleanser.errors import DataError
 

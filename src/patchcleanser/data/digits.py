@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from patchcleanser.core.windows import Size, Window
+from patchcleanser.core.geometry import Size, Window
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.data.boxes import read_boxes
 from patchcleanser.errors import DataError

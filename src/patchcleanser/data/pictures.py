@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from patchcleanser.core.pictures import pixels_of
+from patchcleanser.core.pixels import pixels_of
 from patchcleanser.errors import DataError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def as_picture(pixels: Tensor) -> Image.Image:
 
 
 def decode(content: bytes, name: str, *, formats: Sequence[str] = FORMATS) -> Tensor:
-    """An encoded picture as float32 [3, H, W] in [0, 1], as core/pictures.py sees it; the first frame of several."""
+    """An encoded picture as float32 [3, H, W] in [0, 1], as core/pixels.py sees it; the first frame of several."""
     try:
         with Image.open(io.BytesIO(content), formats=_known(tuple(formats))) as picture:
             if Image.MAX_IMAGE_PIXELS is not None and picture.width * picture.height > Image.MAX_IMAGE_PIXELS:

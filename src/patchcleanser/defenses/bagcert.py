@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from patchcleanser.core.sight import Reach
+from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.defenses.evidence import LocalLogits
 from patchcleanser.defenses.local import LocalDefense, Scores, summed_ahead
 
@@ -30,5 +30,5 @@ class BagCert(LocalDefense):
     def _totals(self, case: Scores) -> Tensor:
         return case.score.sum((1, 2))
 
-    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
         return summed_ahead(case, label, reach, swing=1.0)

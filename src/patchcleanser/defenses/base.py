@@ -13,11 +13,11 @@ from torch import Tensor
 
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.core.algorithms import LabelFlow
+from patchcleanser.core.geometry import Size
+from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
 from patchcleanser.core.masks import MaskSet, axis_plan
-from patchcleanser.core.tables import UNMASKED, Indices, LabelTable
+from patchcleanser.core.results import Certificate
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.verdicts import Certificate
-from patchcleanser.core.windows import Size
 from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range, counted_labels
 from patchcleanser.engine import Confirm, LabelEngine, Precision, RecomputeError, build_engine
 from patchcleanser.engine.masking import ImageState, LabelRequest
@@ -111,20 +111,20 @@ class MaskDefense(Defense[V, C]):
         """Whether labels may come from a backend that is faster than float32."""
         return self.engine.fast
 
-    def ready(self, size: Size) -> None:
+    def check_size(self, size: Size) -> None:
         """Masks that cannot be built are refused."""
         self.mask_set(size)
 
-    def begin(self, seed: tuple[int, ...] | None = None) -> None:
+    def reset(self, seed: tuple[int, ...] | None = None) -> None:
         """Forget which fast labels are uncertain."""
         self.engine.reset(seed)
 
-    def expect(self, images: int) -> None:
+    def hint_total_images(self, images: int) -> None:
         """Compiling a network pays only for many labels."""
         known = self._built.values() if self._given is None else [self._given]
         self.engine.hint_total_labels(images * max((len(masks.unions) for masks in known), default=0))
 
-    def place(self, image: Tensor) -> Tensor:
+    def to_threat_grid(self, image: Tensor) -> Tensor:
         """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
         return self.engine.exact.to_threat_grid(image)
 

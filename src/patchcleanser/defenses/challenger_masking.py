@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from patchcleanser.core.algorithms import LabelFlow, certification_flow, challenger_flow
-from patchcleanser.core.tables import LabelTable
+from patchcleanser.core.label_table import LabelTable
+from patchcleanser.core.results import Certificate, Verdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.verdicts import Certificate, Verdict
 from patchcleanser.defenses.base import MaskDefense
 
 

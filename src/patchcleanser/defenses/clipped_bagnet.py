@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchcleanser.core.sight import Reach
+from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.evidence import LocalLogits
 from patchcleanser.defenses.local import LocalDefense, Scores, summed_ahead
@@ -40,5 +40,5 @@ class ClippedBagNet(LocalDefense):
     def _totals(self, case: Scores) -> Tensor:
         return case.score.sum((1, 2))
 
-    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
         return summed_ahead(case, label, reach, swing=2.0)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.load import as_classifier
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Size
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import ImageError, LabelError, PatchCleanserError
 
@@ -73,23 +73,23 @@ class Defense(ABC, Generic[V, C]):
         """Verdict, certificate and undefended label of clean images, nothing computed twice."""
 
     @abstractmethod
-    def ready(self, size: Size) -> None:
+    def check_size(self, size: Size) -> None:
         """Refuse, with the reason, what can never work on images of this size on the threat's grid."""
 
-    def begin(self, seed: tuple[int, ...] | None = None) -> None:
+    def reset(self, seed: tuple[int, ...] | None = None) -> None:
         """Forget what earlier images taught, so that no batch's rows depend on the batches before it.
 
         `seed` decides which fast labels are audited; None: nobody can know beforehand.
         """
 
-    def expect(self, images: int) -> None:
+    def hint_total_images(self, images: int) -> None:
         """Say about how many images will come, after `ready`: what takes long to prepare is worth it for many only."""
 
     @abstractmethod
     def _outcome(self, verdict: V) -> int:
         """The class that `as_module` scores highest; -1 is a class of its own, the alert."""
 
-    def place(self, image: Tensor) -> Tensor:
+    def to_threat_grid(self, image: Tensor) -> Tensor:
         """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
         pixels = image.to(self.classifier.device, non_blocking=image.is_pinned())
         if self.threat.grid == "source":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from patchcleanser.core.algorithms import LabelFlow, certification_flow, double_masking_flow
-from patchcleanser.core.tables import LabelTable
-from patchcleanser.core.verdicts import Certificate, Verdict
+from patchcleanser.core.label_table import LabelTable
+from patchcleanser.core.results import Certificate, Verdict
 from patchcleanser.defenses.base import MaskDefense
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
-from patchcleanser.core.sight import Sight
+from patchcleanser.core.geometry import Size
+from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Grid
-from patchcleanser.core.windows import Size
 from patchcleanser.engine.exact import default_chunk
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.engine.masking import require_unresized, with_mask_channel
@@ -46,7 +46,7 @@ class Evidence(ABC):
         self.rounding = ROUNDING if classifier.dtype in (torch.float32, torch.float64) else HALF_ROUNDING
 
     @abstractmethod
-    def sight(self, size: Size) -> Sight:
+    def sight(self, size: Size) -> ReceptiveFields:
         """What the scores of images of this size (on the threat's grid) see."""
 
     @abstractmethod
@@ -71,14 +71,14 @@ class LocalLogits(Evidence):
         self.module = module
         self._probed: set[Size] = set()
 
-    def sight(self, size: Size) -> Sight:
+    def sight(self, size: Size) -> ReceptiveFields:
         """The receptive fields; a resized image is refused, since resizing spreads a patch."""
         if self.grid == "source" and not self.classifier.preprocessing.keeps(size):
             raise InputError(
                 f"receptive fields are counted on the classifier's input, and images of {size[0]}×{size[1]} px are "
                 "resized or cropped; use a threat on the input grid (--grid input)"
             )
-        return Sight.fields(size, self.module.field, self.module.jump)
+        return ReceptiveFields.fields(size, self.module.field, self.module.jump)
 
     def __call__(self, pixels: Tensor) -> Local:
         """One pass through the network."""
@@ -112,7 +112,7 @@ class LocalLogits(Evidence):
         a wrong `field`, and whatever looks at the whole image (GroupNorm, attention to channels) are found out so.
         """
         size = (inputs.shape[1], inputs.shape[2])
-        sight = Sight.fields(size, self.module.field, self.module.jump)
+        sight = ReceptiveFields.fields(size, self.module.field, self.module.jump)
         if size in self._probed or sight.grid != local.shape[1:]:  # the latter is refused elsewhere
             return
         halves = _halves(size)
@@ -141,13 +141,13 @@ class AblationConfidences(Evidence):
             raise InputError(f"an ablation keeps {', '.join(get_args(Ablation))}, got {ablation!r}")
         self.ablation, self.keep = ablation, keep
 
-    def sight(self, size: Size) -> Sight:
+    def sight(self, size: Size) -> ReceptiveFields:
         """What each ablated view keeps."""
         if self.classifier.mask_aware and self.grid == "source":
             require_unresized(self.classifier.preprocessing, size)
         if self.ablation == "blocks":
-            return Sight.blocks(size, self.keep)
-        return Sight.bands(size, self.keep, columns=self.ablation == "columns")
+            return ReceptiveFields.blocks(size, self.keep)
+        return ReceptiveFields.bands(size, self.keep, columns=self.ablation == "columns")
 
     def __call__(self, pixels: Tensor) -> Local:
         """One classification for each view, and one of the whole image."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from patchcleanser.classifiers.images import checked_images
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
+from patchcleanser.core.geometry import Size, Window
+from patchcleanser.core.results import LocalCertificate, LocalVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.verdicts import LocalCertificate, LocalVerdict
-from patchcleanser.core.windows import Size, Window
 from patchcleanser.defenses.contract import Defense, Examined, check_range, counted_labels, each_labelled
 from patchcleanser.defenses.local import others
 from patchcleanser.engine.exact import default_chunk
@@ -43,7 +43,7 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
             raise ThreatError(f"the certificate of IntervalBounds is for one patch, got {threat}")
         self.module = module
 
-    def ready(self, size: Size) -> None:
+    def check_size(self, size: Size) -> None:
         """Patches that do not fit are refused, and resized images: resizing spreads a patch."""
         if self.threat.grid == "source" and not self.classifier.preprocessing.keeps(size):
             raise InputError(
@@ -79,8 +79,8 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
     def _inputs(self, images: Any) -> Iterable[Tensor]:
         """Each image as the network's input, refused where the bounds would not speak of its pixels."""
         for image in checked_images(images, self.classifier.preprocessing.channels):
-            pixels = self.place(image)
-            self.ready((pixels.shape[1], pixels.shape[2]))
+            pixels = self.to_threat_grid(image)
+            self.check_size((pixels.shape[1], pixels.shape[2]))
             if self.threat.grid == "input":
                 yield pixels
                 continue

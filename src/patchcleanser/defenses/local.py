@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from patchcleanser.classifiers.images import checked_images
-from patchcleanser.core.sight import Reach, Sight
+from patchcleanser.core.geometry import Size, Window
+from patchcleanser.core.receptive_fields import Footprint, ReceptiveFields
+from patchcleanser.core.results import LocalCertificate, LocalVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.verdicts import LocalCertificate, LocalVerdict
-from patchcleanser.core.windows import Size, Window
 from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range, counted_labels, each_labelled
 from patchcleanser.defenses.evidence import Evidence, Local
 from patchcleanser.errors import InputError, OutputError, PatchCleanserError, ThreatError
@@ -34,7 +34,7 @@ class Scores:
     low: Tensor
     high: Tensor
     whole: Tensor
-    reaches: tuple[Reach, ...]
+    reaches: tuple[Footprint, ...]
     patches: int
     spent: int
 
@@ -50,7 +50,7 @@ class LocalBase(Defense[V, C]):
         if threat.count > 1 and not self.many_patches:
             raise ThreatError(f"the certificate of {type(self).__name__} is for one patch, got {threat}")
         self.evidence = self._evidence()
-        self._known: dict[Size, tuple[Sight, tuple[Reach, ...]]] = {}
+        self._known: dict[Size, tuple[ReceptiveFields, tuple[Footprint, ...]]] = {}
 
     @abstractmethod
     def _evidence(self) -> Evidence:
@@ -88,11 +88,11 @@ class LocalBase(Defense[V, C]):
 
         return each_labelled(self._cases(images), counted_labels(images, labels), one)
 
-    def ready(self, size: Size) -> None:
+    def check_size(self, size: Size) -> None:
         """Ablations and patches that do not fit are refused."""
         self._seen(size)
 
-    def _seen(self, size: Size) -> tuple[Sight, tuple[Reach, ...]]:
+    def _seen(self, size: Size) -> tuple[ReceptiveFields, tuple[Footprint, ...]]:
         """What the scores see, and what a patch reaches of them; found out once for each size."""
         if size not in self._known:
             sight = self.evidence.sight(size)
@@ -102,9 +102,9 @@ class LocalBase(Defense[V, C]):
     def _cases(self, images: Any) -> Iterator[tuple[Size, Scores]]:
         group: list[Tensor] = []
         for number, image in enumerate(checked_images(images, self.classifier.preprocessing.channels)):
-            pixels = self.place(image)
+            pixels = self.to_threat_grid(image)
             try:
-                self.ready((pixels.shape[1], pixels.shape[2]))
+                self.check_size((pixels.shape[1], pixels.shape[2]))
             except PatchCleanserError as error:
                 error.args = (f"image {number}: {error}",)
                 raise
@@ -136,7 +136,7 @@ class LocalDefense(LocalBase[LocalVerdict, LocalCertificate]):
         """The score of each class [classes]; of equals the smallest class wins."""
 
     @abstractmethod
-    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
         """For each placement of one patch [down, across]: how far the label surely stays ahead; above 0 is proved."""
 
     def _verdict(self, case: Scores) -> LocalVerdict:
@@ -159,7 +159,7 @@ class LocalDefense(LocalBase[LocalVerdict, LocalCertificate]):
         return verdict.label
 
 
-def reached_sums(scores: Tensor, reach: Reach) -> Tensor:
+def reached_sums(scores: Tensor, reach: Footprint) -> Tensor:
     """The sum of the scores [..., down, across] that each placement reaches [..., placements down, across]."""
     rows, columns = (torch.from_numpy(m).to(scores) for m in (reach.rows, reach.columns))
     return rows @ scores @ columns.T
@@ -170,7 +170,7 @@ def others(scores: Tensor, label: int) -> Tensor:
     return torch.cat([scores[:label], scores[label + 1 :]])
 
 
-def summed_ahead(case: Scores, label: int, reach: Reach, *, swing: float) -> Tensor:
+def summed_ahead(case: Scores, label: int, reach: Footprint, *, swing: float) -> Tensor:
     """How far the sum of the label's scores stays ahead of every other sum, for each placement [down, across].
 
     A score of one class minus that of another is never below -swing. Then, on the attacked image,

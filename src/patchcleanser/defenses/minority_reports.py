@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from patchcleanser.core.algorithms import LabelFlow, detection_certification_flow, detection_flow
-from patchcleanser.core.tables import LabelTable
+from patchcleanser.core.label_table import LabelTable
+from patchcleanser.core.results import DetectionCertificate, DetectionVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.verdicts import DetectionCertificate, DetectionVerdict
 from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.errors import InputError
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchcleanser.core.sight import Reach
+from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.evidence import Evidence, LocalLogits
 from patchcleanser.defenses.local import LocalDefense, Scores, others, reached_sums
@@ -52,7 +52,7 @@ class RobustMasking(LocalDefense):
         whole, window = case.score.sum((1, 2)), _largest(case.score, case.reaches)
         return torch.where(window > self.ratio * whole, whole - window, whole)
 
-    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
         rivals = others(case.high, label)
         # Where the window is all there is, rounding leaves a little more or less than nothing.
         outside = (rivals.sum((1, 2))[:, None, None] - reached_sums(rivals, reach)).clamp_min(0.0)
@@ -74,6 +74,6 @@ class PatchGuardSmoothing(Ablating, RobustMasking):
     """PG-DS: robust masking of the confidences of ablated views, those of de-randomized smoothing."""
 
 
-def _largest(scores: Tensor, reaches: tuple[Reach, ...]) -> Tensor:
+def _largest(scores: Tensor, reaches: tuple[Footprint, ...]) -> Tensor:
     """The largest sum of any window, for each map of scores [..., down, across]."""
     return torch.stack([reached_sums(scores, reach).amax((-2, -1)) for reach in reaches]).amax(0)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from patchcleanser.core.algorithms import first_failure, reporters
+from patchcleanser.core.results import DetectionCertificate, DetectionVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.verdicts import DetectionCertificate, DetectionVerdict
 from patchcleanser.defenses.evidence import LocalLogits
 from patchcleanser.defenses.local import LocalBase, Scores, others, reached_sums
 from patchcleanser.errors import InputError

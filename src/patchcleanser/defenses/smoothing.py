@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchcleanser.core.sight import Reach
+from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.evidence import Ablation, AblationConfidences, AblationVotes
 from patchcleanser.defenses.local import LocalDefense, Scores
@@ -62,7 +62,7 @@ class Smoothing(Ablating):
     def _totals(self, case: Scores) -> Tensor:
         return case.score.sum((1, 2))
 
-    def _ahead(self, case: Scores, label: int, reach: Reach) -> Tensor:
+    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
         """The same for every placement, as published: only the number of views that can be reached counts."""
         sure, possible = case.low.sum((1, 2))[label], case.high.sum((1, 2))
         possible = possible + (torch.arange(len(possible), device=possible.device) < label)

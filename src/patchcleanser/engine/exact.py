@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier, is_out_of_memory
-from patchcleanser.core.tables import UNMASKED, Indices
+from patchcleanser.core.label_table import UNMASKED, Indices
 from patchcleanser.core.threats import Grid
 from patchcleanser.engine import LabelEngine, RecomputeError
 from patchcleanser.engine.float32 import strict_float32

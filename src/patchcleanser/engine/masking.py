@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.core.tables import Indices, LabelTable
-from patchcleanser.core.windows import Size
+from patchcleanser.core.geometry import Size
+from patchcleanser.core.label_table import Indices, LabelTable
 from patchcleanser.errors import InputError
 
 

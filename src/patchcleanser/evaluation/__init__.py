@@ -2,6 +2,6 @@
 
 from patchcleanser.evaluation.jobs import Job
 from patchcleanser.evaluation.rows import load_batch, rows_of
-from patchcleanser.evaluation.work import evaluate
+from patchcleanser.evaluation.workloads import evaluate
 
 __all__ = ["Job", "evaluate", "load_batch", "rows_of"]

@@ -13,24 +13,25 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from patchcleanser.attacks import AdaptiveAttack, Settings
+from patchcleanser.attacks import AdaptiveAttack
+from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.core.covering import Mask
-from patchcleanser.core.windows import Size
+from patchcleanser.core.cover import Mask
+from patchcleanser.core.geometry import Size
 from patchcleanser.data.base import Dataset, Subset
+from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import DataError, InputError, RecordError
+from patchcleanser.evaluation.class_names import match_labels
 from patchcleanser.evaluation.jobs import Job, fields_of
-from patchcleanser.evaluation.matching import match_labels
-from patchcleanser.evaluation.twin import (
+from patchcleanser.evaluation.reference import (
+    REFERENCES,
     Bools,
-    Look,
-    Twin,
+    ReferenceClassifier,
+    ReferenceLabel,
     hidden_pixels,
     hiding_sets,
-    slow_challenger_masking,
-    slow_double_masking,
 )
-from patchcleanser.evaluation.work import Here, Runner, Work
+from patchcleanser.evaluation.workloads import LocalRunner, Runner, Workload
 from patchcleanser.records.atomic import require_inside, whole_file
 from patchcleanser.records.run import Row, Run
 
@@ -79,8 +80,7 @@ def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
     """
     if run.job.get("kind", "certify") != "certify":
         raise RecordError(f"{run.folder} holds no certificates to audit, but a run of kind {run.job['kind']!r}")
-    if run.job["masks"] is None and run.job["stride"] is None:
-        raise RecordError(f"{run.folder} was made by {run.job['defense']}; only defenses with masks can be audited")
+    reference_of(run)
     if not run.finished:
         raise RecordError(
             f"{run.folder} is not finished: {len(run.missing())} of {run.batches} batches are missing; "
@@ -106,6 +106,18 @@ def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
                 f"got {job.identity[name][:12]}…"
             )
     return job
+
+
+def reference_of(run: Run) -> str:
+    """The reference algorithm that the run's defense names."""
+    name = run.job["defense"]
+    reference = DEFENSES[name].reference if name in DEFENSES else None
+    if reference is None:
+        having = ", ".join(name for name, entry in DEFENSES.items() if entry.reference)
+        raise RecordError(
+            f"{run.folder} was made by {name}, which has no reference to audit it with; {having} have one"
+        )
+    return reference
 
 
 def _same_images(run: Run, classifier: Classifier, dataset: Dataset) -> Dataset:
@@ -140,12 +152,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Suspicion(Work[Part, Audit]):
+class AuditWorkload(Workload[Part, Audit]):
     """Rows of a run to look at, into what is found."""
 
     run: Run
     job: Job
-    settings: Settings
+    settings: AttackSettings
 
     @property
     def identity(self) -> Facts:
@@ -163,11 +175,11 @@ class Suspicion(Work[Part, Audit]):
         return [self.job.dataset.image(row["index"]) for row in task.rows]
 
     @cached_property
-    def checker(self) -> Checker:
+    def checker(self) -> RowChecker:
         """Builds the masks of each size once."""
-        return Checker(self.run, self.job)
+        return RowChecker(self.run, self.job)
 
-    def done(self, task: Part, read: list[Tensor]) -> Audit:
+    def process(self, task: Part, read: list[Tensor]) -> Audit:
         """What these rows show."""
         result = Audit(rows=0)
         if task.attack:
@@ -184,8 +196,8 @@ def audit(
     *,
     sample: int = 50,
     attack: int = 10,
-    settings: Settings | None = None,
-    watch: Watch | None = None,
+    settings: AttackSettings | None = None,
+    on_progress: Watch | None = None,
     runner: Runner | None = None,
 ) -> Audit:
     """Read all rows, derive some again, and attack some certified images.
@@ -193,8 +205,8 @@ def audit(
     Reading refuses rows that are not as they were written, and those that contradict themselves. Which ones are
     derived and attacked is decided by the seed of the settings.
     """
-    runner, settings = runner or Here(), settings or Settings(iterations=50, locations=2)
-    work = Suspicion(run, job, settings)
+    runner, settings = runner or LocalRunner(), settings or AttackSettings(iterations=50, locations=2)
+    work = AuditWorkload(run, job, settings)
     rows = run.read().to_pylist()
     kept = [row for row in rows if row["skipped"] is None]
     identity = runner.begin(work)
@@ -206,10 +218,10 @@ def audit(
     for part, here in runner.results(work, parts):
         found[part.number] = here
         wrong += len(here.contradictions)
-        if watch is not None:
+        if on_progress is not None:
             looked = sum(len(p.rows) for p in parts if p.number in found and p.attack == part.attack)
             total = sum(len(p.rows) for p in parts if p.attack == part.attack)
-            watch(looked, total, f"{'attacked' if part.attack else 'derived again'}; {wrong} contradictions")
+            on_progress(looked, total, f"{'attacked' if part.attack else 'derived again'}; {wrong} contradictions")
     for part in parts:  # in their order, wherever and whenever they were done
         result.add(found[part.number], run.folder / "audit")
     return result
@@ -251,11 +263,12 @@ def _told(row: Row, what: str, stored: Any, found: Any) -> Facts:
     }
 
 
-class Checker:
+class RowChecker:
     """Compares rows with the slow twin, image by image."""
 
     def __init__(self, run: Run, job: Job) -> None:
         self.run, self.job = run, job
+        self.reference = reference_of(run)
         self.sizes: dict[Size, tuple[list[Bools], list[frozenset[int]]]] = {}
 
     def masks(self, size: Size) -> tuple[list[Bools], list[frozenset[int]]]:
@@ -270,7 +283,7 @@ class Checker:
         """Derive one row again, and note every difference."""
         size = row["height"], row["width"]
         hidden, hiding = self.masks(size)
-        twin = Twin(self.job.classifier, image, hidden, grid=self.run.threat.grid)
+        twin = ReferenceClassifier(self.job.classifier, image, hidden, grid=self.run.threat.grid)
         differences = [*self._data(row, twin), *self._labels(row, twin), *self._promises(row, twin, hiding)]
         if row["certified"] and frozenset() in hiding:
             differences.append(
@@ -283,14 +296,14 @@ class Checker:
         result.derived.append(row["index"])
         result.labels += 1 + len(twin.known)
 
-    def _data(self, row: Row, twin: Twin) -> Iterator[tuple[str, Any, Any, bool]]:
+    def _data(self, row: Row, twin: ReferenceClassifier) -> Iterator[tuple[str, Any, Any, bool]]:
         truth, shape = int(self.job.labels[row["index"]]), list(twin.image.shape[1:])
         if row["label"] != truth:
             yield "label", row["label"], truth, False
         if [row["height"], row["width"]] != shape:
             yield "size", [row["height"], row["width"]], shape, False
 
-    def _labels(self, row: Row, twin: Twin) -> Iterator[tuple[str, Any, Any, bool]]:
+    def _labels(self, row: Row, twin: ReferenceClassifier) -> Iterator[tuple[str, Any, Any, bool]]:
         yield from _compare("undefended", row["undefended"], twin.plain)
         for i, seen in enumerate(twin.one()):
             yield from _compare(f"one-mask label {i}", row["one_mask_labels"][i], seen)
@@ -304,10 +317,12 @@ class Checker:
             if seen.label == row["label"]:
                 yield "failing pair", row["failing_pair"], seen.label, seen.near_tie
 
-    def _promises(self, row: Row, twin: Twin, hiding: list[frozenset[int]]) -> Iterator[tuple[str, Any, Any, bool]]:
+    def _promises(
+        self, row: Row, twin: ReferenceClassifier, hiding: list[frozenset[int]]
+    ) -> Iterator[tuple[str, Any, Any, bool]]:
         """Answer and certificates: as the twin has them, or as rounding might have made them."""
         truth = row["label"]
-        if self.run.job["defense"] == "minority-reports":
+        if self.reference == "minority_reports":
             yield from self._detection(row, twin)
             return
         answer = self._answer(twin)
@@ -324,17 +339,15 @@ class Checker:
             if row[name] != holds(likely):
                 yield name, row[name], holds(likely), row[name] in (holds(sure), holds(perhaps))
 
-    def _answer(self, twin: Twin) -> int:
+    def _answer(self, twin: ReferenceClassifier) -> int:
         one = [seen.label for seen in twin.one()]
 
         def pair(i: int, j: int) -> int:
             return twin.at(i, j).label
 
-        if self.run.job["defense"] == "challenger-masking":
-            return slow_challenger_masking(one, pair, self.run.job["options"].get("seed"))
-        return slow_double_masking(one, pair)
+        return REFERENCES[self.reference](one, pair, self.run.job["options"])
 
-    def _detection(self, row: Row, twin: Twin) -> Iterator[tuple[str, Any, Any, bool]]:
+    def _detection(self, row: Row, twin: ReferenceClassifier) -> Iterator[tuple[str, Any, Any, bool]]:
         threshold, ones = self.run.job["options"].get("threshold", 0.5), twin.one()
         near = twin.near_ties > 0 or any(abs(seen.confidence - threshold) < 1e-3 for seen in ones)
         alert = any(seen.label != twin.plain.label and seen.confidence > threshold for seen in ones)
@@ -348,12 +361,12 @@ class Checker:
                 yield name, row[name], found, near
 
 
-def _compare(what: str, stored: int, seen: Look) -> Iterator[tuple[str, Any, Any, bool]]:
+def _compare(what: str, stored: int, seen: ReferenceLabel) -> Iterator[tuple[str, Any, Any, bool]]:
     if stored != seen.label:
         yield what, stored, f"{seen.label} by a margin of {seen.margin:.3g}", seen.may_be(stored)
 
 
-def _attack(job: Job, rows: list[Row], images: list[Tensor], settings: Settings, result: Audit) -> None:
+def _attack(job: Job, rows: list[Row], images: list[Tensor], settings: AttackSettings, result: Audit) -> None:
     """Attack certified images as one who knows the defense; whoever is fooled is kept with all that is needed."""
     found = AdaptiveAttack(job.masking, settings).challenge(images, [row["label"] for row in rows])
     for row, challenged in zip(rows, found, strict=True):
@@ -372,11 +385,11 @@ def _keep(image: Any, index: int, folder: Path) -> Path:
     return path
 
 
-def write_audit(result: Audit, run: Run, settings: Settings, *, sample: int, attack: int) -> Path:
+def write_audit(result: Audit, run: Run, settings: AttackSettings, *, sample: int, attack: int) -> Path:
     """Keep what an audit found, with all that repeats it, beside the run's rows."""
     path = run.folder / "audit" / "audit.json"
     asked = {"sample": sample, "attack": attack, "settings": vars(settings)}
-    content: Facts = {"run": str(run.folder), "key": run.key, **run.integrity, "job": run.job, "about": run.about}
+    content: Facts = {"run": str(run.folder), "key": run.key, **run.integrity, "job": run.job, "about": run.metadata}
     content |= {**asked, **result.to_json()}
     with whole_file(path) as part:
         part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -50,7 +50,7 @@ class Job:
         if self.defense not in DEFENSES:
             raise InputError(f"no defense {self.defense!r}; there are {', '.join(DEFENSES)}")
         self.labels  # noqa: B018  # a job without labels is not made
-        if self.table and DEFENSES[self.defense].may_alert:
+        if self.table and DEFENSES[self.defense].load().may_alert:
             raise InputError(f"{self.defense} looks at one mask at a time and has no table; leave out the table")
         if not self.has_masks and (self.table or self.masks or self.stride or self.precision != "exact"):
             raise InputError(f"{self.defense} has no masks; leave out masks, stride, table and precision")
@@ -71,7 +71,7 @@ class Job:
     @property
     def has_masks(self) -> bool:
         """Whether the defense hides places by a set of masks."""
-        return issubclass(DEFENSES[self.defense], MaskDefense)
+        return issubclass(DEFENSES[self.defense].load(), MaskDefense)
 
     @property
     def masking(self) -> MaskDefense[Any, Any]:
@@ -88,7 +88,10 @@ class Job:
             plan = {"masks": self.masks, "stride": self.stride, "precision": self.precision}
             plan |= {"confirm": self.confirm} if self.confirm != "sampled" else {}
         try:
-            return DEFENSES[self.defense](self.classifier, self.threat, **plan, **self.options)
+            defense: Defense[Any, Any] = DEFENSES[self.defense].load()(
+                self.classifier, self.threat, **plan, **self.options
+            )
+            return defense
         except TypeError as error:
             if "unexpected keyword" not in str(error):
                 raise
@@ -102,8 +105,8 @@ class Job:
         failed: PatchCleanserError | None = None
         for index in range(min(TRIED, len(self.dataset))):
             try:
-                height, width = self.built.place(self.dataset.image(index)).shape[-2:]
-                self.built.ready((height, width))
+                height, width = self.built.to_threat_grid(self.dataset.image(index)).shape[-2:]
+                self.built.check_size((height, width))
                 return
             except (DataError, ThreatError) as error:
                 failed = failed or error

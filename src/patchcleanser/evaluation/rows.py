@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from patchcleanser.core.tables import LabelTable
-from patchcleanser.core.verdicts import (
+from patchcleanser.core.label_table import LabelTable
+from patchcleanser.core.results import (
     Certificate,
     DetectionCertificate,
     DetectionVerdict,
@@ -72,7 +72,7 @@ def rows_of(job: Job, batch: Loaded, entropy: int = 0) -> list[Row]:
     """The rows of a batch of images; `entropy` is the run's."""
     started = time.monotonic()
     kept = [row for row in batch.rows if row["skipped"] is None]
-    job.built.begin(seed_of(job, batch, entropy))  # so that no batch's rows depend on the batches before it
+    job.built.reset(seed_of(job, batch, entropy))  # so that no batch's rows depend on the batches before it
     examined = job.built.examine(batch.images, [row["label"] for row in kept], maps=job.table) if kept else []
     seconds = (time.monotonic() - started) / max(1, len(kept))
     for row, found in zip(kept, examined, strict=True):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchcleanser.core.verdicts import Verdict
+from patchcleanser.core.results import Verdict
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation.jobs import Job
@@ -36,12 +36,12 @@ class Times:
     milliseconds: dict[str, float]
     """By defense; "undefended" is the classifier alone."""
     classifications: dict[str, float]
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     """Circumstances, with the clock: processor time of one thread, which other people's work does not lengthen, or the
     wall's, with how many processes wanted the machine's cores."""
 
 
-def time_images(job: Job, folder: str | Path, *, about: dict[str, Any] | None = None) -> Times:
+def time_images(job: Job, folder: str | Path, *, metadata: dict[str, Any] | None = None) -> Times:
     """Time every image of a job, and keep it in a folder; times that are there for the same job are read."""
     path = Path(folder) / FILE
     key = key_of(job.identity)
@@ -52,8 +52,7 @@ def time_images(job: Job, folder: str | Path, *, about: dict[str, Any] | None = 
     found: dict[str, float] = {"undefended": _timed(lambda image: _plain(job, image), images, clock)}
     spent: dict[str, float] = {"undefended": 1.0}
     for name in TIMED:
-        made: Any = DEFENSES[name]
-        defense = made(job.classifier, job.threat, masks=job.masks, precision=job.precision)
+        defense = DEFENSES[name].load()(job.classifier, job.threat, masks=job.masks, precision=job.precision)
         counts: list[int] = []
 
         def ask(image: Tensor, defense: Any = defense, counts: list[int] = counts) -> None:
@@ -62,9 +61,11 @@ def time_images(job: Job, folder: str | Path, *, about: dict[str, Any] | None = 
 
         found[name] = _timed(ask, images, clock)
         spent[name] = mean(counts[-len(images) :])
-    times = Times(len(images), found, spent, {**(about or {}), **_circumstances(clock)})
+    times = Times(len(images), found, spent, {**(metadata or {}), **_circumstances(clock)})
     with whole_file(path) as part:
-        part.write_text(json.dumps({"key": key, **asdict(times)}, indent=1) + "\n", encoding="utf-8")
+        facts = asdict(times)
+        facts["about"] = facts.pop("metadata")
+        part.write_text(json.dumps({"key": key, **facts}, indent=1) + "\n", encoding="utf-8")
     return times
 
 
@@ -74,7 +75,7 @@ def read_times(path: Path, key: str | None = None) -> Times:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found.pop("key") != key and key is not None:
             raise RecordError(f"{path} holds the times of another job; use another --out")
-        return Times(**found)
+        return Times(metadata=found.pop("about"), **found)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{path} is damaged ({error}); delete it and run again") from error
 

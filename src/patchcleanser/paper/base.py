@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchcleanser.core.threats import Grid, Threat
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 from patchcleanser.reports.drawing import Drawing
 from patchcleanser.reports.tables import Column
 
-Values = dict[str, Share | float]
+Values = dict[str, Proportion | float]
 """What was read off a run, by measure: shares of the images, or plain numbers such as milliseconds."""
 
 Printed = Mapping[str, float]
 """What the paper prints, by measure, in percent unless the measure says otherwise."""
 
-Work = Literal["certify", "attack", "time"]
+Workload = Literal["certify", "attack", "time"]
 
 MASKING = "double-masking"
 """The paper's own defense."""
@@ -46,7 +46,7 @@ class Plan:
     table: bool = False
     """Whether every two-mask label is kept, which challenger masking needs."""
     images: int | None = None
-    work: Work = "certify"
+    work: Workload = "certify"
     iterations: int = 0
     """Of the attacker; as are the locations."""
     locations: int = 0
@@ -104,19 +104,19 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; a share is its count and its total."""
-        told = {k: [v.count, v.total] if isinstance(v, Share) else round(v, 4) for k, v in self.values.items()}
+        told = {k: [v.count, v.total] if isinstance(v, Proportion) else round(v, 4) for k, v in self.values.items()}
         return {"values": told, "images": self.images, "origin": self.origin}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Finding:
         """What `to_json` wrote."""
-        values = {k: Share(*v) if isinstance(v, list) else float(v) for k, v in found["values"].items()}
+        values = {k: Proportion(*v) if isinstance(v, list) else float(v) for k, v in found["values"].items()}
         return cls(values, found["images"], found["origin"])
 
 
-def percent(value: Share | float) -> float:
+def percent(value: Proportion | float) -> float:
     """A measured value as the number that is printed."""
-    return value.percent if isinstance(value, Share) else value
+    return value.percent if isinstance(value, Proportion) else value
 
 
 Series = Sequence[tuple[Line, Finding]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from patchcleanser.errors import RecordError
 from patchcleanser.paper.base import Finding, Line, Plan, Values
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 
 PATCHES = {"2": "2x2", "5": "5x5"}
 
@@ -134,7 +134,7 @@ def measured(path: Path) -> dict[str, Finding]:
 def _finding(row: Mapping[str, Any]) -> Finding:
     images = int(row["images"])
     values: Values = {
-        name: Share(round(row[name] * images / 100), images)
+        name: Proportion(round(row[name] * images / 100), images)
         for name in ("undefended", "clean", "certified")
         if name in row
     }

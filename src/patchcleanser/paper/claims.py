@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from patchcleanser.paper.base import Axis, Claim, Finding, Line, Series, percent
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 
 NOISE = 1.0
 """Points that one step may go against a trend: images are the same, but few."""
@@ -39,12 +39,12 @@ def larger_beyond(axis: Axis, middle: float, measure: str, words: str) -> Claim:
     """It is larger for all images beyond the middle together than for those before it: single places hold few."""
 
     def holds(series: Series) -> tuple[bool, str] | None:
-        before, beyond = Share(0, 0), Share(0, 0)
+        before, beyond = Proportion(0, 0), Proportion(0, 0)
         for line, found in series:
             value = found.values.get(measure)
-            if isinstance(value, Share) and axis.at(line, found) > middle:
+            if isinstance(value, Proportion) and axis.at(line, found) > middle:
                 beyond += value
-            elif isinstance(value, Share):
+            elif isinstance(value, Proportion):
                 before += value
         if min(before.total, beyond.total) < ENOUGH:
             return None

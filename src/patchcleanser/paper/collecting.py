@@ -16,7 +16,7 @@ from patchcleanser.paper.images import DATA
 from patchcleanser.paper.reading import timed
 from patchcleanser.paper.running import Missing
 from patchcleanser.records.atomic import whole_file
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
 from patchcleanser.reports.wording import brief
 
@@ -75,13 +75,13 @@ def _values(
 
 def _images(left: Run | Times, values: Values) -> int:
     """How many images a line speaks of: those of its shares, else all."""
-    totals = {value.total for value in values.values() if isinstance(value, Share)}
+    totals = {value.total for value in values.values() if isinstance(value, Proportion)}
     return max(totals) if totals else left.images
 
 
 def origin(left: Run | Times) -> dict[str, Any]:
     """Under which circumstances something was measured."""
-    told: dict[str, Any] = {"of": left.images, **{key: left.about[key] for key in NOTED if key in left.about}}
+    told: dict[str, Any] = {"of": left.images, **{key: left.metadata[key] for key in NOTED if key in left.metadata}}
     if "command" in told:
         told["command"] = brief(told["command"])
     if isinstance(left, Run):

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
+from patchcleanser.core.geometry import Window
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Window
 from patchcleanser.data import Dataset
 from patchcleanser.data.boxes import Boxed, boxed_images
 from patchcleanser.data.pictures import as_bytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from pyarrow import compute
 
-from patchcleanser.evaluation.attacked import attack_shares
+from patchcleanser.evaluation.attack_jobs import attack_shares
 from patchcleanser.evaluation.timing import Times
 from patchcleanser.paper.base import Values
 from patchcleanser.records.derive import detection, verdicts
-from patchcleanser.records.metrics import COLUMNS, Share, per_class, summary
+from patchcleanser.records.metrics import COLUMNS, Proportion, per_class, summary
 from patchcleanser.records.run import Run
 
 
@@ -69,4 +69,7 @@ def sized(run: Run, shares: dict[str, float], low: float, high: float) -> Values
     right = rows["answer"].to_numpy() == rows["label"].to_numpy()
     certified = rows["certified"].to_numpy(zero_copy_only=False).astype(bool)
     total = int(mine.sum())
-    return {"clean": Share(int(right[mine].sum()), total), "certified": Share(int(certified[mine].sum()), total)}
+    return {
+        "clean": Proportion(int(right[mine].sum()), total),
+        "certified": Proportion(int(certified[mine].sum()), total),
+    }

@@ -9,15 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from patchcleanser.attacks import Settings
+from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.classifiers import Classifier, load_classifier
 from patchcleanser.classifiers.load import pick_device
 from patchcleanser.data import Dataset, chosen
 from patchcleanser.engine import Precision
 from patchcleanser.errors import ClassifierError, DataError, InputError, MissingDependencyError, RecordError
 from patchcleanser.evaluation import Job
-from patchcleanser.evaluation.attacked import AttackJob
-from patchcleanser.evaluation.matching import match_labels
+from patchcleanser.evaluation.attack_jobs import AttackJob
+from patchcleanser.evaluation.class_names import match_labels
 from patchcleanser.evaluation.timing import FILE as TIMES
 from patchcleanser.evaluation.timing import Times, read_times, time_images
 from patchcleanser.paper.base import MASKING, Plan
@@ -39,7 +39,7 @@ class Hands:
 
     certify: Certify
     attack: Attack
-    about: About
+    metadata: About
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ class Laboratory:
             **(masks if plan.defense == MASKING else {"options": dict(plan.options)}),
         )
         folder = self.folder(plan, len(job.dataset))
-        about = {**self.hands.about(model.at(), plan.data, DATA[plan.data].split, job), "seed": self.seed}
+        metadata = {**self.hands.metadata(model.at(), plan.data, DATA[plan.data].split, job), "seed": self.seed}
         if plan.work == "time":
-            return time_images(job, folder, about=about)
+            return time_images(job, folder, metadata=metadata)
         if plan.work == "attack":
-            settings = Settings(iterations=plan.iterations, locations=plan.locations, seed=self.seed)
-            return self.hands.attack(AttackJob(job, "apgd", settings), folder, about)
-        return self.hands.certify(job, folder, about)
+            settings = AttackSettings(iterations=plan.iterations, locations=plan.locations, seed=self.seed)
+            return self.hands.attack(AttackJob(job, "apgd", settings), folder, metadata)
+        return self.hands.certify(job, folder, metadata)
 
     def _asked(self, plan: Plan) -> int | None:
         """How many images: what was asked for, else as many as the paper took."""

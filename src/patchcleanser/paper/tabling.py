@@ -51,7 +51,7 @@ PROVENANCE = tuple(
 def _facets(line: Line) -> dict[str, str]:
     plan = line.plan
     return {
-        "Defense": wording.DEFENSES[plan.defense],
+        "Defense": wording.defense_title(plan.defense),
         "Model": plan.model,
         "Data": DATA[plan.data].title,
         "Patch": wording.patch(plan.threat),

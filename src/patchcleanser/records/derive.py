@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from patchcleanser.core.algorithms import challenger_masking, double_masking
-from patchcleanser.core.covering import positions
+from patchcleanser.core.cover import positions
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.results import Verdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.verdicts import Verdict
-from patchcleanser.core.windows import Size
 from patchcleanser.errors import RecordError
-from patchcleanser.records.metrics import Derived, Detection, Share
+from patchcleanser.records.metrics import Derived, Detection, Proportion
 from patchcleanser.records.run import Run
 
 Bools = NDArray[np.bool_]
@@ -102,7 +102,7 @@ def derive(run: Run) -> Derived | None:
     if not sizes:
         return None
     threats = _smaller_threats(run, sizes)
-    reached = {side: Share(0, 0) for side in threats}
+    reached = {side: Proportion(0, 0) for side in threats}
     answers = {name: Answers() for name in VERDICTS}
     weak = np.zeros((1, 1))
     for part in tables(run):
@@ -121,22 +121,22 @@ def derive(run: Run) -> Derived | None:
     )
 
 
-def row_certified(run: Run, threat: Threat) -> Share:
+def row_certified(run: Run, threat: Threat) -> Proportion:
     """Images certified against a smaller threat by the masks of the larger one.
 
     The masks need only cover the smaller threat, so the row certificate of core.algorithms.certification_flow
     holds with fewer good masks; for the run's own threat it is the stored answer.
     """
-    return sum((_row_certified(part, threat) for part in tables(run)), Share(0, 0))
+    return sum((_row_certified(part, threat) for part in tables(run)), Proportion(0, 0))
 
 
-def _row_certified(part: Tables, threat: Threat) -> Share:
+def _row_certified(part: Tables, threat: Threat) -> Proportion:
     hides = _placements(part.masks, threat)
     if not hides.any(axis=1).all():
         part.masks.require_cover(threat)  # which names the patch
     pieces = np.array_split(part.good, max(1, len(part.index) * len(hides) // 50_000_000))
     hits = sum(int(_reached(good, hides).all(axis=1).sum()) for good in pieces)
-    return Share(hits, len(part.index))
+    return Proportion(hits, len(part.index))
 
 
 def _reached(good: Bools, hides: Bools) -> Bools:
@@ -159,7 +159,7 @@ def _placements(masks: MaskSet, threat: Threat) -> Bools:
     return np.concatenate([hides.reshape(-1, len(masks)) for hides in each])
 
 
-def smaller(run: Run, largest: int = SIDES) -> list[tuple[int, Share]]:
+def smaller(run: Run, largest: int = SIDES) -> list[tuple[int, Proportion]]:
     """The row certificate against ever smaller square patches, up to the run's own.
 
     Where images differ in size, and the patch with them, up to the smallest image's patch.
@@ -240,12 +240,12 @@ class Answers:
         return Answers(self.right + other.right, self.images + other.images, self.spent + other.spent)
 
     @property
-    def told(self) -> tuple[Share, float]:
+    def told(self) -> tuple[Proportion, float]:
         """Clean accuracy, and classifications an image."""
-        return Share(self.right, self.images), self.spent / max(self.images, 1)
+        return Proportion(self.right, self.images), self.spent / max(self.images, 1)
 
 
-def verdicts(run: Run, defense: str) -> tuple[Share, float]:
+def verdicts(run: Run, defense: str) -> tuple[Proportion, float]:
     """Clean accuracy of another recovery defense on the same tables, and its classifications an image."""
     return sum((_answers(part, VERDICTS[defense]) for part in tables(run)), Answers()).told
 
@@ -270,14 +270,14 @@ def detection(run: Run, thresholds: Sequence[float]) -> list[Detection]:
     """
     if run.job["precision"] == "fast":
         raise RecordError("Minority Reports compares confidences, which fast labels lack; certify with exact ones")
-    found = [Detection(t, Share(0, 0), Share(0, 0), Share(0, 0)) for t in thresholds]
+    found = [Detection(t, Proportion(0, 0), Proportion(0, 0), Proportion(0, 0)) for t in thresholds]
     for rows in _batches(run, ["label", "undefended", "one_mask_labels", "one_mask_confidences"]):
         against, within, right = _confidence(rows)
         for k, at in enumerate(found):
             alert = against > at.threshold
             sure = (within > at.threshold) & right
             hits = (right & ~alert, sure, alert)
-            clean, certified, alerts = (Share(int(h.sum()), len(h)) for h in hits)
+            clean, certified, alerts = (Proportion(int(h.sum()), len(h)) for h in hits)
             found[k] = replace(
                 at,
                 clean=at.clean + clean,

@@ -27,10 +27,10 @@ def key_of(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def write_manifest(folder: Path, facts: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+def write_manifest(folder: Path, facts: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     """Keep the facts (job, images, batch, columns) with their checksum, and the circumstances, which decide nothing."""
     content = {"format": FORMAT, "key": key_of(facts["job"]), **facts}
-    content |= {"checksum": key_of(content), "about": about}
+    content |= {"checksum": key_of(content), "about": metadata}
     with whole_file(folder / MANIFEST) as part:
         part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -52,7 +52,7 @@ COLUMNS_OF = {"certify": COLUMNS, "attack": ATTACK_COLUMNS}
 
 
 @dataclass(frozen=True)
-class Share:
+class Proportion:
     """A count out of a total, with Wilson's 95% interval.
 
     >>> Share(77, 100).percent, tuple(round(b, 1) for b in Share(77, 100).interval)
@@ -62,8 +62,8 @@ class Share:
     count: int
     total: int
 
-    def __add__(self, other: Share) -> Share:
-        return Share(self.count + other.count, self.total + other.total)
+    def __add__(self, other: Proportion) -> Proportion:
+        return Proportion(self.count + other.count, self.total + other.total)
 
     @property
     def percent(self) -> float:
@@ -101,7 +101,7 @@ class Summary:
 
     images: int
     skipped: int
-    shares: dict[str, Share]
+    shares: dict[str, Proportion]
     cases: dict[str, int]
     classifications: int
     seconds: float
@@ -143,20 +143,20 @@ class Detection:
     """Minority Reports at one threshold, on clean images."""
 
     threshold: float
-    clean: Share
-    detection_certified: Share
-    alerts: Share
+    clean: Proportion
+    detection_certified: Proportion
+    alerts: Proportion
 
 
 @dataclass(frozen=True)
 class Derived:
     """What follows from stored two-mask tables without a model (evaluation/derive.py makes it)."""
 
-    smaller: list[tuple[int, Share]]
+    smaller: list[tuple[int, Proportion]]
     """Side of a square patch in px, and the images row-certified against it by the run's masks."""
     weakness: NDArray[np.float64]
     """[rows, columns]: share of images whose proof does not reach a patch with its corner there."""
-    answers: dict[str, tuple[Share, float]]
+    answers: dict[str, tuple[Proportion, float]]
     """Per recovery defense: clean accuracy, and classifications an image."""
     detection: list[Detection]
 
@@ -169,7 +169,7 @@ def summary(rows: pa.Table) -> Summary:
     return Summary(
         images=len(kept),
         skipped=len(rows) - len(kept),
-        shares={name: Share(int(hits.sum()), len(hits)) for name, hits in outcomes(kept).items()},
+        shares={name: Proportion(int(hits.sum()), len(hits)) for name, hits in outcomes(kept).items()},
         cases={case: cases.count(case) for case in ("agreed", "disagreer", "majority") if case in cases},
         classifications=int(sum(kept[spent].to_pylist())),
         seconds=float(sum(kept["seconds"].to_pylist())),
@@ -217,12 +217,12 @@ def certified_fooled(rows: pa.Table) -> pa.Table:
     return kept.filter(compute.and_(kept["fooled"], promised))
 
 
-def per_class(rows: pa.Table) -> dict[int, dict[str, Share]]:
+def per_class(rows: pa.Table) -> dict[int, dict[str, Proportion]]:
     """The same shares for the images of each true class."""
     kept = rows.filter(compute.is_null(rows["skipped"]))
     label, hits = _ints(kept, "label"), outcomes(kept)
     return {
-        int(y): {name: Share(int(hit[label == y].sum()), int((label == y).sum())) for name, hit in hits.items()}
+        int(y): {name: Proportion(int(hit[label == y].sum()), int((label == y).sum())) for name, hit in hits.items()}
         for y in np.unique(label)
     }
 

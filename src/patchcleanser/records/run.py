@@ -23,9 +23,9 @@ from typing import Any
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Size
 from patchcleanser.errors import DataError, RecordError
 from patchcleanser.records.checksums import type_name
 from patchcleanser.records.manifests import MANIFEST, key_of, read_manifest, short, write_manifest
@@ -110,7 +110,7 @@ class Run:
     job: dict[str, Any]
     images: int
     batch: int
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     checked: bool = True
     """Whether manifest and rows carry checksums; those of older versions do not."""
     _checksums: dict[int, tuple[tuple[int, ...], str]] = field(
@@ -126,12 +126,12 @@ class Run:
             raise RecordError(
                 f"{folder} holds a run of kind {content['job']['kind']!r}; there are {', '.join(SCHEMAS)}"
             )
-        facts = {name: content[name] for name in ("job", "images", "batch", "about")}
-        return cls(Path(folder), **facts, checked="checksum" in content)
+        facts = {name: content[name] for name in ("job", "images", "batch")}
+        return cls(Path(folder), **facts, metadata=content["about"], checked="checksum" in content)
 
     @classmethod
     def begin(
-        cls, folder: str | Path, job: Mapping[str, Any], *, images: int, batch: int, about: Mapping[str, Any]
+        cls, folder: str | Path, job: Mapping[str, Any], *, images: int, batch: int, metadata: Mapping[str, Any]
     ) -> Run:
         """The run of this job in this folder: continued if it is there, else begun.
 
@@ -148,9 +148,9 @@ class Run:
                 raise RecordError(f"{folder} holds a run of another job; it differs in {said}{hint}; use another --out")
             return run
         _require_no_links([folder / MANIFEST])
-        run = cls(folder, dict(job), images, _batch_of_shards(folder, job, images) or batch, dict(about))
+        run = cls(folder, dict(job), images, _batch_of_shards(folder, job, images) or batch, dict(metadata))
         columns = {column.name: type_name(column.type) for column in run.schema}
-        write_manifest(folder, {"job": job, "images": images, "batch": run.batch, "columns": columns}, about)
+        write_manifest(folder, {"job": job, "images": images, "batch": run.batch, "columns": columns}, metadata)
         return run
 
     @property

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from patchcleanser.core.windows import Window
+from patchcleanser.core.geometry import Window
 from patchcleanser.records.run import Row
 from patchcleanser.reports import wording
 from patchcleanser.reports.gallery import TOLD, Kind, Picture, clean_picture, encoded, shown

@@ -118,7 +118,7 @@ SUBJECT = ("model", "data", "patch")
 
 def _subject(run: Run) -> tuple[object, ...]:
     """What a run is about. A part of a dataset is still the same data: every table says how many images it has."""
-    data = (run.about["data"], run.about.get("split")) if run.about.get("data") else run.job["data"]
+    data = (run.metadata["data"], run.metadata.get("split")) if run.metadata.get("data") else run.job["data"]
     return run.job["classifier"], data, run.threat
 
 
@@ -127,7 +127,7 @@ def _nothing_there(empty: Sequence[Run]) -> str:
     rows = run.read(["skipped"])
     if len(rows):
         return f"no image of {run.folder} has an answer: all {len(rows)} were left out ({rows['skipped'][0].as_py()})"
-    again = run.about.get("command")
+    again = run.metadata.get("command")
     return f"{run.folder} holds no rows yet" + (f"; go on with: {again}" if again else "; run it first")
 
 

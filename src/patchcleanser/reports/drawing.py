@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from patchcleanser.records.atomic import whole_file
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 
 INK, MUTED, RULE, ACCENT, SOFT = "#1d2126", "#656c74", "#d8dce0", "#0b6e5d", "#98a1aa"
 ROLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", ACCENT: "--accent", SOFT: "--soft"}
@@ -95,7 +95,7 @@ def blank(height: float = 2.9, width: float = WIDTH) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def dots(axes: Axes, shares: Sequence[dict[str, Share]], places: Sequence[float], marks: dict[str, Mark]) -> None:
+def dots(axes: Axes, shares: Sequence[dict[str, Proportion]], places: Sequence[float], marks: dict[str, Mark]) -> None:
     """Shares from 0 to 100% as dots, one row for each place; those at the ends are drawn whole."""
     for name, mark in marks.items():
         at = [share[name].percent for share in shares]

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 from patchcleanser.reports.drawing import ACCENT, DOT, INK, MUTED, RING, SOFT, Drawing, blank, dots, settled, style
 from patchcleanser.reports.maps import weakness
 from patchcleanser.reports.results import ALL, ENDS, by_promise, flat
@@ -41,7 +41,7 @@ def classes(study: Study) -> list[Drawing]:
     ]
 
 
-def _classes(study: Study, shown: Sequence[tuple[int, dict[str, Share]]], name: str, title: str) -> Drawing:
+def _classes(study: Study, shown: Sequence[tuple[int, dict[str, Proportion]]], name: str, title: str) -> Drawing:
     pitch = 0.36 if len(shown) <= ENDS else 0.25  # about that of the table beside it
     figure, axes = blank(height=0.7 + pitch * len(shown))
     places = np.arange(len(shown))[::-1].astype(float)
@@ -103,7 +103,7 @@ def smaller(study: Study) -> Drawing | None:
     return Drawing("smaller-patches", "Against smaller patches", caption, alt, figure)
 
 
-def curve(axes: Axes, x: Sequence[float], shares: Sequence[Share]) -> None:
+def curve(axes: Axes, x: Sequence[float], shares: Sequence[Proportion]) -> None:
     """A line through shares, with the band of their intervals."""
     low, high = zip(*(share.interval for share in shares), strict=True)
     axes.fill_between(x, low, high, color=ACCENT, alpha=0.15, linewidth=0)

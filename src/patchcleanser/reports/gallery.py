@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 from PIL import Image
 
-from patchcleanser.core.windows import Window
+from patchcleanser.core.geometry import Window
 from patchcleanser.records.run import Row, Run
 from patchcleanser.reports.studies import Study
 

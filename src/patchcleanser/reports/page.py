@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 from patchcleanser.reports import results, wording
 from patchcleanser.reports.contents import Report
 from patchcleanser.reports.drawing import Drawing, inline
@@ -90,7 +90,7 @@ def attack_headline(attacks: list[Study]) -> str:
     return f"{share} {held}, no certified image fooled"
 
 
-def attack_bars(study: Study) -> list[tuple[str, str, Share]]:
+def attack_bars(study: Study) -> list[tuple[str, str, Proportion]]:
     """What an attack's headline compares."""
     shares = study.summary.shares
     held = "Defended, never wrong silently" if study.detects else "Defended, attacked"
@@ -102,7 +102,7 @@ def attack_bars(study: Study) -> list[tuple[str, str, Share]]:
     ]
 
 
-def bars(study: Study) -> list[tuple[str, str, Share]]:
+def bars(study: Study) -> list[tuple[str, str, Proportion]]:
     """What the headline compares: a class for the style, words, and the share."""
     shares = study.summary.shares
     last = ("certified", "Certified") if not study.detects else ("detection_certified", "Certified for detection")
@@ -135,7 +135,7 @@ def enlarged(studies: list[Study]) -> str | None:
 
 def manifest(study: Study) -> str:
     """Everything that decided the rows, and the circumstances; paths are shortened, the run folder has them whole."""
-    about = {key: value for key, value in study.run.about.items() if key not in ("classes", "model_classes")}
+    metadata = {key: value for key, value in study.run.metadata.items() if key not in ("classes", "model_classes")}
     run = study.run
-    content = {"key": run.key, "digest": run.digest, "images": run.images, "batch": run.batch, "about": about}
+    content = {"key": run.key, "digest": run.digest, "images": run.images, "batch": run.batch, "about": metadata}
     return wording.brief(json.dumps({**content, "job": run.job}, indent=1, ensure_ascii=False))

@@ -61,7 +61,7 @@ def published() -> list[Published]:
 
 def dataset_of(study: Study) -> str | None:
     """The published name of a run's images, if they have one."""
-    name = str(study.about("data") or "").lower()
+    name = str(study.metadata("data") or "").lower()
     name = SAME.get(name, name)
     return name if any(row.dataset == name for row in published()) else None
 

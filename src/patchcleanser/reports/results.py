@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from patchcleanser.core.threats import Threat
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 from patchcleanser.reports import wording
 from patchcleanser.reports.published import Published, comparable
 from patchcleanser.reports.studies import CASES, Study
@@ -203,7 +203,7 @@ def classes_table(study: Study) -> Table:
     return Table("classes", "Accuracy of each class", columns, rows)
 
 
-def by_promise(study: Study) -> list[tuple[int, dict[str, Share]]]:
+def by_promise(study: Study) -> list[tuple[int, dict[str, Proportion]]]:
     """The classes, the most certified first; of equals those known best stand at either end."""
     shares = {label: shares[study.promise] for label, shares in study.classes.items()}
     order = sorted(shares, key=lambda label: (-shares[label].percent, -sum(shares[label].interval)))
@@ -238,7 +238,7 @@ def answers_table(study: Study) -> Table | None:
         return None
     columns = (Column("defense", "Defense"), CLEAN, Column("classifications", "Classifications an image", 1))
     rows: list[dict[str, Cell]] = [
-        {"defense": wording.DEFENSES.get(name, name), "clean": clean, "classifications": spent}
+        {"defense": wording.defense_title(name), "clean": clean, "classifications": spent}
         for name, (clean, spent) in study.derived.answers.items()
     ]
     return Table("defenses", "Two ways to answer with the same masks and the same certificate", columns, rows)

@@ -12,9 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.windows import Size
-from patchcleanser.records.metrics import COLUMNS_OF, Derived, Share, Summary, certified_fooled, per_class, summary
+from patchcleanser.records.metrics import COLUMNS_OF, Derived, Proportion, Summary, certified_fooled, per_class, summary
 from patchcleanser.records.run import Run
 
 CASES = {"agreed": "I: all agree", "disagreer": "II: a disagreer decides", "majority": "III: the majority decides"}
@@ -27,8 +27,8 @@ class Study:
     run: Run
     derived: Derived | None
     summary: Summary
-    classes: dict[int, dict[str, Share]]
-    cases: dict[str, tuple[Share, Share]]
+    classes: dict[int, dict[str, Proportion]]
+    cases: dict[str, tuple[Proportion, Proportion]]
     """Per case (of an attack: under attack): its share of the images, and how many of those were answered right."""
     margins: NDArray[np.float64]
     """The smallest logit margins of the certified (or detection-certified) images; an attack has none."""
@@ -78,15 +78,15 @@ class Study:
 
     def class_name(self, label: int) -> str:
         """What the dataset calls a true class, or its number."""
-        return _named(self.about("classes"), label)
+        return _named(self.metadata("classes"), label)
 
     def answer_name(self, label: int) -> str:
         """What the model calls its answer; models that name nothing speak of the dataset's classes."""
-        return _named(self.about("model_classes") or self.about("classes"), label)
+        return _named(self.metadata("model_classes") or self.metadata("classes"), label)
 
-    def about(self, name: str) -> Any:
+    def metadata(self, name: str) -> Any:
         """A circumstance of the run, if it was noted."""
-        return self.run.about.get(name)
+        return self.run.metadata.get(name)
 
     @property
     def per_image(self) -> tuple[float, float]:
@@ -122,11 +122,15 @@ def _named(names: Any, label: int) -> str:
     return str(names[label]) if known else f"class {label}"
 
 
-def _cases(rows: pa.Table, which: str) -> dict[str, tuple[Share, Share]]:
+def _cases(rows: pa.Table, which: str) -> dict[str, tuple[Proportion, Proportion]]:
     found = np.array(rows[f"{which}case"].to_pylist(), dtype=object)
     right = rows[f"{which}answer"].to_numpy() == rows["label"].to_numpy()
     counts = {case: int((found == case).sum()) for case in CASES}
-    return {case: (Share(n, len(found)), Share(int(right[found == case].sum()), n)) for case, n in counts.items() if n}
+    return {
+        case: (Proportion(n, len(found)), Proportion(int(right[found == case].sum()), n))
+        for case, n in counts.items()
+        if n
+    }
 
 
 def _margins(rows: pa.Table) -> NDArray[np.float64]:

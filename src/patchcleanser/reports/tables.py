@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchcleanser.records.atomic import whole_file
-from patchcleanser.records.metrics import Share
+from patchcleanser.records.metrics import Proportion
 
-Cell = str | int | float | Share | None
+Cell = str | int | float | Proportion | None
 NOTHING = "–"
 
 
@@ -51,7 +51,7 @@ class Table:
 
     def is_number(self, column: Column) -> bool:
         """Whether a column is set to the right."""
-        return any(isinstance(row.get(column.key), int | float | Share) for row in self.rows)
+        return any(isinstance(row.get(column.key), int | float | Proportion) for row in self.rows)
 
 
 def text_of(cell: Cell, digits: int = 1) -> str:
@@ -60,9 +60,13 @@ def text_of(cell: Cell, digits: int = 1) -> str:
     >>> [text_of(cell) for cell in (Share(77, 100), 12345, 3.14159, "cat", None)]
     ['77.0', '12,345', '3.1', 'cat', '–']
     """
-    if cell is None or (isinstance(cell, Share) and not cell.total) or (isinstance(cell, float) and math.isnan(cell)):
+    if (
+        cell is None
+        or (isinstance(cell, Proportion) and not cell.total)
+        or (isinstance(cell, float) and math.isnan(cell))
+    ):
         return NOTHING
-    if isinstance(cell, Share):
+    if isinstance(cell, Proportion):
         return f"{cell.percent:.{digits}f}"
     if isinstance(cell, int):
         return f"{cell:,}"
@@ -75,7 +79,7 @@ def interval_of(cell: Cell) -> str:
     >>> interval_of(Share(77, 100))
     '67.8–84.2'
     """
-    if not isinstance(cell, Share) or not cell.total:
+    if not isinstance(cell, Proportion) or not cell.total:
         return ""
     low, high = cell.interval
     return f"{low:.1f}–{high:.1f}"
@@ -85,7 +89,7 @@ def to_csv(table: Table) -> str:
     """Numbers for machines: a share becomes percent, both ends of its interval, count and total (if known)."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    shares = {c.key for c in table.columns if any(isinstance(row.get(c.key), Share) for row in table.rows)}
+    shares = {c.key for c in table.columns if any(isinstance(row.get(c.key), Proportion) for row in table.rows)}
     parts = ("", "_low95", "_high95", "_count", "_total")
     writer.writerow([c.key + part for c in table.columns for part in (parts if c.key in shares else ("",))])
     for row in table.rows:
@@ -95,7 +99,7 @@ def to_csv(table: Table) -> str:
 
 
 def _csv_share(cell: Cell) -> list[object]:
-    if not isinstance(cell, Share):
+    if not isinstance(cell, Proportion):
         return [_csv_cell(cell), "", "", "", ""]  # a printed number has no interval and no count
     if not cell.total:
         return [""] * 5

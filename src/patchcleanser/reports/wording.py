@@ -8,40 +8,13 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
+from patchcleanser.attacks import ATTACKS
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.threats import AnyRectangle, SquareShare, Threat
-from patchcleanser.core.windows import Size
+from patchcleanser.defenses import DEFENSES
 from patchcleanser.reports.studies import Study
 
-DEFENSES = {
-    "double-masking": "double-masking",
-    "challenger-masking": "challenger masking",
-    "minority-reports": "Minority Reports",
-    "ds": "de-randomized smoothing",
-    "cbn": "Clipped BagNet",
-    "pg-bn": "PatchGuard on BagNet features",
-    "pg-ds": "PatchGuard on de-randomized smoothing",
-    "bagcert": "BagCert",
-    "ibp": "interval bound propagation",
-    "patchguard++": "PatchGuard++",
-}
-ATTACKS = {"pgd": "PGD", "apgd": "Auto-PGD", "square": "random search", "adaptive": "adaptive"}
 PATHS = re.compile(r"(?<![\w.~<>/])~?/(?:[^\s\"',:;/<>]+/)+([^\s\"',:;/<>]+)/?")
-HOW = {
-    "double-masking": "Every image is classified under each mask; where the labels disagree, the masks that "
-    "disagree are tried again together with every second mask.",
-    "challenger-masking": "Every image is classified under each mask; where the labels disagree, masks play "
-    "against each other, two at a time, until one label is left.",
-    "minority-reports": "Every image is classified under each mask; if a confident label contradicts the "
-    "undefended one, the answer is an alert instead of a label.",
-    "ds": "The classifier sees one band or block of the image at a time, and the views vote.",
-    "cbn": "Every local logit of a network of small receptive fields is squashed into [-1, 1], and they are summed.",
-    "pg-bn": "For each class, the window of local logits that speaks for it most is taken away.",
-    "pg-ds": "For each class, the window of confidences that speaks for it most is taken away.",
-    "bagcert": "Every place of a network of small receptive fields votes yes or no for each class.",
-    "ibp": "The network answers as it is; the proof bounds its logits for every content of a patch at every place.",
-    "patchguard++": "Every window of local logits is hidden once; if a confident label then contradicts the undefended "
-    "one, the answer is an alert instead of a label.",
-}
 
 
 def patch(threat: Threat) -> str:
@@ -139,13 +112,24 @@ def defense(study: Study) -> str:
     """The defense with its options."""
     name = str(study.run.job["defense"])
     options = [f"{key} {value}" for key, value in sorted(study.run.job.get("options", {}).items())]
-    return DEFENSES.get(name, name) + (f" ({', '.join(options)})" if options else "")
+    return defense_title(name) + (f" ({', '.join(options)})" if options else "")
+
+
+def defense_title(name: str) -> str:
+    """What a defense is called; a run may name one that this version does not have."""
+    return DEFENSES[name].title if name in DEFENSES else name
+
+
+def how(study: Study) -> str:
+    """How the defense works, in one sentence."""
+    name = study.run.job["defense"]
+    return DEFENSES[name].summary if name in DEFENSES else ""
 
 
 def attack_name(study: Study) -> str:
     """What the attack is called."""
     name = str(study.run.job["attack"])
-    return ATTACKS.get(name, name)
+    return ATTACKS[name].title if name in ATTACKS else name
 
 
 def attacker(study: Study) -> str:
@@ -163,13 +147,13 @@ def attacker(study: Study) -> str:
 
 def model(study: Study) -> str:
     """What the model is called, or the start of its hash."""
-    return brief(str(study.about("model") or f"classifier {str(study.run.job.get('classifier'))[:10]}"))
+    return brief(str(study.metadata("model") or f"classifier {str(study.run.job.get('classifier'))[:10]}"))
 
 
 def data(study: Study) -> str:
     """What the images are called, or the start of their hash."""
-    name = brief(str(study.about("data") or f"data {str(study.run.job.get('data'))[:10]}"))
-    return f"{name} ({study.about('split')})" if study.about("split") else name
+    name = brief(str(study.metadata("data") or f"data {str(study.run.job.get('data'))[:10]}"))
+    return f"{name} ({study.metadata('split')})" if study.metadata("split") else name
 
 
 def brief(text: str) -> str:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 import patchcleanser
 from patchcleanser.core.algorithms import majority_label
+from patchcleanser.core.geometry import Size, Window
+from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.tables import UNMASKED, LabelTable
+from patchcleanser.core.results import Certificate, DetectionVerdict, Verdict
+from patchcleanser.core.results import DetectionCertificate as DetectionProof
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.verdicts import Certificate, DetectionVerdict, Verdict
-from patchcleanser.core.verdicts import DetectionCertificate as DetectionProof
-from patchcleanser.core.windows import Size, Window
 from patchcleanser.engine.masking import ImageState
 from patchcleanser.service import schemas
 from patchcleanser.service.engine import Engine

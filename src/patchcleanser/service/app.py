@@ -20,7 +20,7 @@ from patchcleanser.service.logs import REQUEST_ID
 from patchcleanser.service.metrics import CONTENT_TYPE
 from patchcleanser.service.problems import RefusedError, code_for
 from patchcleanser.service.service import Service
-from patchcleanser.service.settings import Settings
+from patchcleanser.service.settings import ServiceSettings
 
 PAGE = {
     "index.html": "text/html",
@@ -36,13 +36,13 @@ PAGE = {
 """The files of the page; nothing else is ever read for a request."""
 
 
-def create_app(settings: Settings | None = None) -> FastAPI:
+def create_app(settings: ServiceSettings | None = None) -> FastAPI:
     """The service as an ASGI app, on the packaged classifier if nothing is said.
 
     The model is loaded and tried here, so that what is wrong with the settings is an error here. Any ASGI
     server can run it; shutting down finishes what was accepted.
     """
-    service = Service(settings or Settings())
+    service = Service(settings or ServiceSettings())
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from patchcleanser.core.algorithms import LabelFlow
-from patchcleanser.core.tables import Indices, LabelTable
+from patchcleanser.core.label_table import Indices, LabelTable
 from patchcleanser.engine import LabelEngine, RecomputeError
 from patchcleanser.engine.masking import ImageState, LabelRequest
 from patchcleanser.service.room import Place

@@ -21,7 +21,7 @@ from anyio import BrokenWorkerProcess, CapacityLimiter, fail_after, to_process
 from numpy.typing import NDArray
 from PIL import Image
 
-from patchcleanser.core.pictures import pixels_of
+from patchcleanser.core.pixels import pixels_of
 from patchcleanser.errors import DataError, InputError
 from patchcleanser.service.problems import RefusedError
 from patchcleanser.service.settings import MIB, Limits
@@ -102,7 +102,7 @@ def picture_size(content: bytes, formats: tuple[str, ...], memory: int) -> tuple
 
 
 def decode(content: bytes, formats: tuple[str, ...], memory: int) -> Pixels:
-    """A picture as core/pictures.py sees it; the first frame of several."""
+    """A picture as core/pixels.py sees it; the first frame of several."""
     _set_up(memory)
     try:
         with _opened(content, formats) as picture:

@@ -19,19 +19,20 @@ from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.load import as_classifier, load_classifier
 from patchcleanser.classifiers.specs import ASKING
 from patchcleanser.core.algorithms import LabelFlow
+from patchcleanser.core.geometry import Size
+from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.tables import UNMASKED, LabelTable
-from patchcleanser.core.windows import Size
 from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture, decode
-from patchcleanser.defenses import DEFENSES, MaskDefense
+from patchcleanser.defenses import DEFENSES
+from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.engine.fast.calibration import MIN_IMAGES
 from patchcleanser.engine.masking import ImageState
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
+from patchcleanser.evaluation.class_names import match_labels
 from patchcleanser.evaluation.jobs import Pair
-from patchcleanser.evaluation.matching import match_labels
 from patchcleanser.service.decoding import Pixels, unpacked
-from patchcleanser.service.settings import Settings
+from patchcleanser.service.settings import ServiceSettings
 
 SAMPLES = 30
 """Images that the page offers, of every class as many where labels are known."""
@@ -41,7 +42,7 @@ BLANKS = (64, 224, 512, 1024)
 
 Start = Callable[[LabelTable], LabelFlow[Any]]
 
-SERVED = {name: kind for name, kind in DEFENSES.items() if issubclass(kind, MaskDefense)}
+SERVED = {name: kind for name, entry in DEFENSES.items() if issubclass(kind := entry.load(), MaskDefense)}
 """Requests are games about labels under masks, so these are the defenses that can be served."""
 
 
@@ -60,7 +61,7 @@ class Engine:
     Images are prepared in any thread; only the worker lets the model look at them.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         if settings.defense not in SERVED:
             raise InputError(f"no defense {settings.defense!r} with masks to serve; there are {', '.join(SERVED)}")
         self.settings = settings
@@ -149,7 +150,8 @@ class Engine:
     def _build(self, masks: Pair, stride: Pair) -> MaskDefense[Any, Any]:
         chosen = self.settings
         plan = {"masks": masks, "stride": stride, "precision": chosen.precision, **chosen.options}
-        return SERVED[chosen.defense](self.classifier, chosen.threat, **plan)
+        defense: MaskDefense[Any, Any] = SERVED[chosen.defense](self.classifier, chosen.threat, **plan)
+        return defense
 
 
 def _shown(spec: str) -> str:

@@ -19,7 +19,7 @@ from patchcleanser.service.metrics import Metrics
 from patchcleanser.service.problems import CLIENT_GONE, ClientGoneError, RefusedError
 from patchcleanser.service.room import NoRoomError, OverShareError, Place, Room
 from patchcleanser.service.schemas import ErrorAnswer, ErrorFacts
-from patchcleanser.service.settings import Limits, Settings
+from patchcleanser.service.settings import Limits, ServiceSettings
 
 log = logging.getLogger("patchcleanser.service")
 
@@ -74,7 +74,7 @@ def headers_too_large(limits: Limits, got: str) -> RefusedError:
 class Gate:
     """ASGI middleware around the whole app."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: Metrics) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
         limits = settings.limits
         self.bodies = Room(bytes=limits.queue_bytes, shares={"bytes": limits.client_bytes})

@@ -25,7 +25,7 @@ from patchcleanser.service.problems import ClientGoneError, RefusedError
 from patchcleanser.service.reading import Asked, Wanted, checked_pixels, read, too_many_pixels
 from patchcleanser.service.room import NoRoomError, OverShareError, Place, Room
 from patchcleanser.service.schemas import CertifyOptions, PredictOptions
-from patchcleanser.service.settings import Settings
+from patchcleanser.service.settings import ServiceSettings
 
 log = logging.getLogger("patchcleanser.service")
 
@@ -37,7 +37,7 @@ Played = tuple[Any, ImageState]
 class Service:
     """The engine, the worker that plays on it, and the room there is for requests."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self.settings, self.engine = settings, Engine(settings)
         limits = settings.limits
         self.room = Room(

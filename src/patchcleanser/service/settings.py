@@ -110,7 +110,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     """Everything `create_app` needs."""
 
     model: Any = "zoo:tiny"

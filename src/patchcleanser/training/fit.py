@@ -60,7 +60,7 @@ def fit(
     seed: int = 0,
     threat: Threat | None = None,
     teacher: TorchClassifier | None = None,
-    watch: Watcher | None = None,
+    on_progress: Watcher | None = None,
     every: int = 5,
 ) -> Fitted:
     """Train a module, in place, on labelled images of one size, and return it with the best weights.
@@ -108,8 +108,8 @@ def fit(
             checkpoint.write(run.state, last=number == recipe.epochs)
             if board is not None:
                 draw(board, run.history[-1])
-            if watch is not None:
-                watch(run.history[-1], recipe.epochs)
+            if on_progress is not None:
+                on_progress(run.history[-1], recipe.epochs)
     if board is not None:
         board.close()
     if accelerator.is_main_process:

@@ -43,7 +43,7 @@ def harden(
     settings: HardenSettings | None = None,
     seed: int = 0,
     out: Path | None = None,
-    watch: Watcher | None = None,
+    on_progress: Watcher | None = None,
 ) -> Hardened:
     """Fine-tune a copy of a torch classifier on unlabelled photos so that its labels survive masks.
 
@@ -66,10 +66,10 @@ def harden(
         student.restore(state)
         del state  # or its tensors would stay on the device
     while not student.over:
-        student.epoch(watch)
+        student.epoch(on_progress)
         if checkpoint is not None:
             checkpoint.write(student.state, last=student.over)
-    student.look_back(watch)
+    student.look_back(on_progress)
     best = chosen(student.candidates)
     student.kept.load_state_dict(student.copies.get(best.place, student.teacher.state_dict()))
     hardened = TorchClassifier(student.kept, classifier.preprocessing, classes=classifier.classes)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Size
 from patchcleanser.training.cutout import shown
 
 VIEWS = 24

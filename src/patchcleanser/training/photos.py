@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.core.windows import Size
+from patchcleanser.core.geometry import Size
 from patchcleanser.data.base import Dataset
 
 SMALLER = 3

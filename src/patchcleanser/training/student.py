@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser.classifiers.torch import TorchClassifier, input_size
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Size
 from patchcleanser.data.base import Dataset
 from patchcleanser.engine.float32 import cudnn_benchmark
 from patchcleanser.errors import InputError, TrainingError
@@ -149,7 +149,7 @@ class Student:
         self.copies = state["copies"]
         self.started = time.monotonic() - state["seconds"]
 
-    def epoch(self, watch: Watcher | None = None) -> None:
+    def epoch(self, on_progress: Watcher | None = None) -> None:
         """Once through the training photos, sharp ones several times, and a check if it is time for one."""
         order = self.order.permutation(self.pool)
         batch = self.settings.batch
@@ -163,8 +163,10 @@ class Student:
                         self.settings.rate * min(1.0, 20 * progress + 0.05) * (0.5 + 0.5 * math.cos(math.pi * progress))
                     )
                 losses.append(self._step(order[step * batch : (step + 1) * batch]))
-                if watch is not None and time.monotonic() - told > TELL_SECONDS:
-                    watch(self.done + (step + 1) / self.steps, float(torch.stack(losses[-50:]).mean()), self.checks[-1])
+                if on_progress is not None and time.monotonic() - told > TELL_SECONDS:
+                    on_progress(
+                        self.done + (step + 1) / self.steps, float(torch.stack(losses[-50:]).mean()), self.checks[-1]
+                    )
                     told = time.monotonic()
         loss = float(torch.stack(losses).mean())
         if not math.isfinite(loss):
@@ -174,14 +176,14 @@ class Student:
         self.done += 1
         if self.done % self.settings.every == 0 or self.done == self.settings.epochs:
             self.checked(loss)
-            if watch is not None:
-                watch(self.done, loss, self.checks[-1])
+            if on_progress is not None:
+                on_progress(self.done, loss, self.checks[-1])
 
     def checked(self, loss: float | None) -> None:
         """See how the copy stands, and keep its weights for as long as they may be chosen."""
         self._judge(Check(self.done, loss, *self._measures(), self._seconds, 0.0 if loss is None else 1.0))
 
-    def look_back(self, watch: Watcher | None = None) -> None:
+    def look_back(self, on_progress: Watcher | None = None) -> None:
         """Once it is over, look at copies between the original and the best: part of the way may keep most of both."""
         best = chosen(self.candidates)
         if best is self.checks[0]:
@@ -191,8 +193,8 @@ class Student:
             between = {name: _between(original[name], tensor, way) for name, tensor in trained.items()}
             self.kept.load_state_dict(between)
             self._judge(Check(best.epoch, best.loss, *self._measures(), self._seconds, way))
-            if watch is not None and best.loss is not None:
-                watch(self.done, best.loss, self.checks[-1])
+            if on_progress is not None and best.loss is not None:
+                on_progress(self.done, best.loss, self.checks[-1])
 
     def _judge(self, check: Check) -> None:
         self.checks.append(check)

@@ -13,24 +13,20 @@ from typing import Any
 import pyarrow as pa
 from torch import Tensor
 
-from patchcleanser.attacks import ATTACKS, AdaptiveAttack, Challenged, Settings
-from patchcleanser.attacks.adaptive import is_fooled, placed_defense, proved
-from patchcleanser.attacks.base import place_image, require_gradients
-from patchcleanser.core.verdicts import Verdict
+from patchcleanser.attacks import ADAPTIVE, ATTACKS, AdaptiveAttack
+from patchcleanser.attacks.adaptive import AdaptiveResult, is_fooled, placed_defense, proved
+from patchcleanser.attacks.base import AttackSettings, place_image, require_gradients
+from patchcleanser.core.results import Verdict
 from patchcleanser.data.pictures import as_picture
 from patchcleanser.defenses.contract import Examined
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.gallery import gallery_path
 from patchcleanser.evaluation.jobs import Job, fields_of
 from patchcleanser.evaluation.rows import Loaded, facts, seed_of
-from patchcleanser.evaluation.work import Batch, InBatches, Runner, Watch, carry_out
+from patchcleanser.evaluation.workloads import Batch, BatchWorkload, Runner, Watch, run_workload
 from patchcleanser.records.atomic import require_inside, whole_file
-from patchcleanser.records.metrics import Share, summary
+from patchcleanser.records.metrics import Proportion, summary
 from patchcleanser.records.run import Row, Run
-
-ADAPTIVE = "adaptive"
-NAMES = (*ATTACKS, ADAPTIVE)
-"""What can be run: attacks on the undefended classifier, and the one that knows the defense."""
 
 KEPT = 64
 """Pictures of so many first images are kept, and of every image whose defense was fooled."""
@@ -42,12 +38,12 @@ class AttackJob:
 
     job: Job
     attack: str = "apgd"
-    settings: Settings = field(default_factory=Settings)
+    settings: AttackSettings = field(default_factory=AttackSettings)
 
     def __post_init__(self) -> None:
-        if self.attack not in NAMES:
-            raise InputError(f"no attack {self.attack!r}; there are {', '.join(NAMES)}")
-        if self.attack in ATTACKS and ATTACKS[self.attack].needs_gradients:
+        if self.attack not in ATTACKS:
+            raise InputError(f"no attack {self.attack!r}; there are {', '.join(ATTACKS)}")
+        if self.attack != ADAPTIVE and ATTACKS[self.attack].load().needs_gradients:
             require_gradients(self.job.classifier)
         if self.attack == ADAPTIVE and self.settings.places == "searched":
             raise InputError("the adaptive attack chooses its places itself, where the proof is weakest")
@@ -63,7 +59,7 @@ class AttackJob:
 
 
 @dataclass(frozen=True)
-class Attacked:
+class AttackedRows:
     """Rows of one batch, and the pictures of its images to keep: index, what the name ends with, PNG."""
 
     rows: list[Row]
@@ -71,7 +67,7 @@ class Attacked:
 
 
 @dataclass(frozen=True)
-class Assault(InBatches[Attacked]):
+class AttackWorkload(BatchWorkload[AttackedRows]):
     """Batches of images to attack, into rows and pictures."""
 
     attack: AttackJob
@@ -88,11 +84,11 @@ class Assault(InBatches[Attacked]):
         """The attack's."""
         return self.attack.identity
 
-    def done(self, task: Batch, read: Loaded) -> Attacked:
+    def process(self, task: Batch, read: Loaded) -> AttackedRows:
         """Their rows and pictures."""
         return attacked_rows(self.attack, read, task.entropy)
 
-    def keep(self, run: Run, task: Batch, result: Attacked) -> None:
+    def write(self, run: Run, task: Batch, result: AttackedRows) -> None:
         """The pictures, then the rows: a batch that has rows is done."""
         for index, end, picture in result.pictures:
             path = gallery_path(run, index, end)
@@ -108,15 +104,17 @@ def attack_all(
     *,
     batch: int | None = None,
     skip: bool = False,
-    about: Mapping[str, Any] | None = None,
-    watch: Watch | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    on_progress: Watch | None = None,
     runner: Runner | None = None,
 ) -> Run:
     """Attack every image, and keep the rows in a folder; a run that stopped goes on where it was."""
-    return carry_out(Assault(job, skip), folder, batch=batch, about=about, watch=watch, runner=runner)
+    return run_workload(
+        AttackWorkload(job, skip), folder, batch=batch, metadata=metadata, on_progress=on_progress, runner=runner
+    )
 
 
-def attacked_rows(job: AttackJob, batch: Loaded, entropy: int = 0) -> Attacked:
+def attacked_rows(job: AttackJob, batch: Loaded, entropy: int = 0) -> AttackedRows:
     """The rows of a batch of images, and the pictures of some of them."""
     started = time.monotonic()
     read = zip([row for row in batch.rows if row["skipped"] is None], batch.images, strict=True)
@@ -124,11 +122,11 @@ def attacked_rows(job: AttackJob, batch: Loaded, entropy: int = 0) -> Attacked:
     for row in batch.rows:
         if row["skipped"] is None and row["label"] == job.settings.target:
             row["skipped"] = f"its true label is the target, {job.settings.target}"
-    result = Attacked(batch.rows, [])
+    result = AttackedRows(batch.rows, [])
     if not kept:
         return result
     images, truths = [image for _, image in kept], [row["label"] for row, _ in kept]
-    job.job.masking.begin(seed_of(job.job, batch, entropy))  # so that no batch's rows depend on the batches before it
+    job.job.masking.reset(seed_of(job.job, batch, entropy))  # so that no batch's rows depend on the batches before it
     examined = job.job.masking.examine(images, truths)
     every = _challenges(job, images, truths, examined)
     seconds = (time.monotonic() - started) / len(kept)
@@ -151,22 +149,23 @@ def _png(pixels: Tensor) -> bytes:
 
 def _challenges(
     job: AttackJob, images: Sequence[Tensor], labels: Sequence[int], examined: Sequence[Examined[Any, Any]]
-) -> list[list[Challenged]]:
+) -> list[list[AdaptiveResult]]:
     """For each image every attacked version, and what the defense says of it."""
     defense = job.job.masking
     if job.attack == ADAPTIVE:
         return [[found] for found in AdaptiveAttack(defense, job.settings).challenge(images, labels)]
-    candidates = ATTACKS[job.attack](defense.classifier, defense.threat, job.settings).candidates(images, labels)
+    attack = ATTACKS[job.attack].load()
+    candidates = attack(defense.classifier, defense.threat, job.settings).candidates(images, labels)
     answers = iter(placed_defense(defense).predict([found.image for mine in candidates for found in mine]))
-    results: list[list[Challenged]] = []
+    results: list[list[AdaptiveResult]] = []
     for mine, label, clean in zip(candidates, labels, examined, strict=True):
         asked = [(found, next(answers)) for found in mine]
         sure = proved(clean.certificate)
-        results.append([Challenged(found, verdict, is_fooled(verdict, label), sure) for found, verdict in asked])
+        results.append([AdaptiveResult(found, verdict, is_fooled(verdict, label), sure) for found, verdict in asked])
     return results
 
 
-def _attacked(clean: Examined[Any, Any], every: Sequence[Challenged], worst: Challenged, label: int) -> Row:
+def _attacked(clean: Examined[Any, Any], every: Sequence[AdaptiveResult], worst: AdaptiveResult, label: int) -> Row:
     """The clean image itself is one the attacker may choose, so who is wrong there is fooled already."""
     verdict = worst.verdict
     undefended = clean.undefended
@@ -183,7 +182,7 @@ def _attacked(clean: Examined[Any, Any], every: Sequence[Challenged], worst: Cha
     }
 
 
-def attack_shares(rows: pa.Table) -> dict[str, Share]:
+def attack_shares(rows: pa.Table) -> dict[str, Proportion]:
     """What the rows of an attack show, in words. Detection has shares of its own."""
     shares = summary(rows).shares
     return {"undefended clean": shares.pop("undefended"), **{n.replace("_", " "): s for n, s in shares.items()}}

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Size, Window
 from patchcleanser.errors import InputError
 
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Reach:
+class Footprint:
     """Every placement of one patch shape, by the scores it reaches.
 
     The patch whose top is tops[a] and whose left is lefts[b] reaches the scores (i, j) with rows[a, i]
@@ -41,7 +41,7 @@ class Reach:
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class ReceptiveFields:
     """Score (i, j) sees the pixels in rows `down[i]` and columns `across[j]`, and no others.
 
     `down` is bool [scores down, image height] and `across` bool [scores across, image width].
@@ -51,7 +51,7 @@ class Sight:
     across: Bools
 
     @classmethod
-    def bands(cls, size: Size, width: int, *, columns: bool = True) -> Sight:
+    def bands(cls, size: Size, width: int, *, columns: bool = True) -> ReceptiveFields:
         """One score for each band of columns (or rows) of this width; bands go on at the other side of the image.
 
         >>> Sight.bands((2, 4), 3).across.astype(int).tolist()
@@ -62,12 +62,12 @@ class Sight:
         return cls(whole[0], around) if columns else cls(around, whole[1])
 
     @classmethod
-    def blocks(cls, size: Size, side: int) -> Sight:
+    def blocks(cls, size: Size, side: int) -> ReceptiveFields:
         """One score for each square block of this side, which go on at the other side of the image."""
         return cls(_around(size[0], side), _around(size[1], side))
 
     @classmethod
-    def fields(cls, size: Size, field: int, jump: int) -> Sight:
+    def fields(cls, size: Size, field: int, jump: int) -> ReceptiveFields:
         """One score for each receptive field of `field`×`field` px that lies in the image, `jump` px apart.
 
         >>> Sight.fields((3, 5), field=3, jump=2).across.astype(int).tolist()
@@ -87,7 +87,7 @@ class Sight:
         """How many scores there are, down and across."""
         return len(self.down), len(self.across)
 
-    def reaches(self, threat: Threat) -> tuple[Reach, ...]:
+    def reaches(self, threat: Threat) -> tuple[Footprint, ...]:
         """What one patch of the threat can reach, for each of its shapes.
 
         A score may change only if it sees a pixel of the patch: a row of it and a column of it.
@@ -96,7 +96,7 @@ class Sight:
         for height, width in threat.shapes(self.size):
             tops, rows = _reached(self.down, height, range(room.top, room.bottom - height + 1))
             lefts, columns = _reached(self.across, width, range(room.left, room.right - width + 1))
-            found.append(Reach((height, width), tops, lefts, rows, columns))
+            found.append(Footprint((height, width), tops, lefts, rows, columns))
         return tuple(found)
 
 

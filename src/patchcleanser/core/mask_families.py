@@ -10,8 +10,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from patchcleanser.core.axes import axis_stride
-from patchcleanser.core.windows import Size
+from patchcleanser.core.geometry import Size, axis_stride
 
 SLACK = 1.6
 """How many times the pixels of a mask for the square of the same area a mask may hide.

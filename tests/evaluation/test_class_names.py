@@ -9,7 +9,7 @@ import torch
 from patchcleanser import CallableClassifier
 from patchcleanser.data import ArrayDataset
 from patchcleanser.errors import DataError
-from patchcleanser.evaluation.matching import match_labels
+from patchcleanser.evaluation.class_names import match_labels
 
 
 def model(*names: str) -> CallableClassifier:

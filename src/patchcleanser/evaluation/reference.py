@@ -8,9 +8,10 @@ labels come one by one in plain float32; the algorithms are written again, strai
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.base import Classifier
-from patchcleanser.core.covering import Mask
+from patchcleanser.core.cover import Mask
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Size
 from patchcleanser.engine.float32 import strict_float32
 
 Bools = NDArray[np.bool_]
@@ -30,7 +31,7 @@ NEAR = 1e-4
 
 
 @dataclass(frozen=True)
-class Look:
+class ReferenceLabel:
     """What the classifier says of one picture."""
 
     label: int
@@ -76,7 +77,7 @@ def _inside(hidden: Bools, height: int, width: int) -> Bools:
     return np.stack([rows[:, c : c + width].all(axis=1) for c in range(hidden.shape[1] - width + 1)], axis=1)
 
 
-def look(classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepared: bool) -> Look:
+def look(classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepared: bool) -> ReferenceLabel:
     """One picture through the classifier: masked as it came and then prepared, or masked when it is prepared."""
     picture = image.clone()
     if hidden is not None:
@@ -94,10 +95,10 @@ def look(classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepare
     order = logits.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
     first, second = float(logits[order[0]]), float(logits[order[1]])
     near = first - second <= NEAR * max(1.0, abs(first), abs(second))
-    return Look(int(order[0]), int(order[1]), first - second, float(logits.softmax(0).max()), near)
+    return ReferenceLabel(int(order[0]), int(order[1]), first - second, float(logits.softmax(0).max()), near)
 
 
-class Twin:
+class ReferenceClassifier:
     """Everything about one image, from labels computed one by one."""
 
     def __init__(self, classifier: Classifier, image: Tensor, hidden: Sequence[Bools], *, grid: str) -> None:
@@ -107,10 +108,10 @@ class Twin:
             with torch.inference_mode(), strict_float32(classifier.device):
                 image = classifier.prepare(image[None].to(classifier.device))[0].cpu()
         self.image = image
-        self.known: dict[bytes, Look] = {}
+        self.known: dict[bytes, ReferenceLabel] = {}
         self.plain = look(classifier, image, None, prepared=self.prepared)
 
-    def at(self, first: int, second: int) -> Look:
+    def at(self, first: int, second: int) -> ReferenceLabel:
         """What is said under two masks; a picture seen before is not looked at again."""
         union = self.hidden[first] | self.hidden[second]
         key = union.tobytes()
@@ -118,7 +119,7 @@ class Twin:
             self.known[key] = look(self.classifier, self.image, union, prepared=self.prepared)
         return self.known[key]
 
-    def one(self) -> list[Look]:
+    def one(self) -> list[ReferenceLabel]:
         """What is said under each mask alone."""
         return [self.at(i, i) for i in range(len(self.hidden))]
 
@@ -127,7 +128,7 @@ class Twin:
         """Pictures whose label rounding may change."""
         return sum(seen.near_tie for seen in [self.plain, *self.known.values()])
 
-    def good(self, right: Callable[[Look], bool]) -> set[int]:
+    def good(self, right: Callable[[ReferenceLabel], bool]) -> set[int]:
         """Masks under which, with every second mask, the label is right."""
         masks = range(len(self.hidden))
         return {i for i in masks if all(right(self.at(i, j)) for j in masks)}
@@ -138,7 +139,7 @@ def majority_of(labels: Sequence[int]) -> int:
     return max(set(labels), key=lambda label: (list(labels).count(label), label))
 
 
-def slow_double_masking(one: Sequence[int], pair: Callable[[int, int], int]) -> int:
+def slow_double_masking(one: Sequence[int], pair: Callable[[int, int], int], options: Mapping[str, Any]) -> int:
     """Algorithm 1, as printed."""
     majority = majority_of(one)
     if all(label == majority for label in one):
@@ -149,11 +150,11 @@ def slow_double_masking(one: Sequence[int], pair: Callable[[int, int], int]) -> 
     return majority
 
 
-def slow_challenger_masking(one: Sequence[int], pair: Callable[[int, int], int], seed: int | None) -> int:
+def slow_challenger_masking(one: Sequence[int], pair: Callable[[int, int], int], options: Mapping[str, Any]) -> int:
     """Algorithm 3, as printed: the candidate meets challengers of another label until none is left."""
     order = list(range(len(one)))
-    if seed is not None:
-        random.Random(seed).shuffle(order)
+    if options.get("seed") is not None:
+        random.Random(options["seed"]).shuffle(order)
     candidate = order.pop(0)
     while True:
         rivals = [mask for mask in order if one[mask] != one[candidate]]
@@ -162,3 +163,7 @@ def slow_challenger_masking(one: Sequence[int], pair: Callable[[int, int], int],
         order.remove(rivals[0])
         if pair(rivals[0], candidate) == one[rivals[0]]:
             candidate = rivals[0]
+
+
+REFERENCES = {"double_masking": slow_double_masking, "challenger_masking": slow_challenger_masking}
+"""Recovery algorithms by the name that a defense's entry gives as its reference."""

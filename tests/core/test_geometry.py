@@ -3,7 +3,7 @@ from math import ceil
 
 import pytest
 
-from patchcleanser.core.axes import axis_starts, axis_stride
+from patchcleanser.core.geometry import axis_starts, axis_stride
 from patchcleanser.errors import MaskError
 
 

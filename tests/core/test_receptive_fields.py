@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from patchcleanser.core.sight import Sight
+from patchcleanser.core.geometry import Window
+from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Window
 from patchcleanser.errors import InputError
 
 SIGHTS = {
-    "columns": Sight.bands((5, 7), 2),
-    "rows": Sight.bands((5, 7), 3, columns=False),
-    "blocks": Sight.blocks((5, 6), 2),
-    "fields": Sight.fields((7, 9), 3, 2),
-    "fields that leave a border unseen": Sight.fields((8, 8), 3, 4),
+    "columns": ReceptiveFields.bands((5, 7), 2),
+    "rows": ReceptiveFields.bands((5, 7), 3, columns=False),
+    "blocks": ReceptiveFields.blocks((5, 6), 2),
+    "fields": ReceptiveFields.fields((7, 9), 3, 2),
+    "fields that leave a border unseen": ReceptiveFields.fields((8, 8), 3, 4),
 }
 THREATS = [
     Threat.square(1),
@@ -25,7 +25,7 @@ THREATS = [
 ]
 
 
-def every_reach(sight: Sight, threat: Threat) -> list[np.ndarray]:  # type: ignore[type-arg]
+def every_reach(sight: ReceptiveFields, threat: Threat) -> list[np.ndarray]:  # type: ignore[type-arg]
     """For each placement the scores that see one of its pixels, pixel by pixel."""
     room, found = threat.room(sight.size), []
     for height, width in threat.shapes(sight.size):
@@ -57,14 +57,14 @@ def test_reaches_hold_every_placement_and_nothing_that_no_placement_reaches(name
 
 @pytest.mark.parametrize(("keep", "patch"), [(4, 2), (4, 5), (25, 3)])
 def test_a_patch_reaches_as_many_bands_as_the_paper_says(keep: int, patch: int) -> None:
-    (reach,) = Sight.bands((32, 32), keep).reaches(Threat.square(patch))
+    (reach,) = ReceptiveFields.bands((32, 32), keep).reaches(Threat.square(patch))
     assert reach.most == keep + patch - 1
-    (reach,) = Sight.blocks((32, 32), keep).reaches(Threat.square(patch))
+    (reach,) = ReceptiveFields.blocks((32, 32), keep).reaches(Threat.square(patch))
     assert reach.most == (keep + patch - 1) ** 2
 
 
 def test_the_window_of_a_placement_reaches_what_is_said() -> None:
-    sight, threat = Sight.fields((7, 9), 3, 2), Threat.rectangle(2, 3)
+    sight, threat = ReceptiveFields.fields((7, 9), 3, 2), Threat.rectangle(2, 3)
     (reach,) = sight.reaches(threat)
     for placement in range(len(reach.tops) * len(reach.lefts)):
         window = reach.window(placement)
@@ -75,6 +75,6 @@ def test_the_window_of_a_placement_reaches_what_is_said() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match="keeps between 1 and 32 px of a side of 32 px, got 40"):
-        Sight.bands((32, 32), 40)
+        ReceptiveFields.bands((32, 32), 40)
     with pytest.raises(InputError, match="a receptive field of 17 px does not fit an image of 16×32 px"):
-        Sight.fields((16, 32), 17, 8)
+        ReceptiveFields.fields((16, 32), 17, 8)

@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from patchcleanser.core.windows import Size, Window
+from patchcleanser.core.geometry import Size, Window
 
 
 class Case(Enum):

@@ -36,7 +36,7 @@ class Batch:
     """The run's: which fast labels are audited depends on it."""
 
 
-class Work(ABC, Generic[Task, Result]):
+class Workload(ABC, Generic[Task, Result]):
     """How to do a task: read what it needs, then work out its result. Neither depends on other tasks."""
 
     job: Job
@@ -58,41 +58,41 @@ class Work(ABC, Generic[Task, Result]):
         """What the task needs; it may be read while another task is worked on."""
 
     @abstractmethod
-    def done(self, task: Task, read: Any) -> Result:
+    def process(self, task: Task, read: Any) -> Result:
         """The task's result."""
 
 
 class Runner(Protocol):
     """Where work is done."""
 
-    def begin(self, work: Work[Any, Any]) -> dict[str, Any]:
+    def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
         """Refuse what can never work, and say what decides the results there: its identity."""
 
-    def results(self, work: Work[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
+    def results(self, work: Workload[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
         """The result of every task, once, as soon as it is there."""
 
 
-class Here:
+class LocalRunner:
     """In this process: one task after the other, each read while the one before it is worked on."""
 
-    def begin(self, work: Work[Any, Any]) -> dict[str, Any]:
+    def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
         """As the work itself says."""
         work.check()
         return work.identity
 
-    def results(self, work: Work[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
+    def results(self, work: Workload[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
         """In order."""
         work.expect(tasks)
         with ThreadPoolExecutor(1) as reader:
             coming = deque((task, reader.submit(work.read, task)) for task in tasks[:2])
             for following in [*tasks[2:], None, None][: len(tasks)]:
                 task, read = coming.popleft()
-                yield task, work.done(task, read.result())
+                yield task, work.process(task, read.result())
                 if following is not None:
                     coming.append((following, reader.submit(work.read, following)))
 
 
-class InBatches(Work[Batch, Result]):
+class BatchWorkload(Workload[Batch, Result]):
     """Work on batches of a job's images, whose results are rows."""
 
     skip: bool
@@ -111,7 +111,7 @@ class InBatches(Work[Batch, Result]):
         return load_batch(self.job, task.indices, skip=self.skip, left_out=task.left_out)
 
     @abstractmethod
-    def keep(self, run: Run, task: Batch, result: Result) -> None:
+    def write(self, run: Run, task: Batch, result: Result) -> None:
         """Write what a batch gave."""
 
     def finish(self, run: Run) -> None:
@@ -119,7 +119,7 @@ class InBatches(Work[Batch, Result]):
 
 
 @dataclass(frozen=True)
-class Certification(InBatches[list[Row]]):
+class CertifyWorkload(BatchWorkload[list[Row]]):
     """Batches of images to certify, into rows."""
 
     job: Job
@@ -134,13 +134,13 @@ class Certification(InBatches[list[Row]]):
 
     def expect(self, tasks: Sequence[Batch]) -> None:
         """The defense is told how many images."""
-        self.job.built.expect(sum(len(task.indices) for task in tasks))
+        self.job.built.hint_total_images(sum(len(task.indices) for task in tasks))
 
-    def done(self, task: Batch, read: Loaded) -> list[Row]:
+    def process(self, task: Batch, read: Loaded) -> list[Row]:
         """Their rows."""
         return rows_of(self.job, read, task.entropy)
 
-    def keep(self, run: Run, task: Batch, result: list[Row]) -> None:
+    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
         """The rows."""
         run.write(task.number, result)
 
@@ -163,37 +163,37 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
-def carry_out(
-    work: InBatches[Any],
+def run_workload(
+    work: BatchWorkload[Any],
     folder: str | Path,
     *,
     batch: int | None = None,
-    about: Mapping[str, Any] | None = None,
-    watch: Watch | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    on_progress: Watch | None = None,
     runner: Runner | None = None,
 ) -> Run:
     """Do all batches that are not done, wherever the runner does them. This process alone writes."""
-    runner = runner or Here()
+    runner = runner or LocalRunner()
     identity = runner.begin(work)
     on_gpu, elsewhere = work.sizes
     size = batch or (on_gpu if identity["device"] == "cuda" else elsewhere)
-    about = {"entropy": secrets.randbits(63), **(about or {})}
-    run = Run.begin(folder, identity, images=len(work.job.dataset), batch=size, about=about)
+    metadata = {"entropy": secrets.randbits(63), **(metadata or {})}
+    run = Run.begin(folder, identity, images=len(work.job.dataset), batch=size, metadata=metadata)
     with run.locked():
         state, here = summary(run.read(work.columns)), 0
         for task, result in runner.results(work, to_do(run)):
-            work.keep(run, task, result)
+            work.write(run, task, result)
             state += summary(run.read_batch(task.number, work.columns))
             here += len(task.indices)
-            if watch is not None:
-                watch(Progress(state.images + state.skipped, run.images, here, state))
+            if on_progress is not None:
+                on_progress(Progress(state.images + state.skipped, run.images, here, state))
         work.finish(run)
     return run
 
 
 def to_do(run: Run) -> list[Batch]:
     """The batches of a run that are not done."""
-    entropy = int(run.about.get("entropy", 0))
+    entropy = int(run.metadata.get("entropy", 0))
     return [Batch(number, run.indices(number), entropy=entropy) for number in run.missing()]
 
 
@@ -203,8 +203,8 @@ def evaluate(
     *,
     batch: int | None = None,
     skip: bool = False,
-    about: Mapping[str, Any] | None = None,
-    watch: Watch | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    on_progress: Watch | None = None,
     runner: Runner | None = None,
 ) -> Run:
     """Certify every image of a job, and keep the rows in a folder; a run that stopped goes on where it was.
@@ -213,4 +213,6 @@ def evaluate(
     manifest but decides nothing. `runner` is where the work is done: here, if nothing is said, or
     RayRunner(...); a run may be begun by one and finished by the other. This process alone writes.
     """
-    return carry_out(Certification(job, skip), folder, batch=batch, about=about, watch=watch, runner=runner)
+    return run_workload(
+        CertifyWorkload(job, skip), folder, batch=batch, metadata=metadata, on_progress=on_progress, runner=runner
+    )

@@ -10,8 +10,8 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat
-from patchcleanser.core.windows import Size, Window
 from patchcleanser.errors import MaskError
 
 Mask = tuple[Window, ...]
