@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo serve check test test-slow test-gpu bench format clean
+.PHONY: install demo serve check test test-slow test-gpu docs bench format clean
 
 install: .venv/.ready
 
@@ -33,6 +33,9 @@ test-slow: install
 test-gpu: install
 	$(BIN)/pytest -m gpu
 
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
+
 bench: install
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/speed.py --suite growth
@@ -42,4 +45,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist site
