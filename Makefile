@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo serve check test test-slow test-gpu docs bench format clean
+.PHONY: install demo serve check test test-slow test-gpu docs wheel bench format clean
 
 install: .venv/.ready
 
@@ -36,6 +36,14 @@ test-gpu: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
 
+# Wheel and sdist, and the demo from the wheel in an environment that has nothing else.
+wheel: install
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/bare
+	build/bare/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build && bare/bin/patchcleanser demo --limit 20 --device cpu
+
 bench: install
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/speed.py --suite growth
@@ -45,4 +53,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist site
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist build site
