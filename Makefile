@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo serve check test test-slow test-gpu bench format clean
+.PHONY: install demo serve check test test-slow test-gpu docs wheel bench format clean
 
 install: .venv/.ready
 
@@ -33,6 +33,17 @@ test-slow: install
 test-gpu: install
 	$(BIN)/pytest -m gpu
 
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
+
+# Wheel and sdist, and the demo from the wheel in an environment that has nothing else.
+wheel: install
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/bare
+	build/bare/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build && bare/bin/patchcleanser demo --limit 20 --device cpu
+
 bench: install
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/speed.py --suite growth
@@ -42,4 +53,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist build site

@@ -2,7 +2,7 @@
 
     python benchmarks/resized.py runs/vit-112 runs/vit-224.safetensors --tokens 14
 
-A ViT can so begin its training with a quarter of the tokens; docs/speed.md says what came of it.
+A ViT can so begin its training with a quarter of the tokens; results/notes/speed.md says what came of it.
 """
 
 from __future__ import annotations

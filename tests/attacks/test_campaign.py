@@ -1,4 +1,4 @@
-"""A slice of the campaign of docs/attacks.md: certified images of the sample, attacked adaptively."""
+"""A slice of the campaign of docs/guide/attack.md: certified images of the sample, attacked adaptively."""
 
 from __future__ import annotations
 

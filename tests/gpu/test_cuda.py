@@ -1,4 +1,4 @@
-"""What only a CUDA device can show; run with `make test-gpu` and recorded in docs/testing.md."""
+"""What only a CUDA device can show; run with `make test-gpu`."""
 
 from __future__ import annotations
 

@@ -88,9 +88,9 @@ def test_pages_tell_each_reason_once_and_number_it() -> None:
 
 
 def test_the_documentation_s_page_is_the_one_that_the_results_give() -> None:
-    written = (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")
+    written = (REPOSITORY / "docs" / "results" / "paper.md").read_text(encoding="utf-8")
     assert written == results_page(REPOSITORY / "results" / "reproduce"), (
-        "write it anew: patchcleanser reproduce --page docs/results.md --out results/reproduce"
+        "write it anew: patchcleanser reproduce --page docs/results/paper.md --out results/reproduce"
     )
 
 

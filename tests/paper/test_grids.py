@@ -1,4 +1,4 @@
-"""Why a patch after enlarging is not the patch before: the numbers that docs/grids.md prints."""
+"""Why a patch after enlarging is not the patch before: the numbers that docs/internals/pixel-grids.md prints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_masks_for_35_enlarged_pixels_miss_559_of_784_source_patches(grids: Modu
     masks = MaskSet.build(Threat.square(35, grid="input"), image=(224, 224), masks=6)
     missed = grids.missed(masks)
     assert len(missed) == 559
-    assert "559 of the 784" in (REPOSITORY / "docs" / "grids.md").read_text(encoding="utf-8")
+    assert "559 of the 784" in (REPOSITORY / "docs" / "internals" / "pixel-grids.md").read_text(encoding="utf-8")
     assert (14, 14) in missed  # the one in the picture
 
 

@@ -138,7 +138,7 @@ def zoo(name: str, family: str, size: str) -> Model:
 
 RESNET50 = "python:patchcleanser.experiments.imagenet:resnet50"
 RESNET50_FILE = (
-    "put resnet50_v1_imagenet.safetensors (docs/reproduce.md says what it is) into {models}, or name that folder with "
+    "put resnet50_v1_imagenet.safetensors (docs/results/reproduce.md says what it is) into {models}, or name that folder with "
     + FOLDER
 )
 MOBILENET = "torchvision:mobilenet_v2?weights={models}/mobilenet_v2-b0353104.pth"

@@ -121,12 +121,12 @@ def _code(text: str) -> Markup:
 
 HEAD = """# The paper's tables and figures, ours beside them
 
-<!-- Written by `patchcleanser reproduce --page docs/results.md --out results/reproduce`. Do not edit. -->
+<!-- Written by `patchcleanser reproduce --page docs/results/paper.md --out results/reproduce`. Do not edit. -->
 
 Every table and figure of the paper's evaluation is declared in `src/patchcleanser/paper/`, and
 `patchcleanser reproduce NAME` measures what the models and images at hand allow ([how](reproduce.md)). Shares are in
 percent with 95% intervals; where a row was measured on a part of the images, it says so. The paper certifies CIFAR on
-an enlarged input; [grids.md](grids.md) says why that is not the same patch. Seconds are of the wall clock, on CPUs that
+an enlarged input; [another patch](../internals/pixel-grids.md) than one on the image. Seconds are of the wall clock, on CPUs that
 others used at the same time; milliseconds to answer are processor time there.
 """
 
