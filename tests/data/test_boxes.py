@@ -10,8 +10,9 @@ from PIL import Image
 
 from patchcleanser.core.geometry import Window
 from patchcleanser.data import load_dataset
-from patchcleanser.data.boxes import boxed_images, object_shares, read_boxes
-from patchcleanser.data.digits import square_around
+from patchcleanser.data.boxes import read_boxes
+from patchcleanser.data.catalog import boxed_images, object_shares
+from patchcleanser.data.torchvision_sets import square_around
 from patchcleanser.errors import DataError
 
 XML = """<annotation><filename>x</filename><size><width>{width}</width><height>{height}</height><depth>3</depth></size>
@@ -149,7 +150,7 @@ def test_a_square_is_moved_inside_the_picture() -> None:
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "flowers102"])
 def test_a_known_dataset_may_lie_as_parquet_files(tmp_path: Path, name: str) -> None:
-    from patchcleanser.data.load import SAMPLE
+    from patchcleanser.data.catalog import SAMPLE
 
     (tmp_path / f"{name}-test1000-00000-of-00001.parquet").write_bytes(SAMPLE.read_bytes())
     assert load_dataset(name, root=tmp_path).fingerprint == _renamed_sample(tmp_path, name)

@@ -21,7 +21,7 @@ from patchcleanser.attacks.places import random_places
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat
-from patchcleanser.data.pictures import as_picture
+from patchcleanser.data.codec import as_picture
 from patchcleanser.errors import DataError, InputError
 from patchcleanser.records.atomic import whole_file
 

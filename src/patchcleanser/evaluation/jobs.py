@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.threats import Threat
-from patchcleanser.data.base import Dataset
+from patchcleanser.data.dataset import Dataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.defenses.contract import Defense

@@ -166,6 +166,6 @@ def _picture(image: Picture, number: int) -> Any:
         return image
     # Only here, so that a client of encoded pictures needs no torch.
     from patchcleanser.classifiers.images import checked_image
-    from patchcleanser.data.pictures import as_picture
+    from patchcleanser.data.codec import as_picture
 
     return as_picture(checked_image(image, None, number))

@@ -23,7 +23,7 @@ from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.data import load_dataset
-from patchcleanser.data.pictures import as_picture, decode
+from patchcleanser.data.codec import as_picture, decode
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.engine.fast.calibration import MIN_IMAGES

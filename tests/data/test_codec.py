@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchcleanser.data import decode, pictures
+from patchcleanser.data import codec, decode
 from patchcleanser.errors import DataError
 
 RED, GRAY_16 = (255, 0, 0), np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
@@ -166,7 +166,7 @@ def in_scans(scans: int, *, comment: bytes = b"") -> bytes:
 
 def test_a_jpeg_of_endless_passes_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decode(in_scans(200), "x").shape == (3, 64, 64)
-    monkeypatch.setattr(pictures, "pixels_of", lambda _: pytest.fail("it was decoded"))
+    monkeypatch.setattr(codec, "pixels_of", lambda _: pytest.fail("it was decoded"))
     with pytest.raises(DataError, match="image bomb: it asks for more than 200 passes over its pixels"):
         decode(in_scans(201), "bomb")
 
