@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import Threat, TorchClassifier
-from patchcleanser.classifiers.load import load_classifier
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.registry import load_classifier
 from patchcleanser.classifiers.wrappers import inpainting
 from patchcleanser.cli.harden import harden as command
 from patchcleanser.core.masks import MaskSet

@@ -315,7 +315,7 @@ def trainable(model: str, device: str, out: Path, *, trust_code: bool = False) -
 
 def tell(card: dict[str, Any], out: Path, words: str, *, as_json: bool) -> None:
     """Say what was written and how to use it, or print the card."""
-    from patchcleanser.classifiers.specs import names_code
+    from patchcleanser.classifiers.registry import names_code
 
     if as_json:
         print(json.dumps(card, indent=1))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from patchcleanser.attacks import AdaptiveAttack
 from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.cover import Mask
 from patchcleanser.core.geometry import Size
 from patchcleanser.data.dataset import Dataset, Subset

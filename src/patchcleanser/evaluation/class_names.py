@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.data.dataset import Dataset, DatasetView
 from patchcleanser.data.imagenet import imagenet_classes
 from patchcleanser.errors import DataError, InputError, PatchCleanserError

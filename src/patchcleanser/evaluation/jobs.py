@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.dataset import Dataset
 from patchcleanser.defenses import DEFENSES

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.images import checked_image
-from patchcleanser.classifiers.load import as_classifier, load_classifier
-from patchcleanser.classifiers.specs import ASKING
+from patchcleanser.classifiers.classifier import Classifier
+from patchcleanser.classifiers.preprocessing import checked_image
+from patchcleanser.classifiers.registry import WRAPPERS, as_classifier, load_classifier
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, LabelTable
@@ -157,7 +156,7 @@ class Engine:
 def _shown(spec: str) -> str:
     """What clients may know of a model's name: no folders, no options."""
     kind, _, rest = spec.partition(":")
-    if kind in ASKING:
+    if kind in WRAPPERS:
         return f"{kind}:{','.join(map(_shown, rest.split(',') if kind == 'mean' else [rest]))}"
     return f"{kind}:{PurePath(rest.partition('?')[0]).name}"
 
