@@ -229,9 +229,9 @@ def test_what_is_nowhere_is_downloaded_once_into_the_cache(  # type: ignore[no-u
     assert cached_splits(name)
     assert not list(cache.rglob("*.tgz"))
     assert not [p for p in (cache / name).iterdir() if p.name.startswith(".")]
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"into {cache / name}" in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert f"into {cache / name}" in output.err
 
 
 @pytest.mark.parametrize("error", [OSError("no route"), RuntimeError("File not found or corrupted."), EOFError("end")])

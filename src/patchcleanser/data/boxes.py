@@ -55,7 +55,7 @@ def read_boxes(path: Path) -> ImageBoxes:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except (ElementTree.ParseError, ValueError) as error:
-        raise DataError(f"{path} is no box file in the layout of Pascal VOC: {error}") from error
+        raise DataError(f"{path} is not a box file in the layout of Pascal VOC: {error}") from error
     if min(size) < 1:
         raise DataError(f"{path} says the picture has {size[0]}×{size[1]} px")
     return ImageBoxes(size, names, tuple(clip_box(box, size) for box in corners))

@@ -158,7 +158,7 @@ def load_dataset(
         return _load_named(name, split, root)
     kind, _, address = name.partition(":")
     if root is not None and (name == "sample" or kind in ("folder", "parquet")):
-        raise DataError(f"{name} says itself where it lies and takes no root, got {root}")
+        raise DataError(f"{name} includes its location and takes no root, got {root}")
     if name == "sample":
         return load_parquet(SAMPLE)
     if kind == "folder" and address:

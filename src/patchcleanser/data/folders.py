@@ -34,7 +34,7 @@ class FileContents(Sequence[bytes]):
     def __getitem__(self, index: Any) -> Any:
         path = self.paths[index]
         if path.exists() and not path.is_file():  # a device or a pipe may have no end
-            raise DataError(f"cannot read {path}: it is no file")
+            raise DataError(f"cannot read {path}: it is not a regular file")
         try:
             return path.read_bytes()
         except OSError as error:

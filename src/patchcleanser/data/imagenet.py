@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from patchcleanser.core.geometry import Window
 from patchcleanser.data.boxes import ImageBoxes, clip_box, read_boxes
@@ -17,18 +18,10 @@ from patchcleanser.errors import DataError
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-IMAGENETTE = {
-    "n01440764": "tench",
-    "n02102040": "English springer",
-    "n02979186": "cassette player",
-    "n03000684": "chain saw",
-    "n03028079": "church",
-    "n03394916": "French horn",
-    "n03417042": "garbage truck",
-    "n03425413": "gas pump",
-    "n03445777": "golf ball",
-    "n03888257": "parachute",
-}
+IMAGENETTE = (
+    *("n01440764", "n02102040", "n02979186", "n03000684", "n03028079"),
+    *("n03394916", "n03417042", "n03425413", "n03445777", "n03888257"),
+)
 BOX_FOLDERS = ("bbox/val", "Annotations/CLS-LOC/val", "ILSVRC2012_bbox_val_v3/val")
 """Where ImageNet's box files lie: unpacked by hand, or as the 2012 challenge and its later copies pack them."""
 TINY_LIST = "val_annotations.txt"
@@ -40,16 +33,16 @@ def read_imagenet(path: Path, split: str) -> Dataset:
     A class keeps its ImageNet number even if folders are missing, so that a part of ImageNet
     (Imagenette, say) can be given to an ImageNet classifier.
     """
-    images = load_folder(path)
-    wnids, names = imagenet_classes()
+    images, wnids = load_folder(path), imagenet_classes()[0]
     if images.labels is None:
-        return _read_flat_val(images, path, wnids, names)
-    return _rename_classes(images, f"imagenet-{split}", wnids, names)
+        labels = _read_devkit(path, images.ids, wnids)
+        return EncodedDataset("imagenet-val", images.ids, images.contents, labels, imagenet_classes()[1])
+    return _read_class_folders(images, f"imagenet-{split}", wnids)
 
 
 def read_imagenette(path: Path, split: str) -> Dataset:
     """Read the ten class folders."""
-    return _rename_classes(load_folder(path), f"imagenette-{split}", tuple(IMAGENETTE), tuple(IMAGENETTE.values()))
+    return _read_class_folders(load_folder(path), f"imagenette-{split}", IMAGENETTE)
 
 
 def read_tiny_imagenet(path: Path, split: str) -> Dataset:
@@ -58,21 +51,20 @@ def read_tiny_imagenet(path: Path, split: str) -> Dataset:
     Classes are numbered in the order of their WordNet ids and named as ImageNet's, so that a
     classifier of 1,000 named classes can be matched with them.
     """
-    name = f"tiny-imagenet-{split}"
-    names = dict(zip(*imagenet_classes(), strict=True))
+    known_ids = set(imagenet_classes()[0])
     if split == "train":
         images = load_folder(path)
-        wnids = sorted(set(images.classes) & set(names))
-        return _rename_classes(images, name, wnids, [names[wnid] for wnid in wnids])
-    lines = _read_tiny_list(path / TINY_LIST)
-    wnids = sorted({wnid for _, wnid, _ in lines})
-    unknown = [wnid for wnid in wnids if wnid not in names]
+        wnids = sorted(known_ids.intersection(images.classes) or known_ids)
+        return _read_class_folders(images, "tiny-imagenet-train", wnids)
+    rows = _read_tiny_list(path / TINY_LIST)
+    wnids = sorted({wnid for _, wnid, _ in rows})
+    unknown = [wnid for wnid in wnids if wnid not in known_ids]
     if unknown:
-        raise DataError(f"{path / TINY_LIST} names the class {unknown[0]}, which ImageNet has not")
-    labels = np.array([wnids.index(wnid) for _, wnid, _ in lines], dtype=np.int64)
-    files = [file for file, _, _ in lines]
+        raise DataError(f"{path / TINY_LIST} names the class {unknown[0]}, which is none of ImageNet's")
+    labels = np.array([wnids.index(wnid) for _, wnid, _ in rows], dtype=np.int64)
+    files = [file for file, _, _ in rows]
     contents = FileContents([path / "images" / file for file in files])
-    return EncodedDataset(name, files, contents, labels, [names[wnid] for wnid in wnids])
+    return EncodedDataset(f"tiny-imagenet-{split}", files, contents, labels, _class_names(wnids))
 
 
 def imagenet_classes() -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -83,18 +75,23 @@ def imagenet_classes() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(ImageNetInfo().label_names()), tuple(ResNet50_Weights.DEFAULT.meta["categories"])
 
 
-def _rename_classes(images: EncodedDataset, name: str, wnids: Sequence[str], names: Sequence[str]) -> Dataset:
-    """Class folders named by WordNet ids as classes with `names`, in the order of `wnids`."""
+def _class_names(wnids: Sequence[str]) -> list[str]:
+    names = dict(zip(*imagenet_classes(), strict=True))
+    return [names[wnid] for wnid in wnids]
+
+
+def _read_class_folders(images: EncodedDataset, name: str, wnids: Sequence[str]) -> Dataset:
+    """Images in folders named by WordNet ids; classes are numbered in the order of `wnids`."""
     unknown = sorted(set(images.classes) - set(wnids))
     if unknown or images.labels is None:
         got = ", ".join(unknown[:3]) or "pictures without folders"
         raise DataError(f"{name} lies in class folders {wnids[0]} to {wnids[-1]}, got {got}")
     numbers = np.array([wnids.index(folder) for folder in images.classes], dtype=np.int64)
-    return EncodedDataset(name, images.ids, images.contents, numbers[images.labels], names)
+    return EncodedDataset(name, images.ids, images.contents, numbers[images.labels], _class_names(wnids))
 
 
-def _read_flat_val(images: EncodedDataset, path: Path, wnids: Sequence[str], names: Sequence[str]) -> Dataset:
-    """ILSVRC2012_val_00000001.JPEG and so on, with the labels of the devkit."""
+def _read_devkit(path: Path, ids: Sequence[str], wnids: Sequence[str]) -> NDArray[np.int64]:
+    """The labels of ILSVRC2012_val_00000001.JPEG and so on, from the devkit beside their folder."""
     data = path.parent / DEVKIT / "data"
     if not (data / TRUTH).is_file():
         raise DataError(
@@ -109,8 +106,7 @@ def _read_flat_val(images: EncodedDataset, path: Path, wnids: Sequence[str], nam
         truth = np.array([label_of[int(line)] for line in (data / TRUTH).read_text().split()], dtype=np.int64)
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise DataError(f"{data} is not the ILSVRC 2012 devkit's: {error!r}") from error
-    rows = [_val_number(name, len(truth)) - 1 for name in images.ids]
-    return EncodedDataset("imagenet-val", images.ids, images.contents, truth[rows], names)
+    return truth[[_val_number(name, len(truth)) - 1 for name in ids]]
 
 
 def _val_number(name: str, count: int) -> int:
