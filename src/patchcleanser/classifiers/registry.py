@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,22 +187,13 @@ def _python(name: str, device: torch.device, options: dict[str, Any], origin: Sp
     return classifier
 
 
-def _net(name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
-    from patchcleanser.classifiers.trained import network_classifier
+def _own(kind: str, name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
+    from patchcleanser.classifiers import trained
 
-    return network_classifier(name, device, options)
-
-
-def _trained(name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
-    from patchcleanser.classifiers.trained import trained_classifier
-
-    return trained_classifier(Path(name), device, options, trust_code=origin.trust_code)
-
-
-def _zoo(name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
-    from patchcleanser.classifiers.trained import zoo_folder
-
-    return _trained(str(zoo_folder(name)), device, options, origin)
+    if kind == "net":
+        return trained.network_classifier(name, device, options)
+    folder = trained.zoo_folder(name) if kind == "zoo" else Path(name)
+    return trained.trained_classifier(folder, device, options, trust_code=origin.trust_code)
 
 
 def _wrapped(kind: str, specs: str, device: str, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
@@ -219,9 +211,7 @@ KINDS: dict[str, Callable[[str, torch.device, dict[str, Any], SpecOrigin], Class
     "transformers": _transformers,
     "onnx": _onnx,
     "python": _python,
-    "net": _net,
-    "trained": _trained,
-    "zoo": _zoo,
+    **{kind: partial(_own, kind) for kind in ("net", "trained", "zoo")},
 }
 
 

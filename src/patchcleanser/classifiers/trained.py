@@ -47,15 +47,14 @@ def trained_classifier(
     """
     if options.keys() - {"classes"}:
         raise InputError(
-            f"a trained classifier is as its card says and takes no options but classes (a new last layer), got "
-            f"{sorted(options)}"
+            f"a trained classifier takes no options but classes=NUMBER (a new last layer), got {sorted(options)}"
         )
     card, classes = read_card(folder), options.get("classes")
     spec = str(card["model"]) if classes is None else _change_classes(str(card["model"]), classes)
     untrained = {} if innermost(spec).startswith("python:") else {"weights": "none"}
     bare = load_spec(spec, "cpu", untrained, SpecOrigin(folder / "card.json", trust_code))
     if not isinstance(bare, TorchClassifier):
-        raise ClassifierError(f"{folder}/card.json names {card['model']!r}, which is no torch network")
+        raise ClassifierError(f"{folder}/card.json names {card['model']!r}, which is not a torch network")
     load_weights(bare.module, folder / "model.safetensors", new_classes=classes)
     try:
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in card["preprocessing"].items()}
@@ -75,7 +74,7 @@ def _change_classes(spec: str, classes: Any) -> str:
         raise InputError(f"classes is a whole number from 2 to {MAX_CLASSES:,}, got {classes!r}")
     changed = with_classes(spec, classes)
     if changed is None:
-        raise ClassifierError(f"{spec} cannot be given {classes} classes: what it is named by says no number of them")
+        raise ClassifierError(f"{spec} cannot be given {classes} classes: its kind has no option for their number")
     return changed
 
 

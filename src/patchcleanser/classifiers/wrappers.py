@@ -17,26 +17,21 @@ from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.networks.token_dropping import without_hidden
 
-MEAN = "a mean can be taken over the answers of"
-INPAINT = "hidden pixels can be filled in for"
-
 
 def inpainting(plain: Classifier) -> TorchClassifier:
     """A classifier that inpaints hidden pixels before the network of another one sees the image."""
     if plain.mask_aware:
-        raise InputError(
-            f"{INPAINT} plain torch networks only, not one that is told what is hidden already, got {plain}"
-        )
-    return _around(plain, Inpainting, INPAINT)
+        raise InputError(f"inpaint: takes plain torch networks only, not mask-aware ones, got {plain}")
+    return _around(plain, Inpainting, "inpaint")
 
 
 def mirrored(plain: Classifier) -> TorchClassifier:
     """A flip ensemble: the mean of another classifier's logits for an image and for its mirror image."""
-    return _around(plain, Mirrored, "answers to mirror images can be asked of")
+    return _around(plain, Mirrored, "mirror")
 
 
-def _around(plain: Classifier, wrapper: Callable[[nn.Module], nn.Module], purpose: str) -> TorchClassifier:
-    inner = _require_plain(plain, purpose)
+def _around(plain: Classifier, wrapper: Callable[[nn.Module], nn.Module], kind: str) -> TorchClassifier:
+    inner = _require_plain(plain, kind)
     classifier = TorchClassifier(wrapper(inner.ready_module).eval(), inner.preprocessing, classes=inner.classes)
     classifier.names, classifier.code = inner.names, inner.code
     return classifier
@@ -45,21 +40,21 @@ def _around(plain: Classifier, wrapper: Callable[[nn.Module], nn.Module], purpos
 def mean_of(members: Sequence[Classifier]) -> TorchClassifier:
     """An ensemble: the mean of several classifiers' logits. Preprocessing and classes must be the same."""
     if len(members) < 2:
-        raise InputError(f"{MEAN} two classifiers or more, got {len(members)}; write mean:SPEC,SPEC")
-    plain = [_require_plain(member, MEAN) for member in members]
+        raise InputError(f"mean: takes two classifiers or more, got {len(members)}; write mean:SPEC,SPEC")
+    plain = [_require_plain(member, "mean") for member in members]
     first = plain[0]
     for other in plain[1:]:
         for what, ours, theirs in (
             ("preprocessing", first.preprocessing, other.preprocessing),
             ("number of classes", first.classes, other.classes),
-            ("knowledge of what is hidden", first.mask_aware, other.mask_aware),
+            ("mask_aware", first.mask_aware, other.mask_aware),
             ("precision", first.dtype, other.dtype),
         ):
             if ours != theirs:
-                raise InputError(f"{MEAN} classifiers with the same {what}, got {ours} and {theirs}")
+                raise InputError(f"mean: takes classifiers with the same {what}, got {ours} and {theirs}")
     names = sorted({member.names for member in plain if member.names})
     if len(names) > 1:
-        raise InputError(f"{MEAN} classifiers of the same classes, got {names[0][0]}, … and {names[1][0]}, …")
+        raise InputError(f"mean: takes classifiers of the same classes, got {names[0][0]}, … and {names[1][0]}, …")
     module = Mean([member.ready_module for member in plain]).eval()
     classifier = TorchClassifier(module, first.preprocessing, classes=first.classes)
     classifier.names = names[0] if names else None
@@ -68,14 +63,12 @@ def mean_of(members: Sequence[Classifier]) -> TorchClassifier:
     return classifier
 
 
-def _require_plain(classifier: Classifier, purpose: str) -> TorchClassifier:
+def _require_plain(classifier: Classifier, kind: str) -> TorchClassifier:
     """The classifier, if its logits are its network's and nothing is added to them."""
     if not isinstance(classifier, TorchClassifier) or not classifier.plain:
-        raise InputError(f"{purpose} plain torch networks only, got {classifier}")
+        raise InputError(f"{kind}: takes plain torch networks only, got {classifier}")
     if classifier.mask_aware != bool(getattr(classifier.module, "mask_aware", False)):
-        raise InputError(
-            f"{purpose} networks that say themselves whether they are told what is hidden, got {classifier}"
-        )
+        raise InputError(f"{kind}: takes networks whose own attribute says that they are mask_aware, got {classifier}")
     return classifier
 
 
