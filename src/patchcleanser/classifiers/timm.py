@@ -119,11 +119,10 @@ def model_preprocessing(module: nn.Module, size: int | None = None, channels: in
     if channels not in (None, len(mean)):
         # timm keeps red, green and blue whatever in_chans is; another number of channels gets their average.
         mean, std = ((sum(values) / len(values),) * channels for values in (mean, std))
-    if size is not None:
-        return Preprocessing((size, size), None, config["interpolation"], mean, std)
     _, height, width = config["input_size"]
-    if config["crop_mode"] == "squash":
-        return Preprocessing((height, width), None, config["interpolation"], mean, std)
+    if size is not None or config["crop_mode"] == "squash":
+        resize = (height, width) if size is None else (size, size)
+        return Preprocessing(resize, None, config["interpolation"], mean, std)
     if config["crop_mode"] != "center" or height != width:
         raise ClassifierError(
             f"crop mode {config['crop_mode']!r} at {height}×{width} is not known; pass preprocessing="

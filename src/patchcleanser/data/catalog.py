@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tarfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -173,7 +173,10 @@ def load_dataset(
 def _load_named(name: str, split: str, root: str | Path | None) -> Dataset:
     """One split from `root`; without it from the cache, downloaded if need be."""
     entry = NAMED[name]
-    split = resolve_split(entry.title, entry.files, split)
+    if split not in entry.files:
+        split = {"test": "val", "val": "test"}.get(split, split)
+    if split not in entry.files:
+        raise DataError(f"{entry.title} has the splits {', '.join(entry.files)}; got {split!r}")
     folder = _root_folder(name, root)
     path = entry.find(folder, split)
     if path is None and root is None and entry.fetch is not None:
@@ -192,18 +195,6 @@ def _load_named(name: str, split: str, root: str | Path | None) -> Dataset:
 
 def _root_folder(name: str, root: str | Path | None) -> Path:
     return cache_folder() / name if root is None else Path(root).expanduser().absolute()
-
-
-def resolve_split(title: str, splits: Collection[str], split: str) -> str:
-    """The split that is meant; test and val are the same where a dataset has only one of them.
-
-    >>> resolve_split("ImageNet", ("train", "val"), "test")
-    'val'
-    """
-    for name in (split, {"test": "val", "val": "test"}.get(split, split)):
-        if name in splits:
-            return name
-    raise DataError(f"{title} has the splits {', '.join(splits)}; got {split!r}")
 
 
 def cached_splits(name: str) -> list[str]:
