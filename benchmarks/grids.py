@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from patchcleanser import MaskSet, Preprocessing, Threat, Window, load_dataset
-from patchcleanser.data.pictures import as_bytes
+from patchcleanser.data.codec import as_bytes
 
 SOURCE, INPUT, PATCH, ENLARGED = 32, 224, 5, 35
 ENLARGE = Preprocessing((INPUT, INPUT), None, "bicubic")

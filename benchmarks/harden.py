@@ -19,11 +19,9 @@ from torch import nn
 from zoo import keep, measured
 
 from patchcleanser import Threat, TorchClassifier, load_classifier
-from patchcleanser.classifiers.load import pick_device
-from patchcleanser.classifiers.specs import innermost
-from patchcleanser.classifiers.torch import input_size
+from patchcleanser.classifiers.registry import innermost, pick_device
+from patchcleanser.classifiers.torch import input_size, load_weights
 from patchcleanser.classifiers.trained import read_card
-from patchcleanser.classifiers.weights import load_weights
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
 from patchcleanser.paper.imagenet import file_preprocessing, resnet50

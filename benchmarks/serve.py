@@ -37,7 +37,7 @@ import torch
 
 from patchcleanser import DoubleMasking, Threat, Window, load_classifier, load_dataset
 from patchcleanser.attacks.universal import PrintedPatch, apply_patch
-from patchcleanser.data.pictures import as_picture, decode
+from patchcleanser.data.codec import as_picture, decode
 from patchcleanser.records.provenance import versions
 
 CLIENTS = 64

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from patchcleanser import Threat, load_classifier
-from patchcleanser.classifiers.specs import innermost, members
+from patchcleanser.classifiers.registry import innermost, members
 from patchcleanser.classifiers.trained import read_card, zoo_folder
 from patchcleanser.cli.certify import about_run, run_job
 from patchcleanser.data import chosen, load_dataset

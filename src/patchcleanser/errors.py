@@ -1,8 +1,8 @@
 """Every error this package raises on purpose.
 
     PatchCleanserError
-    ├── InputError (also a ValueError)      what the caller handed in is wrong
-    │   ├── ThreatError                     a patch that is no patch, or fits no image
+    ├── InputError (also a ValueError)      a wrong argument
+    │   ├── ThreatError                     an invalid patch, or one that fits no image
     │   ├── MaskError                       a mask set that cannot be built or used
     │   │   └── CoverError                  a mask set that misses a patch of the threat
     │   ├── ImageError                      pixels: type, range, shape, NaN
@@ -10,44 +10,21 @@
     ├── DataError                           a dataset that is missing, damaged or cannot be fetched
     ├── RecordError                         a run folder that is damaged, in use, or another job's
     ├── ClusterError                        a cluster out of reach, too small, or one that keeps losing workers
-    ├── ContradictionError                  a certificate that was broken, or does not follow from the model
+    ├── ContradictionError                  a certificate that was broken, or that the labels do not support
     ├── TrainingError                       a run that cannot go on, or does not fit its folder
-    ├── ClassifierError                     the wrapped model breaks its side of the contract
+    ├── ClassifierError                     the wrapped model cannot be loaded or used
     │   ├── TrainModeError                  dropout or batch statistics would make it random
-    │   ├── NotAFunctionError               the same image got two different answers
+    │   ├── NotAFunctionError               the same image got two different labels
     │   ├── OutputError                     wrong shape, NaN, too few classes
     │   └── OutOfMemoryError                not even one image fits on the device
-    ├── TrustError                          a file names code to run or an address to fetch, unasked
+    ├── TrustError                          an untrusted file names code to run or an address to fetch
     ├── ServiceError                        a running service refused a request, or cannot be reached
     └── MissingDependencyError (also an ImportError)   an optional extra is not installed
 
-Messages say what was wrong, what was got, what the limit is and, where there is one, the fix.
+Messages say what is wrong, the value, the limit and, if there is one, the fix.
 """
 
 from __future__ import annotations
-
-__all__ = [
-    "ClassifierError",
-    "ClusterError",
-    "ContradictionError",
-    "CoverError",
-    "DataError",
-    "ImageError",
-    "InputError",
-    "LabelError",
-    "MaskError",
-    "MissingDependencyError",
-    "NotAFunctionError",
-    "OutOfMemoryError",
-    "OutputError",
-    "PatchCleanserError",
-    "RecordError",
-    "ServiceError",
-    "ThreatError",
-    "TrainModeError",
-    "TrainingError",
-    "TrustError",
-]
 
 
 class PatchCleanserError(Exception):
@@ -55,11 +32,11 @@ class PatchCleanserError(Exception):
 
 
 class InputError(PatchCleanserError, ValueError):
-    """What the caller handed in is wrong."""
+    """A wrong argument."""
 
 
 class ThreatError(InputError):
-    """A patch that is no patch, or that fits no image."""
+    """A patch that is invalid, or that fits no image."""
 
 
 class MaskError(InputError):
@@ -91,7 +68,7 @@ class ClusterError(PatchCleanserError):
 
 
 class ContradictionError(PatchCleanserError):
-    """A certificate that was broken, or that the model does not bear out: it must never be seen."""
+    """A certificate that an attack broke, or that the model's labels do not support. This must never happen."""
 
 
 class TrainingError(PatchCleanserError):
@@ -99,7 +76,7 @@ class TrainingError(PatchCleanserError):
 
 
 class ClassifierError(PatchCleanserError):
-    """The wrapped classifier breaks its side of the contract."""
+    """The wrapped model cannot be loaded, or does not behave as a classifier must."""
 
 
 class TrainModeError(ClassifierError):
@@ -107,7 +84,7 @@ class TrainModeError(ClassifierError):
 
 
 class NotAFunctionError(ClassifierError):
-    """The same image got two different answers: no certificate could hold."""
+    """The same image got two different labels: no certificate could hold."""
 
 
 class OutputError(ClassifierError):
@@ -119,11 +96,10 @@ class OutOfMemoryError(ClassifierError):
 
 
 class TrustError(PatchCleanserError):
-    """A card or a manifest names code to run or an address to fetch, and the caller did not say that it is trusted."""
+    """A card or a manifest names code to run or an address to fetch, and the caller did not declare it trusted."""
 
     @classmethod
     def of(cls, file: object, spec: str, action: str) -> TrustError:
-        """The sentence that says why, and how to allow it."""
         return cls(
             f"{file} names {spec!r}, which {action}; a file may not ask for that by itself: if you trust its author, "
             "add --trust-code (in Python: trust_code=True)"
@@ -131,7 +107,7 @@ class TrustError(PatchCleanserError):
 
 
 class ServiceError(PatchCleanserError):
-    """A running service refused a request, or cannot be reached; `code` is the service's own word for it."""
+    """A running service refused a request, or cannot be reached; `code` is the error code of its response."""
 
     def __init__(self, message: str, *, code: str, status: int | None = None, request_id: str | None = None) -> None:
         super().__init__(message)
@@ -143,5 +119,4 @@ class MissingDependencyError(PatchCleanserError, ImportError):
 
     @classmethod
     def of(cls, package: str, extra: str) -> MissingDependencyError:
-        """The sentence with the command that fixes it."""
         return cls(f"{package} is not installed; run: pip install 'patchcleanser[{extra}]'")

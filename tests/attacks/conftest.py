@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import Preprocessing, TorchClassifier
-from patchcleanser.data.base import ArrayDataset
+from patchcleanser.data.dataset import ArrayDataset
 
 
 class Colour(nn.Module):

@@ -13,7 +13,7 @@ from PIL import Image
 from patchcleanser import CallableClassifier, Job, Run, Threat, TorchClassifier, evaluate
 from patchcleanser.attacks import ATTACKS
 from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.data.base import ArrayDataset
+from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.errors import InputError, RecordError
 from patchcleanser.evaluation import attack_jobs as module
 from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all, attack_shares

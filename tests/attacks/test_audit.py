@@ -13,7 +13,7 @@ import torch
 
 from patchcleanser import Job, MaskSet, Run, Threat, TorchClassifier, evaluate
 from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.data.base import ArrayDataset, chosen
+from patchcleanser.data.dataset import ArrayDataset, chosen
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import audit as audit_module
 from patchcleanser.evaluation.audit import Audit, audit, audited_job

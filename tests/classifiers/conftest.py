@@ -52,10 +52,10 @@ def fitted_resnet() -> nn.Module:
         inputs = RESNET_PREPROCESSING(torch.where(hidden, 0.5, images))
         features = module.forward_head(module.forward_features(inputs), pre_logits=True)
         mean, std = features.mean(dim=0), features.std(dim=0) + 1e-3
-        known = (features - mean) / std
+        scaled = (features - mean) / std
         targets = functional.one_hot(labels, CLASSES) * 10.0 - 1
-        ridge = known.T @ known + 10 * torch.eye(known.shape[1])
-        solved = torch.linalg.solve(ridge, known.T @ targets).T / std
+        ridge = scaled.T @ scaled + 10 * torch.eye(scaled.shape[1])
+        solved = torch.linalg.solve(ridge, scaled.T @ targets).T / std
         module.fc.weight.copy_(solved)
         module.fc.bias.copy_(-solved @ mean)
     return module

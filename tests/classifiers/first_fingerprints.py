@@ -13,35 +13,35 @@ from torch import Tensor, nn
 
 from patchcleanser.classifiers.fingerprints import _INTERNAL, _PLAIN, _VOLATILE
 
-Seen = dict[int, tuple[Any, str]]
+Hashes = dict[int, tuple[Any, str]]
 
 
 def first_digest(module: nn.Module) -> str:
     return _described(module, {})
 
 
-def _described(value: Any, seen: Seen) -> str:
+def _described(value: Any, hashes: Hashes) -> str:
     if isinstance(value, (np.generic, np.ndarray)):
-        return _described(value.tolist(), seen)
+        return _described(value.tolist(), hashes)
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, Tensor):
         content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
         return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(content).hexdigest()}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_described(item, seen) for item in value)}]"
+        return f"[{', '.join(_described(item, hashes) for item in value)}]"
     if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(_described(item, seen) for item in value))}}}"
+        return f"{{{', '.join(sorted(_described(item, hashes) for item in value))}}}"
     if isinstance(value, Mapping):
-        items = sorted((_described(key, seen), _described(item, seen)) for key, item in value.items())
+        items = sorted((_described(key, hashes), _described(item, hashes)) for key, item in value.items())
         return f"{{{', '.join(f'{key}: {item}' for key, item in items)}}}"
     if hasattr(value, "__qualname__"):
         return f"{getattr(value, '__module__', None)}.{value.__qualname__}"
-    if id(value) not in seen:
-        seen[id(value)] = value, "itself"
-        text = f"{_described(type(value), seen)} {_described(_contents(value), seen)}"
-        seen[id(value)] = value, hashlib.sha256(text.encode()).hexdigest()
-    return seen[id(value)][1]
+    if id(value) not in hashes:
+        hashes[id(value)] = value, "itself"
+        text = f"{_described(type(value), hashes)} {_described(_contents(value), hashes)}"
+        hashes[id(value)] = value, hashlib.sha256(text.encode()).hexdigest()
+    return hashes[id(value)][1]
 
 
 def _contents(value: Any) -> Any:

@@ -162,8 +162,8 @@ def test_the_certificates_compared_above_are_not_all_alike(world: SimpleNamespac
 def test_timm_preprocessing_is_read_from_the_model(world: SimpleNamespace, preprocessing: Preprocessing) -> None:
     path = world.folder / "m.safetensors"
     assert load_classifier(f"timm:test_resnet?num_classes=10&size=32&weights={path}").preprocessing == preprocessing
-    whole = load_classifier(f"timm:test_resnet?num_classes=10&weights={path}").preprocessing
-    assert (whole.resize, whole.crop) == (168, (160, 160))  # floor(160 / 0.95)
+    default = load_classifier(f"timm:test_resnet?num_classes=10&weights={path}").preprocessing
+    assert (default.resize, default.crop) == (168, (160, 160))  # floor(160 / 0.95)
 
 
 def test_query_overrides_reach_timm() -> None:
@@ -432,10 +432,10 @@ def test_a_scikit_learn_model_can_be_defended(digits) -> None:
 
 def double_masking_by_hand(predict: Callable[[np.ndarray], int], image: np.ndarray, keep: np.ndarray) -> int:
     """Algorithm 1 as the paper prints it, one image at a time; masked pixels are black."""
-    one = [predict(image * kept) for kept in keep]
-    majority = max(sorted(set(one), reverse=True), key=one.count)
-    for i, label in enumerate(one):
-        if label != majority and all(predict(image * keep[i] * kept) == label for kept in keep):
+    labels = [predict(image * visible) for visible in keep]
+    majority = max(sorted(set(labels), reverse=True), key=labels.count)
+    for i, label in enumerate(labels):
+        if label != majority and all(predict(image * keep[i] * visible) == label for visible in keep):
             return label
     return majority
 

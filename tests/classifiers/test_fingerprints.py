@@ -89,9 +89,9 @@ def test_a_changed_model_has_another_fingerprint(change: Callable[[nn.Module], N
 
 def test_undoing_a_change_restores_the_fingerprint(resnet: nn.Module) -> None:
     classifier = TorchClassifier(resnet)
-    before, kept = classifier.fingerprint, resnet.fc.bias.detach().clone()
+    before, bias = classifier.fingerprint, resnet.fc.bias.detach().clone()
     nudge_bias(resnet)
-    resnet.fc.bias.data.copy_(kept)
+    resnet.fc.bias.data.copy_(bias)
     assert classifier.fingerprint == before
 
 
@@ -256,13 +256,13 @@ def attention_heads(heads: int) -> nn.Module:
 )
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_settings_that_are_neither_weights_nor_shown_count_too(make: Callable[..., nn.Module], settings: tuple) -> None:
-    one, other = (make(setting).eval() for setting in settings)
+    first, second = (make(setting).eval() for setting in settings)
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        if torch.allclose(one(images), other(images), atol=1e-5):
+        if torch.allclose(first(images), second(images), atol=1e-5):
             raise RuntimeError("the two models compute the same, so this test shows nothing")
-    assert TorchClassifier(one).fingerprint != TorchClassifier(other).fingerprint
-    assert TorchClassifier(make(settings[0]).eval()).fingerprint == TorchClassifier(one).fingerprint
+    assert TorchClassifier(first).fingerprint != TorchClassifier(second).fingerprint
+    assert TorchClassifier(make(settings[0]).eval()).fingerprint == TorchClassifier(first).fingerprint
 
 
 PROGRAM = """

@@ -187,11 +187,11 @@ def test_hooks_count_by_kind_place_and_order() -> None:
 
     prints = [hooked(1), hooked(2), hooked(1, 2), hooked(1, pre=True), hooked(1, pre=True, kwargs=True)]
     assert len(set(prints)) == len(prints)
-    one, other = network(), network()
-    for module, hooks in ((one, (negative, closure(2.0))), (other, (closure(2.0), negative))):
+    first, second = network(), network()
+    for module, hooks in ((first, (negative, closure(2.0))), (second, (closure(2.0), negative))):
         for hook in hooks:
             module[1].register_forward_hook(hook)
-    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(first) != fingerprint(second)
 
 
 def test_the_global_values_and_functions_that_a_hook_reaches_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,9 +295,9 @@ class Remembering(nn.Module):
 
 @pytest.mark.parametrize("scales", [(2.0, 3.0), ({"a": 1}, {"a": 2}), (torch.ones(1), torch.zeros(1)), (True, False)])
 def test_an_attribute_with_cache_in_its_name_counts(scales: tuple[Any, Any]) -> None:
-    one, other = (fingerprint(Remembering(scale).eval()) for scale in scales)
-    assert one != other
-    assert one == fingerprint(Remembering(scales[0]).eval())
+    first, second = (fingerprint(Remembering(scale).eval()) for scale in scales)
+    assert first != second
+    assert first == fingerprint(Remembering(scales[0]).eval())
 
 
 @pytest.mark.parametrize("looked", [True, False], ids=["after a fingerprint", "after it was wrapped"])

@@ -31,7 +31,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[socket.sock
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def weight_requests(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether timm was asked for weights, each time; it gets none."""
     calls: list[bool] = []
     make = timm.create_model
@@ -44,37 +44,37 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return calls
 
 
-def test_a_hub_that_cannot_be_reached_is_said_at_once_with_what_to_do(hub: socket.socket, asked: list[bool]) -> None:
+def test_a_hub_out_of_reach_is_reported_at_once_with_the_fix(hub: socket.socket, weight_requests: list[bool]) -> None:
     with pytest.raises(ClassifierError, match=r"no weights for timm:test_resnet\.r160_in1k on this machine") as error:
         load_classifier(f"timm:{NAME}", device="cpu")
     assert "127.0.0.1 cannot be reached (" in str(error.value)
     assert "give a file with weights=PATH, or weights=none for random ones" in str(error.value)
-    assert asked == []  # timm's own client would have tried for most of a minute
+    assert weight_requests == []  # timm's own client would have tried for most of a minute
 
 
-def test_a_hub_that_answers_is_asked(hub: socket.socket, asked: list[bool]) -> None:
+def test_a_hub_that_answers_is_asked(hub: socket.socket, weight_requests: list[bool]) -> None:
     hub.listen()
     load_classifier(f"timm:{NAME}", device="cpu")
-    assert asked == [True]
+    assert weight_requests == [True]
 
 
-def test_weights_in_the_cache_need_no_hub(hub: socket.socket, asked: list[bool], tmp_path: Path) -> None:
+def test_weights_in_the_cache_need_no_hub(hub: socket.socket, weight_requests: list[bool], tmp_path: Path) -> None:
     repo = tmp_path / "cache" / f"models--timm--{NAME}"
     for path, content in {"refs/main": "abc", "snapshots/abc/model.safetensors": "weights"}.items():
         (repo / path).parent.mkdir(parents=True)
         (repo / path).write_text(content)
     load_classifier(f"timm:{NAME}", device="cpu")
-    assert asked == [True]
+    assert weight_requests == [True]
 
 
 def test_behind_a_proxy_only_the_client_can_tell(
-    hub: socket.socket, asked: list[bool], monkeypatch: pytest.MonkeyPatch
+    hub: socket.socket, weight_requests: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     load_classifier(f"timm:{NAME}", device="cpu")
-    assert asked == [True]
+    assert weight_requests == [True]
 
 
-def test_random_weights_need_no_hub(hub: socket.socket, asked: list[bool]) -> None:
+def test_random_weights_need_no_hub(hub: socket.socket, weight_requests: list[bool]) -> None:
     load_classifier(f"timm:{NAME}?weights=none", device="cpu")
-    assert asked == [False]
+    assert weight_requests == [False]

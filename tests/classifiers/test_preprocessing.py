@@ -12,7 +12,7 @@ from timm.data import IMAGENET_DEFAULT_STD as IMAGENET_STD
 from torchvision import models
 
 from patchcleanser import Preprocessing, load_classifier
-from patchcleanser.classifiers.images import checked_image
+from patchcleanser.classifiers.preprocessing import checked_image
 from patchcleanser.classifiers.timm import model_preprocessing
 from patchcleanser.data import decode
 from patchcleanser.errors import ClassifierError, ImageError, InputError

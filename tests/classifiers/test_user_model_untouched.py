@@ -94,7 +94,7 @@ class Stateful(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.head = nn.Linear(4, 10)
         self.conv.requires_grad_(False)
-        self.seen = 0
+        self.counter = 0
         self.norm.register_forward_hook(lambda module, args, output: None)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def test_predict_and_certify_leave_everything_as_it_was(
     model: nn.Module, grid: str, defense: type, preprocessing: Preprocessing, coloured: Images
 ) -> None:
     images, labels = coloured(3, (40, 36), seed=1)
-    kept = images.clone()
+    copies = images.clone()
     before, world = module_facts(model), process_facts()
     defended = defense(TorchClassifier(model, preprocessing), Threat.square(6, grid=grid), masks=2)
     defended.predict(images)
@@ -147,7 +147,7 @@ def test_predict_and_certify_leave_everything_as_it_was(
     defended.as_module()(images)
     assert_same(world, process_facts())
     assert_same(before, module_facts(model))
-    assert torch.equal(images, kept)
+    assert torch.equal(images, copies)
 
 
 @pytest.mark.parametrize("model", MODELS, indirect=True)

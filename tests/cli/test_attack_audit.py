@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from patchcleanser import load_dataset
 from patchcleanser.cli.app import app
-from patchcleanser.data.pictures import as_picture
+from patchcleanser.data.codec import as_picture
 from patchcleanser.errors import ContradictionError, InputError, RecordError
 from patchcleanser.evaluation import attack_jobs
 from patchcleanser.records.run import Row, Run

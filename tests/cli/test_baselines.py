@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchcleanser.data import load_dataset
-from patchcleanser.data.pictures import as_picture
+from patchcleanser.data.codec import as_picture
 from patchcleanser.records.run import Run
 from patchcleanser.reports.drawing import style
 from patchcleanser.reports.studies import read_study

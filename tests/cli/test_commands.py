@@ -18,7 +18,7 @@ from patchcleanser import DoubleMasking, Threat, load_classifier
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.classifiers.trained import bare_spec, read_card, zoo_folder
 from patchcleanser.data import load_dataset
-from patchcleanser.data.pictures import as_picture
+from patchcleanser.data.codec import as_picture
 from patchcleanser.errors import PatchCleanserError
 from patchcleanser.networks.cifar import build_network
 from patchcleanser.training.cards import write_model

@@ -35,9 +35,9 @@ from patchcleanser.cli.app import app
 from patchcleanser.cluster import pool as ray_pool
 from patchcleanser.cluster.runner import RayRunner
 from patchcleanser.data import ArrayDataset, chosen, load_dataset
-from patchcleanser.data.base import EncodedDataset
-from patchcleanser.data.files import Files
-from patchcleanser.data.load import SAMPLE
+from patchcleanser.data.catalog import SAMPLE
+from patchcleanser.data.dataset import EncodedDataset
+from patchcleanser.data.folders import FileContents
 from patchcleanser.errors import ClusterError, DataError, InputError, RecordError
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
@@ -65,7 +65,7 @@ class Noise(ArrayDataset):
         return super().image(index)
 
 
-class DriversFiles(Files):
+class DriversFiles(FileContents):
     """Files on the driver's own disk."""
 
     def __init__(self, paths: Sequence[Path], home: int | None = None) -> None:
@@ -76,7 +76,7 @@ class DriversFiles(Files):
         return DriversFiles, (self.paths, self.home)
 
     def __getitem__(self, index: Any) -> Any:
-        return super().__getitem__(index) if os.getpid() == self.home else Files([Path("/nowhere")])[0]
+        return super().__getitem__(index) if os.getpid() == self.home else FileContents([Path("/nowhere")])[0]
 
 
 def linear(pause: float = 0.0) -> CallableClassifier:

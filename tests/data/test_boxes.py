@@ -10,8 +10,9 @@ from PIL import Image
 
 from patchcleanser.core.geometry import Window
 from patchcleanser.data import load_dataset
-from patchcleanser.data.boxes import boxed_images, object_shares, read_boxes
-from patchcleanser.data.digits import square_around
+from patchcleanser.data.boxes import read_boxes
+from patchcleanser.data.catalog import boxed_images, object_shares
+from patchcleanser.data.torchvision_sets import square_around
 from patchcleanser.errors import DataError
 
 XML = """<annotation><filename>x</filename><size><width>{width}</width><height>{height}</height><depth>3</depth></size>
@@ -22,15 +23,15 @@ OBJECT = """<object><name>{name}</name><bndbox><xmin>{0}</xmin><ymin>{1}</ymin><
 
 def write_boxes(path: Path, size: tuple[int, int], objects: list[tuple[str, tuple[int, int, int, int]]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = "".join(OBJECT.format(*corners, name=name) for name, corners in objects)
-    path.write_text(XML.format(height=size[0], width=size[1], objects=told))
+    elements = "".join(OBJECT.format(*corners, name=name) for name, corners in objects)
+    path.write_text(XML.format(height=size[0], width=size[1], objects=elements))
 
 
 def test_boxes_that_overlap_count_once_and_are_clipped_to_the_picture(tmp_path: Path) -> None:
     write_boxes(tmp_path / "a.xml", (10, 20), [("n1", (0, 0, 10, 10)), ("n1", (5, 0, 15, 10)), ("n1", (-5, -5, 1, 99))])
-    found = read_boxes(tmp_path / "a.xml")
-    assert found.share == pytest.approx(0.75)
-    assert found.windows[2] == Window(0, 0, 10, 1)
+    boxes = read_boxes(tmp_path / "a.xml")
+    assert boxes.share == pytest.approx(0.75)
+    assert boxes.windows[2] == Window(0, 0, 10, 1)
     write_boxes(tmp_path / "none.xml", (10, 20), [])
     assert read_boxes(tmp_path / "none.xml").share == 0
 
@@ -38,10 +39,10 @@ def test_boxes_that_overlap_count_once_and_are_clipped_to_the_picture(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("<annotation>", "is no box file in the layout of Pascal VOC"),
+        ("<annotation>", "is not a box file in the layout of Pascal VOC"),
         ("<annotation></annotation>", "it has no size/height"),
         (XML.format(height=4, width=4, objects="<object><name>a</name></object>"), "it has no bndbox/xmin"),
-        (XML.format(height=4, width="wide", objects=""), "is no box file"),
+        (XML.format(height=4, width="wide", objects=""), "is not a box file"),
         (XML.format(height=0, width=4, objects=""), "says the picture has 0×4 px"),
     ],
 )
@@ -101,8 +102,11 @@ def test_a_damaged_list_of_tiny_imagenet_is_named_by_its_line(tmp_path: Path, li
 
 def test_a_class_that_imagenet_has_not_is_refused(tmp_path: Path) -> None:
     tiny_imagenet(tmp_path, "val_1.JPEG\tn00000001\t0\t0\t63\t63\n")
-    with pytest.raises(DataError, match="names the class n00000001, which ImageNet has not"):
+    with pytest.raises(DataError, match="names the class n00000001, which is none of ImageNet's"):
         load_dataset("tiny-imagenet", split="val", root=tmp_path)
+    (tmp_path / "tiny-imagenet-200" / "train" / "n02123394").rename(tmp_path / "tiny-imagenet-200" / "train" / "cat")
+    with pytest.raises(DataError, match="lies in class folders n01440764 to n15075141, got cat"):
+        load_dataset("tiny-imagenet", split="train", root=tmp_path)
 
 
 def house_numbers(root: Path) -> Path:
@@ -149,7 +153,7 @@ def test_a_square_is_moved_inside_the_picture() -> None:
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "flowers102"])
 def test_a_known_dataset_may_lie_as_parquet_files(tmp_path: Path, name: str) -> None:
-    from patchcleanser.data.load import SAMPLE
+    from patchcleanser.data.catalog import SAMPLE
 
     (tmp_path / f"{name}-test1000-00000-of-00001.parquet").write_bytes(SAMPLE.read_bytes())
     assert load_dataset(name, root=tmp_path).fingerprint == _renamed_sample(tmp_path, name)

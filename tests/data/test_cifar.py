@@ -16,7 +16,7 @@ import torchvision.datasets
 
 from patchcleanser.data import load_dataset
 from patchcleanser.data.cache import npm_package
-from patchcleanser.data.cifar import NPM
+from patchcleanser.data.torchvision_sets import NPM
 from patchcleanser.errors import DataError
 from patchcleanser.records.atomic import whole_file
 

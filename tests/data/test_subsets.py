@@ -14,9 +14,9 @@ WHOLE = EncodedDataset("many", [str(i) for i in range(500)], [b""] * 500, np.ara
 def ids(limit: int | None, **options: object) -> list[int]:
     subset = chosen(WHOLE, limit, **options)  # type: ignore[arg-type]
     assert subset.labels is not None
-    found = [int(subset.id(i)) for i in range(len(subset))]
-    assert subset.labels.tolist() == [i % 7 for i in found]
-    return found
+    numbers = [int(subset.id(i)) for i in range(len(subset))]
+    assert subset.labels.tolist() == [i % 7 for i in numbers]
+    return numbers
 
 
 @pytest.mark.parametrize("limit", [1, 50, 499])

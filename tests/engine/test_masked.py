@@ -20,7 +20,7 @@ from patchcleanser import (
     load_classifier,
     load_dataset,
 )
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.defenses.base import Defense

@@ -74,7 +74,7 @@ def test_it_can_be_exported_for_batches_of_any_size(images: torch.Tensor) -> Non
     [
         ("mean:zoo:tiny", "two classifiers or more, got 1"),
         ("mean:zoo:tiny,net:resnet?classes=4", "with the same number of classes, got 10 and 4"),
-        ("mean:zoo:tiny,inpaint:zoo:tiny", "with the same knowledge of what is hidden, got False and True"),
+        ("mean:zoo:tiny,inpaint:zoo:tiny", "with the same mask_aware, got False and True"),
         ("mean:zoo:tiny,timm:test_resnet?weights=none&num_classes=10", "with the same preprocessing"),
         ("mean:zoo:tiny,tokens:zoo:cifar10-vit", "plain torch networks only"),
         ("mean:zoo:tiny,", "cannot read classifier ''"),
@@ -105,7 +105,10 @@ def test_one_that_prepares_images_itself_or_is_told_what_is_hidden_by_itself_is_
 
     tiny = load_classifier("zoo:tiny", device="cpu")
     assert isinstance(tiny, TorchClassifier)
-    for kind, words in ((Own, "plain torch networks only"), (Told, "say themselves whether they are told")):
+    for kind, words in (
+        (Own, "plain torch networks only"),
+        (Told, "own attribute says that they are mask_aware"),
+    ):
         with pytest.raises(InputError, match=words):
             mean_of([tiny, kind(tiny.module, tiny.preprocessing, classes=10)])
 

@@ -11,7 +11,7 @@ import torchvision
 from safetensors.torch import save_file
 
 from patchcleanser import load_classifier
-from patchcleanser.classifiers.specs import MOVED
+from patchcleanser.classifiers.fingerprints import MOVED
 from patchcleanser.errors import TrainModeError
 
 OWN = "python:patchcleanser.experiments.imagenet:resnet50"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from patchcleanser.data.load import SAMPLE
+from patchcleanser.data.catalog import SAMPLE
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def test_minority_reports_follow_at_every_threshold(stored: Run, threshold: floa
 
 
 def test_images_of_different_sizes_share_one_map(tmp_path: Path) -> None:
-    from patchcleanser.data.base import Dataset
+    from patchcleanser.data.dataset import Dataset
 
     class Mixed(Dataset):
         name, classes, labels = "mixed", ("a", "b"), np.zeros(4, dtype=np.int64)

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from patchcleanser import DoubleMasking
-from patchcleanser.data.pictures import decode
+from patchcleanser.data.codec import decode
 from patchcleanser.service.app import create_app
 from patchcleanser.service.engine import SERVED
 

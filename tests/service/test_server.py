@@ -60,7 +60,7 @@ def test_the_client_gets_what_the_library_says(tiny_server: Any, expected: list[
 
 
 def test_the_client_takes_bytes_paths_and_pictures_alike(tiny_server: Any, tmp_path: Path) -> None:
-    from patchcleanser.data.pictures import as_picture
+    from patchcleanser.data.codec import as_picture
 
     sample = load_dataset("sample")
     picture = as_picture(sample.image(1))

@@ -24,7 +24,7 @@ import torch
 from PIL import Image
 
 from patchcleanser import CallableClassifier
-from patchcleanser.data.pictures import decode
+from patchcleanser.data.codec import decode
 from patchcleanser.errors import DataError, InputError
 from patchcleanser.service.decoding import Decoders, unpacked
 from patchcleanser.service.settings import Limits

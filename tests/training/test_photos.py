@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.data.base import Subset
-from patchcleanser.data.load import load_dataset
+from patchcleanser.data.catalog import load_dataset
+from patchcleanser.data.dataset import Subset
 from patchcleanser.errors import DataError
 from patchcleanser.training import photos as module
 from patchcleanser.training.photos import Photos

@@ -15,8 +15,8 @@ from torch import Tensor
 from patchcleanser.attacks.losses import Loss, Undefended, goal_margin, shown
 from patchcleanser.attacks.places import Place, random_places, room_for, scan_places
 from patchcleanser.attacks.search import Best, Problem
-from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.images import checked_image
+from patchcleanser.classifiers.classifier import Classifier
+from patchcleanser.classifiers.preprocessing import checked_image
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.engine.float32 import strict_float32

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from patchcleanser.attacks.search import Found
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.engine.masking import with_mask_channel
 from patchcleanser.errors import InputError
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from patchcleanser.attacks.losses import goal_margin, gradient_chunk, shown
 from patchcleanser.attacks.places import Place
 from patchcleanser.attacks.search import Found
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.masks import MaskSet
 
 LEAD = 1.0

@@ -6,7 +6,7 @@ from typing import Literal
 
 from patchcleanser.attacks.base import Attack, AttackSettings
 from patchcleanser.attacks.search import Best, Problem
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import InputError
 

@@ -18,10 +18,10 @@ from torch.nn import functional
 from patchcleanser.attacks.base import AttackSettings, on_grid, place_image, require_gradients, size_of
 from patchcleanser.attacks.losses import attack_loss, shown
 from patchcleanser.attacks.places import random_places
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat
-from patchcleanser.data.pictures import as_picture
+from patchcleanser.data.codec import as_picture
 from patchcleanser.errors import DataError, InputError
 from patchcleanser.records.atomic import whole_file
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import ClassifierError, InputError, MissingDependencyError
 
 
 class OnnxClassifier(Classifier):
-    """Wraps an .onnx file with one image input [N, C, h, w] and logits [N, classes] first.
+    """Wraps an .onnx file with one image input [N, C, h, w] whose first output is logits [N, classes].
 
     `providers` are ONNX Runtime's, in order of preference; by default all that are installed.
     A model exported for a fixed batch size is fed in batches of that size.
@@ -40,7 +40,7 @@ class OnnxClassifier(Classifier):
         if not self.path.is_file():
             raise InputError(f"no ONNX file at {self.path}")
         try:
-            # Hashed with the session, which goes on with what it read when the files are replaced.
+            # Hashed now: the session goes on with what it read when the files are replaced.
             self._weights = _hash_files(self.path)
             self.session = onnxruntime.InferenceSession(
                 self.path, providers=providers or onnxruntime.get_available_providers()
@@ -54,12 +54,11 @@ class OnnxClassifier(Classifier):
         self.batch: int | None = first.shape[0] if isinstance(first.shape[0], int) else None
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """The first output of the session."""
         array = inputs.cpu().to(self.dtype).numpy()
         if self.batch is None:
             return torch.from_numpy(self._run(array))
-        short = -len(array) % self.batch
-        array = np.concatenate([array, np.repeat(array[-1:], short, axis=0)]) if short else array
+        padding = -len(array) % self.batch
+        array = np.concatenate([array, np.repeat(array[-1:], padding, axis=0)]) if padding else array
         parts = [self._run(array[i : i + self.batch]) for i in range(0, len(array), self.batch)]
         return torch.from_numpy(np.concatenate(parts)[: len(inputs)])
 
@@ -74,7 +73,7 @@ class OnnxClassifier(Classifier):
 
     @property
     def weights(self) -> str:
-        """A hash of the file and of its external data, as they were when the session was made."""
+        """A hash of the file and of its external data, as they were when the session started."""
         return self._weights
 
 
@@ -95,7 +94,7 @@ def external_files(model: bytes) -> set[str]:
     r"""The files a serialised ONNX model keeps tensors in, relative to its folder.
 
     Each such tensor has an entry with key "location" (field 1) and a file name (field 2),
-    which is found without the onnx package, since ONNX Runtime does not need it either.
+    which is read without the onnx package, since ONNX Runtime does not need it either.
 
     >>> sorted(external_files(b"...\x0a\x08location\x12\x09model.bin..."))
     ['model.bin']

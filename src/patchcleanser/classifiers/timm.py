@@ -17,13 +17,12 @@ from huggingface_hub import try_to_load_from_cache
 from torch import nn
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.classifiers.weights import load_weights
+from patchcleanser.classifiers.torch import TorchClassifier, load_weights
 from patchcleanser.errors import ClassifierError
 
 
 class TimmClassifier(TorchClassifier):
-    """Builds a timm model with the preprocessing it was trained with.
+    """A timm model with the preprocessing it was trained with.
 
     `weights` is "hub" (downloaded by timm), "none" (random), or a .safetensors/.pth file.
     Further options go to timm.create_model: img_size=32, patch_size=4, num_classes=10.
@@ -44,22 +43,22 @@ class TimmClassifier(TorchClassifier):
         module = _build(name, weights, options).eval().to(device)
         if weights not in ("hub", "none"):
             load_weights(module, weights)
-        asked = size or options.get("img_size")
-        preprocessing = preprocessing or model_preprocessing(module, asked, options.get("in_chans"))
+        size = size or options.get("img_size")
+        preprocessing = preprocessing or model_preprocessing(module, size, options.get("in_chans"))
         super().__init__(module, preprocessing, classes=module.num_classes)
         self.name = name
 
 
 def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
-    _require_known(name)
+    _check_name(name)
     if "checkpoint_path" in options:  # timm may unpickle it, which can run code
         raise ClassifierError(f"timm:{name} takes no checkpoint_path; name the file with weights=PATH")
     if weights == "hub":
-        _require_weights(name, options.get("cache_dir"))
+        _check_weights(name, options.get("cache_dir"))
     given = ", ".join(f"{key}={value}" for key, value in options.items()) or "no options"
     try:
         return timm.create_model(name, pretrained=weights == "hub", **options)
-    except Exception as error:  # the hub client raises a type of its own for each way to fail, and so do networks
+    except Exception as error:  # the hub's client and networks raise many types
         wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if wrong is not None:
             near = difflib.get_close_matches(wrong[1], USUAL, 1)
@@ -71,42 +70,42 @@ def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
 
 
 USUAL = ("img_size", "patch_size", "num_classes", "in_chans", "global_pool", "weights", "size")
-"""Options that people give; each network has more of its own."""
+"""Options to suggest in messages; each network has more of its own."""
 INSTEAD = "give a file with weights=PATH, or weights=none for random ones"
 FILES = ("model.safetensors", "pytorch_model.bin")
-"""What weights are called on the hub, where a model does not say it."""
-PATIENCE = 5
-"""Seconds to wait for the hub to answer at all."""
+"""Usual names of weight files on the hub."""
+HUB_TIMEOUT = 5
+"""Seconds to wait for the hub's first response."""
 
 
-def _require_known(name: str) -> None:
-    """The name is in timm's registry, with its tag."""
+def _check_name(name: str) -> None:
+    """Refuse a name or a tag that is not in timm's registry."""
     network, _, tag = name.partition(".")
     if not timm.is_model(network):
-        every = timm.list_models()
-        near = difflib.get_close_matches(network, every, 5) or timm.list_models(f"*{network.split('_')[0]}*")[:5]
-        said = f"near: {', '.join(near)}" if near else "see timm.list_models()"
-        raise ClassifierError(f"timm has no model {name!r}; {said}")
-    tags = [known.partition(".")[2] for known in timm.list_models(f"{network}.*", pretrained=True)]
+        models = timm.list_models()
+        near = difflib.get_close_matches(network, models, 5) or timm.list_models(f"*{network.split('_')[0]}*")[:5]
+        hint = f"near: {', '.join(near)}" if near else "see timm.list_models()"
+        raise ClassifierError(f"timm has no model {name!r}; {hint}")
+    tags = [model.partition(".")[2] for model in timm.list_models(f"{network}.*", pretrained=True)]
     if tag and tag not in tags:
-        said = f"it has {', '.join(tags)}" if tags else "it has no pretrained weights; leave out the tag"
-        raise ClassifierError(f"timm has no weights {tag!r} for {network}; {said}")
+        hint = f"it has {', '.join(tags)}" if tags else "it has no pretrained weights; leave out the tag"
+        raise ClassifierError(f"timm has no weights {tag!r} for {network}; {hint}")
 
 
-def _require_weights(name: str, cache: str | None) -> None:
-    """There are weights for this name, here or on a hub that answers; its own client would try for most of a minute."""
-    known = timm.get_pretrained_cfg(name)
-    if known is None or not known.has_weights:
+def _check_weights(name: str, cache: str | None) -> None:
+    """Refuse a name without weights here or on a hub that responds; the hub's client would try for most of a minute."""
+    config = timm.get_pretrained_cfg(name)
+    if config is None or not config.has_weights:
         raise ClassifierError(f"timm has no pretrained weights for {name}; {INSTEAD}")
-    if not known.hf_hub_id or huggingface_hub.constants.HF_HUB_OFFLINE or getproxies():
-        return  # weights from elsewhere; a client that knows it is offline; a proxy that reaches what we cannot
-    files = (known.hf_hub_filename, *FILES)
-    if any(isinstance(try_to_load_from_cache(known.hf_hub_id, file, cache), str) for file in files if file):
+    if not config.hf_hub_id or huggingface_hub.constants.HF_HUB_OFFLINE or getproxies():
+        return  # weights from elsewhere; a client set to offline; a proxy that may reach the hub where we cannot
+    files = (config.hf_hub_filename, *FILES)
+    if any(isinstance(try_to_load_from_cache(config.hf_hub_id, file, cache), str) for file in files if file):
         return
     hub = urlsplit(huggingface_hub.constants.ENDPOINT)
     port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
-        socket.create_connection((hub.hostname or "", port), timeout=PATIENCE).close()
+        socket.create_connection((hub.hostname or "", port), timeout=HUB_TIMEOUT).close()
     except OSError as error:
         raise ClassifierError(
             f"no weights for timm:{name} on this machine, and {hub.hostname} cannot be reached ({error}); {INSTEAD}"
@@ -114,17 +113,16 @@ def _require_weights(name: str, cache: str | None) -> None:
 
 
 def model_preprocessing(module: nn.Module, size: int | None = None, channels: int | None = None) -> Preprocessing:
-    """The data configuration timm keeps of a model, as a Preprocessing."""
+    """Timm's data configuration of a model as a Preprocessing."""
     config = timm.data.resolve_model_data_config(module)
     mean, std = tuple(config["mean"]), tuple(config["std"])
     if channels not in (None, len(mean)):
         # timm keeps red, green and blue whatever in_chans is; another number of channels gets their average.
         mean, std = ((sum(values) / len(values),) * channels for values in (mean, std))
-    if size is not None:
-        return Preprocessing((size, size), None, config["interpolation"], mean, std)
     _, height, width = config["input_size"]
-    if config["crop_mode"] == "squash":
-        return Preprocessing((height, width), None, config["interpolation"], mean, std)
+    if size is not None or config["crop_mode"] == "squash":
+        resize = (height, width) if size is None else (size, size)
+        return Preprocessing(resize, None, config["interpolation"], mean, std)
     if config["crop_mode"] != "center" or height != width:
         raise ClassifierError(
             f"crop mode {config['crop_mode']!r} at {height}×{width} is not known; pass preprocessing="

@@ -1,16 +1,18 @@
-"""A torch module as a classifier."""
+"""A torch module as a classifier; weight files into modules."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.base import Classifier, is_out_of_memory, rounded
+from patchcleanser.classifiers.classifier import Classifier, is_out_of_memory, padded_batch_size
 from patchcleanser.classifiers.fingerprints import layers, module_digest, note_caches
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.errors import InputError, OutputError, TrainModeError
+from patchcleanser.errors import ClassifierError, InputError, OutputError, TrainModeError
 from patchcleanser.networks.base import logits_in
 
 
@@ -28,7 +30,7 @@ class TorchClassifier(Classifier):
         super().__init__(preprocessing, classes=classes, device="cpu" if tensor is None else tensor.device)
         self.module = module
         self._channels_last: dict[torch.Size, bool] = {}
-        """Whether the module bears that memory layout, for each input shape: another size's answer must not decide."""
+        """Whether the module works with that memory layout, for each input shape: sizes may differ in it."""
         self.dtype = tensor.dtype if tensor is not None and tensor.is_floating_point() else torch.float32
         if getattr(module, "mask_aware", False):
             self.mask_aware = True
@@ -38,12 +40,12 @@ class TorchClassifier(Classifier):
 
     @property
     def steady(self) -> bool:
-        """Then it can be exported, recorded and compiled; a layer with `varying_shapes = True` says that it is not."""
+        """Then it can be exported, recorded and compiled; a layer with `varying_shapes = True` says that it cannot."""
         return not self._varying and (not self.mask_aware or getattr(self.module, "steady", False))
 
     @property
     def plain(self) -> bool:
-        """Whether its answers are its network's, and nothing is added to them by a class of somebody's own."""
+        """Whether its logits are its module's output, and no subclass changes inputs or outputs."""
         own = [TorchClassifier.logits, TorchClassifier._output, TorchClassifier.prepare]
         return [type(self).logits, type(self)._output, type(self).prepare] == own
 
@@ -55,14 +57,14 @@ class TorchClassifier(Classifier):
 
     def logits(self, inputs: Tensor) -> Tensor:
         """The module's output; mappings with `logits` (transformers) are unpacked."""
-        self.ready_module  # noqa: B018
+        refuse_train_mode(self.module)
         number = len(inputs)
-        short = rounded(number) - number
-        if short:
-            inputs = torch.cat([inputs, inputs[-1:].expand(short, *inputs.shape[1:])])
+        padding = padded_batch_size(number) - number
+        if padding:
+            inputs = torch.cat([inputs, inputs[-1:].expand(padding, *inputs.shape[1:])])
         try:
             output = self._output(inputs.to(self.dtype))
-        except Exception as error:  # whatever a network makes of a size or a number of channels it was not built for
+        except Exception as error:  # a network can fail in any way on a size or number of channels it was not built for
             if is_out_of_memory(error):
                 raise
             raise OutputError(
@@ -70,16 +72,17 @@ class TorchClassifier(Classifier):
                 "if their size is wrong, set preprocessing="
             ) from error
         logits = logits_in(output)
-        return logits[:number] if short and len(logits) == number + short else logits
+        return logits[:number] if padding and len(logits) == number + padding else logits
 
     def _output(self, inputs: Tensor) -> Any:
-        """Convolutions are up to twice as fast with channels last, on CPUs as on GPUs, but a module may not bear it."""
+        """Try channels last, which makes convolutions up to twice as fast on CPUs and GPUs; some modules reject it."""
         shape = inputs.shape[1:]
         if self._channels_last.get(shape, True) and inputs.ndim == 4:
-            given = inputs.contiguous(memory_format=torch.channels_last)
+            converted = inputs.contiguous(memory_format=torch.channels_last)
+            if shape not in self._channels_last and converted is inputs:
+                converted = inputs.clone()  # a network may write into its input before it fails
             try:
-                # Until it was seen to bear it: a network may write into what it is given before it fails.
-                output = self.module(given.clone() if shape not in self._channels_last and given is inputs else given)
+                output = self.module(converted)
             except RuntimeError as error:
                 if "view size is not compatible" not in str(error):
                     raise
@@ -91,7 +94,7 @@ class TorchClassifier(Classifier):
 
     @property
     def weights(self) -> str:
-        """Parameters, buffers, structure and settings; read anew each time, since they can change."""
+        """A hash of parameters, buffers, structure and settings; computed anew each time, since they can change."""
         return module_digest(self.module)
 
 
@@ -100,7 +103,7 @@ def refuse_train_mode(module: nn.Module) -> None:
     for layer in layers(module):
         by_batch = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
         if layer.training or by_batch:
-            name = next((f" {name!r}" for name, one in module.named_modules() if one is layer), "")
+            name = next((f" {name!r}" for name, child in module.named_modules() if child is layer), "")
             where = "the model" if layer is module else f"layer{name} ({type(layer).__name__})"
             if layer.training:
                 raise TrainModeError(f"{where} is in train mode; call model.eval() first")
@@ -110,8 +113,59 @@ def refuse_train_mode(module: nn.Module) -> None:
 
 
 def input_size(classifier: Classifier) -> tuple[int, int]:
-    """The size of a classifier's input, which training and hardening need to be fixed."""
+    """The fixed input size of a classifier, which training and hardening need."""
     size = classifier.preprocessing.crop or classifier.preprocessing.resize
     if not isinstance(size, tuple):
         raise InputError("training needs a fixed input size: give the classifier a preprocessing with crop= or resize=")
     return size
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors, .pth or .pt file, without a DataParallel prefix; no code in it is run."""
+    path = Path(path)
+    if not path.is_file():
+        raise ClassifierError(f"no weight file at {path}")
+    try:
+        state: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # the unpickler raises whatever a broken file leads it to
+        raise ClassifierError(f"cannot read weights from {path}: {error}") from error
+    for key in ("state_dict", "model_state_dict", "model", "ema", "net"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ClassifierError(f"{path} holds no dictionary of tensors")
+    return {str(k).removeprefix("module."): v for k, v in state.items()}
+
+
+def load_weights(module: nn.Module, path: str | Path, *, new_classes: int | None = None) -> None:
+    """Load a file's weights into a module of exactly that architecture; half floats are widened.
+
+    With `new_classes`, a last layer with another number of classes keeps the module's own weights.
+    """
+    state = read_weights(path)
+    own = module.state_dict()
+    if new_classes is not None:
+        last = [name for name in own if name in state and _is_last(own[name], state[name], new_classes)]
+        if not last:
+            raise ClassifierError(f"{path} has no last layer of another number of classes than {new_classes}")
+        state |= {name: own[name] for name in last}
+    problems = [f"{name} is missing" for name in own if name not in state]
+    problems += [f"{name} is unknown" for name in state if name not in own]
+    problems += [
+        f"{name} is {tuple(state[name].shape)}, wanted {tuple(own[name].shape)}"
+        for name in own
+        if name in state and own[name].shape != state[name].shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ClassifierError(
+            f"{path} does not fit {type(module).__name__}: {'; '.join(problems[:3])}{more}; "
+            "check the architecture and the number of classes"
+        )
+    module.load_state_dict(state)
+
+
+def _is_last(new: Tensor, old: Tensor, classes: int) -> bool:
+    """Whether a tensor has one row for each class, and had another number of them."""
+    shapes = new.shape, old.shape
+    return all(shapes) and shapes[0][1:] == shapes[1][1:] and shapes[1][0] != shapes[0][0] == classes

@@ -8,13 +8,12 @@ import torch
 from torchvision import models
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.classifiers.weights import load_weights
+from patchcleanser.classifiers.torch import TorchClassifier, load_weights
 from patchcleanser.errors import ClassifierError
 
 
 class TorchvisionClassifier(TorchClassifier):
-    """Builds a torchvision classification model with its published preprocessing.
+    """A torchvision classification model with its published preprocessing.
 
     `weights` is "hub" (torchvision's default weights, downloaded), the name of one of its
     weight sets (IMAGENET1K_V1), "none", or a .safetensors/.pth file. The preprocessing and the
@@ -36,8 +35,7 @@ class TorchvisionClassifier(TorchClassifier):
                 f"torchvision has no classification model {name!r}; see torchvision.models.list_models()"
             )
         sets = models.get_model_weights(name)
-        known = {entry.name: entry for entry in sets}
-        chosen = known.get("DEFAULT" if weights == "hub" else weights) or (sets.DEFAULT if weights == "hub" else None)
+        chosen = sets.DEFAULT if weights == "hub" else sets.__members__.get(weights)
         try:
             module = models.get_model(name, weights=chosen, **options)
         except (TypeError, ValueError) as error:
@@ -49,12 +47,12 @@ class TorchvisionClassifier(TorchClassifier):
         module = module.eval().to(device)
         if chosen is None and weights != "none":
             load_weights(module, weights)
-        recipe = chosen or known.get("IMAGENET1K_V1") or sets.DEFAULT
+        recipe = chosen or sets.__members__.get("IMAGENET1K_V1") or sets.DEFAULT
         categories = tuple(recipe.meta["categories"])
         classes = options.get("num_classes", len(categories))
         super().__init__(module, preprocessing or _preprocessing(recipe.transforms(), size), classes=classes)
         self.name = name
-        # A file is taken to be of the weight set's classes, as for the preprocessing, unless it has another number.
+        # A file is taken to have the weight set's classes, as for the preprocessing, unless it has another number.
         self.names = None if "num_classes" in options else categories
 
 

@@ -1,35 +1,33 @@
-"""Classifiers this project trained or hardened: a folder with weights and a card; the zoo."""
+"""Networks of this project: untrained, trained or hardened (a folder with weights and a card), and the zoo."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.classifiers.specs import innermost, numbered, settings_in
-from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.classifiers.weights import load_weights
+from patchcleanser.classifiers.registry import SpecOrigin, innermost, load_spec, parse_options, with_classes
+from patchcleanser.classifiers.torch import TorchClassifier, load_weights
 from patchcleanser.errors import ClassifierError, InputError
 from patchcleanser.networks.cifar import INPUT, build_network
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2470, 0.2435, 0.2616)
 
-MOST = 100_000
-"""More classes than this are taken for a slip."""
+MAX_CLASSES = 100_000
+"""More classes than this are taken for a typing error."""
 
 PACKAGED = Path(__file__).parents[1] / "zoo"
 CHECKOUT = Path(__file__).parents[3] / "zoo"
 
 
 def network_classifier(name: str, device: torch.device, options: dict[str, Any]) -> Classifier:
-    """One of our networks; `weights` is "none" or a file."""
+    """One of our networks; the option `weights` is "none" or a file."""
     weights = options.pop("weights", "none")
     module = build_network(name, options).eval().to(device)
     if weights != "none":
@@ -40,24 +38,29 @@ def network_classifier(name: str, device: torch.device, options: dict[str, Any])
 
 
 def trained_classifier(
-    folder: Path,
-    device: torch.device,
-    build: Callable[[str, dict[str, Any]], Classifier],
-    *,
-    classes: int | None = None,
+    folder: Path, device: torch.device, options: dict[str, Any], *, trust_code: bool = False
 ) -> TorchClassifier:
-    """What a card describes, with the weights beside it. `build` makes the bare network of a spec.
+    """The network that a card describes, with the weights beside it.
 
-    With `classes`, its last layer is a new, untrained one for so many classes: where training on other data begins.
+    With the option `classes`, its last layer is a new, untrained one with so many classes: a start for training on
+    other data.
     """
-    card = read_card(folder)
-    spec = str(card["model"]) if classes is None else _with_classes(str(card["model"]), classes)
-    random = {} if innermost(spec).startswith("python:") else {"weights": "none"}
-    bare = build(spec, random)
+    if options.keys() - {"classes"}:
+        raise InputError(
+            f"a trained classifier takes no options but classes=NUMBER (a new last layer), got {sorted(options)}"
+        )
+    card, classes = read_card(folder), options.get("classes")
+    spec = str(card["model"]) if classes is None else _change_classes(str(card["model"]), classes)
+    untrained = {} if innermost(spec).startswith("python:") else {"weights": "none"}
+    bare = load_spec(spec, "cpu", untrained, SpecOrigin(folder / "card.json", trust_code))
     if not isinstance(bare, TorchClassifier):
-        raise ClassifierError(f"{folder}/card.json names {card['model']!r}, which is no torch network")
+        raise ClassifierError(f"{folder}/card.json names {card['model']!r}, which is not a torch network")
     load_weights(bare.module, folder / "model.safetensors", new_classes=classes)
-    preprocessing, names = _facts(folder, card)
+    try:
+        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in card["preprocessing"].items()}
+        preprocessing, names = Preprocessing(**settings), tuple(map(str, card.get("classes") or ()))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ClassifierError(f"{folder}/card.json is not a model card: {error}") from error
     classifier = TorchClassifier(bare.module.to(device), preprocessing, classes=classes or bare.classes)
     classifier.code = bare.code
     if classes is None:
@@ -65,24 +68,13 @@ def trained_classifier(
     return classifier
 
 
-def _facts(folder: Path, card: dict[str, Any]) -> tuple[Preprocessing, tuple[str, ...]]:
-    """The preprocessing and the names of classes on a card, of which nothing is taken on trust."""
-    try:
-        settings: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in card["preprocessing"].items()
-        }
-        return Preprocessing(**settings), tuple(map(str, card.get("classes") or ()))
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ClassifierError(f"{folder}/card.json is not a model card: {error}") from error
-
-
-def _with_classes(spec: str, classes: Any) -> str:
+def _change_classes(spec: str, classes: Any) -> str:
     """The spec of a network with another number of classes; refused where it cannot be."""
-    if not isinstance(classes, int) or isinstance(classes, bool) or not 2 <= classes <= MOST:
-        raise InputError(f"classes is a whole number from 2 to {MOST:,}, got {classes!r}")
-    changed = numbered(spec, classes)
+    if not isinstance(classes, int) or isinstance(classes, bool) or not 2 <= classes <= MAX_CLASSES:
+        raise InputError(f"classes is a whole number from 2 to {MAX_CLASSES:,}, got {classes!r}")
+    changed = with_classes(spec, classes)
     if changed is None:
-        raise ClassifierError(f"{spec} cannot be given {classes} classes: what it is named by says no number of them")
+        raise ClassifierError(f"{spec} cannot be given {classes} classes: its kind has no option for their number")
     return changed
 
 
@@ -100,17 +92,17 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def bare_spec(spec: str) -> str:
-    """The spec of the network itself: a card must not depend on the folder another one lies in."""
+    """The spec of the network itself, since a card must not depend on the folder of another one."""
     inner = innermost(spec)
     card = _card_of(inner)
     if card is None:
         return spec
-    network, classes = str(card["model"]), settings_in(inner.partition("?")[2]).get("classes")
-    return spec.removesuffix(inner) + (network if classes is None else _with_classes(network, classes))
+    network, classes = str(card["model"]), parse_options(inner.partition("?")[2]).get("classes")
+    return spec.removesuffix(inner) + (network if classes is None else _change_classes(network, classes))
 
 
 def weights_of(spec: str, classifier: Classifier) -> str:
-    """What names the weights of a classifier: the hash of its file where it has a card."""
+    """A hash of a classifier's weights: that of its weight file if it has a card."""
     card = _card_of(innermost(spec)) or {}
     return str(card.get("weights_sha256") or classifier.weights)
 
@@ -123,19 +115,19 @@ def _card_of(spec: str) -> dict[str, Any] | None:
 
 
 def zoo_folders() -> dict[str, Path]:
-    """Every zoo model at hand: packaged, in $PATCHCLEANSER_ZOO, in the checkout, or in ./zoo."""
-    places = [Path.cwd() / "zoo", CHECKOUT, PACKAGED]
+    """Every zoo model here: in ./zoo, in the checkout, in the package, or in $PATCHCLEANSER_ZOO; the last wins."""
+    roots = [Path.cwd() / "zoo", CHECKOUT, PACKAGED]
     if os.environ.get("PATCHCLEANSER_ZOO"):
-        places.append(Path(os.environ["PATCHCLEANSER_ZOO"]))
-    return {card.parent.name: card.parent for place in places for card in sorted(place.glob("*/card.json"))}
+        roots.append(Path(os.environ["PATCHCLEANSER_ZOO"]))
+    return {card.parent.name: card.parent for root in roots for card in sorted(root.glob("*/card.json"))}
 
 
 def zoo_folder(name: str) -> Path:
     """The folder of one zoo model."""
-    found = zoo_folders()
-    if name not in found:
+    folders = zoo_folders()
+    if name not in folders:
         raise ClassifierError(
-            f"no zoo model {name!r}; at hand: {', '.join(sorted(found)) or 'none'}. The larger ones lie in zoo/ of the "
-            "repository; name that folder with PATCHCLEANSER_ZOO"
+            f"no zoo model {name!r}; at hand: {', '.join(sorted(folders)) or 'none'}. The larger ones lie in zoo/ of "
+            "the repository; name that folder with PATCHCLEANSER_ZOO"
         )
-    return found[name]
+    return folders[name]

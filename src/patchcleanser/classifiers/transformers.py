@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from patchcleanser.classifiers.images import checked_image
-from patchcleanser.classifiers.preprocessing import Interpolation, Preprocessing, Rounding
+from patchcleanser.classifiers.preprocessing import Interpolation, Preprocessing, Rounding, checked_image
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.geometry import Size
 from patchcleanser.errors import ClassifierError, MissingDependencyError, PatchCleanserError
@@ -77,16 +76,16 @@ def _settings(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _preprocessing(processor: Any, model: Any) -> Preprocessing:
-    """That of the processor, which is tried on a photo; without one, that of the model's config."""
+    """That of the processor, compared on a photo; without a processor, that of the model's config."""
     if processor is None:
         return processor_preprocessing({}, model.config)
     preprocessing = processor_preprocessing(processor.to_dict(), model.config)
-    require_same(processor, preprocessing)
+    _require_same(processor, preprocessing)
     return preprocessing
 
 
 def processor_preprocessing(processor: dict[str, Any], config: Any) -> Preprocessing:
-    """What an image processor does, read from its settings."""
+    """An image processor's settings as a Preprocessing."""
     scale = float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0
     if not math.isclose(scale, 1 / 255):
         raise ClassifierError(
@@ -125,13 +124,13 @@ def _geometry(processor: dict[str, Any], config: Any) -> tuple[int | Size | None
     return int(edge / processor["crop_pct"]), crop or (edge, edge)
 
 
-def require_same(processor: Any, preprocessing: Preprocessing) -> None:
-    """Refuse a processor that does something else: settings can mean what only its own code knows.
+def _require_same(processor: Any, preprocessing: Preprocessing) -> None:
+    """Refuse a processor whose code does more than its settings say.
 
-    Compared on a photo of smooth colours, where rounding to 8 bits is all that may differ.
+    Both are compared on an image of smooth colours, where only rounding to 8 bits may differ.
     """
     if preprocessing.channels not in (None, 1, 3):
-        return  # no photo has them
+        return  # no PIL image has them
     rows, columns = np.linspace(0, 255, 480)[:, None], np.linspace(0, 255, 640)
     colours = np.stack([rows + 0 * columns, 0 * rows + columns, 255 - rows * columns / 255], axis=2)
     photo = Image.fromarray(colours.astype(np.uint8)).convert("L" if preprocessing.channels == 1 else "RGB")

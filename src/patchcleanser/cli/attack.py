@@ -198,7 +198,7 @@ def _sheet(run: Run, base: Any) -> Path | None:
 
     from patchcleanser.cli.pictures import draw_sheet, frame
     from patchcleanser.core.geometry import Window
-    from patchcleanser.data.pictures import decode
+    from patchcleanser.data.codec import decode
     from patchcleanser.evaluation.gallery import gallery_path
 
     rows = [row for row in run.read().to_pylist() if row["skipped"] is None]

@@ -136,7 +136,7 @@ def certify(
 
 def about_run(model: str, data: str, split: str | None, job: Job) -> dict[str, Any]:
     """What a manifest says besides the job itself."""
-    from patchcleanser.data.named import NAMED
+    from patchcleanser.data.catalog import NAMED
     from patchcleanser.records.provenance import origin
 
     return {

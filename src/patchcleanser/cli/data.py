@@ -65,11 +65,11 @@ def _tell_all(as_json: bool) -> None:
 def _entry(name: str, words: str) -> dict[str, Any]:
     """`here` are the splits in the folder; None for what is not kept in one."""
     from patchcleanser.data.cache import cache_folder
-    from patchcleanser.data.named import NAMED, here
+    from patchcleanser.data.catalog import NAMED, cached_splits
 
     if name not in NAMED:
         return {"name": name, "words": words, "here": None, "folder": None}
-    return {"name": name, "words": words, "here": here(name), "folder": str(cache_folder() / name)}
+    return {"name": name, "words": words, "here": cached_splits(name), "folder": str(cache_folder() / name)}
 
 
 def _whereabouts(entry: dict[str, Any]) -> str:

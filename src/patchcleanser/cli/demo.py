@@ -76,7 +76,7 @@ def _story(job: Job, run: Run, picture: Path) -> dict[str, Any]:
 def _told(job: Job, run: Run, row: Row, picture: Path) -> dict[str, Any]:
     from patchcleanser.cli.pictures import draw_sheet, frame
     from patchcleanser.core.geometry import Window
-    from patchcleanser.data.pictures import decode
+    from patchcleanser.data.codec import decode
     from patchcleanser.evaluation.gallery import gallery_path
 
     image, patched = (decode(gallery_path(run, row["index"], end).read_bytes(), "picture") for end in ("", "-attacked"))

@@ -116,7 +116,7 @@ def harden(
 
 def _named(images: str) -> str:
     """A dataset's name; a bare path is a folder of pictures."""
-    from patchcleanser.data.load import DATASETS
+    from patchcleanser.data.catalog import DATASETS
 
     if ":" in images or images in DATASETS:
         return images

@@ -82,7 +82,7 @@ PATCH = "2%"
 
 def require_outside(out: Path | None, *data: str) -> None:
     """Nothing is written into a folder of images where every folder is a class."""
-    from patchcleanser.data.files import has_class_folders
+    from patchcleanser.data.folders import has_class_folders
 
     target = (out or Path("runs")).resolve()
     for name in data:
@@ -209,7 +209,7 @@ def slug(text: str) -> str:
 def named_images(data: str, split: str | None, root: Path | None) -> Dataset:
     """The dataset that the options name."""
     from patchcleanser.data import load_dataset
-    from patchcleanser.data.named import NAMED
+    from patchcleanser.data.catalog import NAMED
 
     if split is not None and data not in NAMED:
         raise InputError(f"{data} has no splits and is taken whole; leave out --split {split}")
@@ -315,7 +315,7 @@ def trainable(model: str, device: str, out: Path, *, trust_code: bool = False) -
 
 def tell(card: dict[str, Any], out: Path, words: str, *, as_json: bool) -> None:
     """Say what was written and how to use it, or print the card."""
-    from patchcleanser.classifiers.specs import names_code
+    from patchcleanser.classifiers.registry import names_code
 
     if as_json:
         print(json.dumps(card, indent=1))

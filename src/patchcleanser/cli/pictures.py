@@ -19,7 +19,7 @@ def frame(pixels: Tensor, words: str, window: Window | None = None, *, hide: boo
     """An enlarged picture with a caption; a window is framed, or hidden as by a mask."""
     from PIL import Image, ImageDraw, ImageFont
 
-    from patchcleanser.data.pictures import as_picture
+    from patchcleanser.data.codec import as_picture
 
     picture = as_picture(pixels)
     scale = max(1, SIDE // picture.height)

@@ -53,8 +53,8 @@ def predict(
 ) -> None:
     """Defended labels. Nothing is certified here: a picture you were handed may already carry a patch."""
     from patchcleanser.classifiers import load_classifier
-    from patchcleanser.data.files import SUFFIXES
-    from patchcleanser.data.pictures import decode
+    from patchcleanser.data.codec import decode
+    from patchcleanser.data.folders import SUFFIXES
     from patchcleanser.defenses import DEFENSES
     from patchcleanser.defenses.base import MaskDefense
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.data.base import Dataset
+from patchcleanser.data.dataset import Dataset
 from patchcleanser.errors import ClusterError, InputError, MissingDependencyError
 from patchcleanser.evaluation.workloads import Result, Task, Workload
 

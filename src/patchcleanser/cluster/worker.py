@@ -17,9 +17,9 @@ import torch
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 from ray.util.metrics import Counter, Histogram
 
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.data.base import UNREADABLE
+from patchcleanser.data.dataset import UNREADABLE
 from patchcleanser.errors import ClusterError, DataError, InputError, PatchCleanserError
 from patchcleanser.evaluation.workloads import Workload
 

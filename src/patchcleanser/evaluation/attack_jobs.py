@@ -17,7 +17,7 @@ from patchcleanser.attacks import ADAPTIVE, ATTACKS, AdaptiveAttack
 from patchcleanser.attacks.adaptive import AdaptiveResult, is_fooled, placed_defense, proved
 from patchcleanser.attacks.base import AttackSettings, place_image, require_gradients
 from patchcleanser.core.results import Verdict
-from patchcleanser.data.pictures import as_picture
+from patchcleanser.data.codec import as_picture
 from patchcleanser.defenses.contract import Examined
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.gallery import gallery_path

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from patchcleanser.attacks import AdaptiveAttack
 from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.cover import Mask
 from patchcleanser.core.geometry import Size
-from patchcleanser.data.base import Dataset, Subset
+from patchcleanser.data.dataset import Dataset, Subset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import DataError, InputError, RecordError
 from patchcleanser.evaluation.class_names import match_labels

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from patchcleanser.classifiers.base import Classifier
-from patchcleanser.data.base import Dataset, View
+from patchcleanser.classifiers.classifier import Classifier
+from patchcleanser.data.dataset import Dataset, DatasetView
 from patchcleanser.data.imagenet import imagenet_classes
 from patchcleanser.errors import DataError, InputError, PatchCleanserError
 
 
-class Relabelled(View):
+class Relabelled(DatasetView):
     """A dataset under other class numbers."""
 
     def __init__(self, whole: Dataset, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
@@ -26,7 +26,7 @@ class Relabelled(View):
     def __len__(self) -> int:
         return len(self.whole)
 
-    def _place(self, index: int) -> tuple[Dataset, int]:
+    def _source(self, index: int) -> tuple[Dataset, int]:
         return self.whole, index
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from patchcleanser.data.pictures import as_picture
+from patchcleanser.data.codec import as_picture
 from patchcleanser.evaluation.jobs import Job
 from patchcleanser.records.atomic import require_inside, whole_file
 from patchcleanser.records.run import Row, Run

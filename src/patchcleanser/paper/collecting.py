@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from patchcleanser.data.boxes import object_shares
+from patchcleanser.data.catalog import object_shares
 from patchcleanser.errors import DataError, RecordError
 from patchcleanser.evaluation.timing import Times
 from patchcleanser.paper.base import Experiment, Finding, Line, Plan, Values

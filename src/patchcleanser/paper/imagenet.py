@@ -11,11 +11,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser.classifiers.load import pick_device
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.classifiers.registry import pick_device
+from patchcleanser.classifiers.torch import TorchClassifier, load_weights
 from patchcleanser.classifiers.trained import CIFAR_MEAN, CIFAR_STD
-from patchcleanser.classifiers.weights import load_weights
 from patchcleanser.data.imagenet import imagenet_classes
 from patchcleanser.errors import ClassifierError
 from patchcleanser.networks.base import Around

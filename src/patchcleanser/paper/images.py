@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchcleanser.data import Dataset, load_dataset
-from patchcleanser.data.named import NAMED
+from patchcleanser.data.catalog import NAMED
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Images:
     def folder(self, root: Path | None) -> Path | None:
         """The folder that holds it: root/NAME or root; None if it is in neither."""
         places = (root / self.name, root) if root is not None else ()
-        return next((place for place in places if NAMED[self.name].place(place, self.split)), None)
+        return next((place for place in places if NAMED[self.name].find(place, self.split)), None)
 
 
 DATA: dict[str, Images] = {

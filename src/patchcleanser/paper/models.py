@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchcleanser.data.named import NAMED
+from patchcleanser.data.catalog import NAMED
 from patchcleanser.errors import InputError
 from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline
 
@@ -64,7 +64,7 @@ def models_folder() -> Path:
 def _train_folder(data: str, root: Path | None) -> Path | None:
     """The folder below a root that holds the images to train with; None if they are not there."""
     places = (root / data, root) if root is not None else ()
-    return next((place for place in places if NAMED[data].place(place, "train")), None)
+    return next((place for place in places if NAMED[data].find(place, "train")), None)
 
 
 TIMM = {

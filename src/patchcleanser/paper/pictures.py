@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from patchcleanser.core.geometry import Window
 from patchcleanser.core.threats import Threat
 from patchcleanser.data import Dataset
-from patchcleanser.data.boxes import Boxed, boxed_images
-from patchcleanser.data.pictures import as_bytes
+from patchcleanser.data.boxes import ImageBoxes
+from patchcleanser.data.catalog import boxed_images
+from patchcleanser.data.codec import as_bytes
 from patchcleanser.errors import DataError
 from patchcleanser.paper.images import DATA
 from patchcleanser.reports.drawing import Drawing, settled, style
@@ -39,7 +40,7 @@ def small_objects(root: Path | None) -> Drawing:
     raise DataError(" And: ".join(problems))
 
 
-def _fits(found: Boxed) -> bool:
+def _fits(found: ImageBoxes) -> bool:
     """Whether a picture's only object is no larger than the patch."""
     side = THREAT.shapes(found.size)[0][0]
     return len(found.windows) == 1 and max(found.windows[0].height, found.windows[0].width) <= side

@@ -11,7 +11,7 @@ from typing import Any
 
 from patchcleanser.attacks.base import AttackSettings
 from patchcleanser.classifiers import Classifier, load_classifier
-from patchcleanser.classifiers.load import pick_device
+from patchcleanser.classifiers.registry import pick_device
 from patchcleanser.data import Dataset, chosen
 from patchcleanser.engine import Precision
 from patchcleanser.errors import ClassifierError, DataError, InputError, MissingDependencyError, RecordError

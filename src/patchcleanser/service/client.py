@@ -165,7 +165,7 @@ def _picture(image: Picture, number: int) -> Any:
     if isinstance(image, Image.Image):
         return image
     # Only here, so that a client of encoded pictures needs no torch.
-    from patchcleanser.classifiers.images import checked_image
-    from patchcleanser.data.pictures import as_picture
+    from patchcleanser.classifiers.preprocessing import checked_image
+    from patchcleanser.data.codec import as_picture
 
     return as_picture(checked_image(image, None, number))

@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from patchcleanser.classifiers.base import Classifier
-from patchcleanser.classifiers.images import checked_image
-from patchcleanser.classifiers.load import as_classifier, load_classifier
-from patchcleanser.classifiers.specs import ASKING
+from patchcleanser.classifiers.classifier import Classifier
+from patchcleanser.classifiers.preprocessing import checked_image
+from patchcleanser.classifiers.registry import WRAPPERS, as_classifier, load_classifier
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.data import load_dataset
-from patchcleanser.data.pictures import as_picture, decode
+from patchcleanser.data.codec import as_picture, decode
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.base import MaskDefense
 from patchcleanser.engine.fast.calibration import MIN_IMAGES
@@ -157,7 +156,7 @@ class Engine:
 def _shown(spec: str) -> str:
     """What clients may know of a model's name: no folders, no options."""
     kind, _, rest = spec.partition(":")
-    if kind in ASKING:
+    if kind in WRAPPERS:
         return f"{kind}:{','.join(map(_shown, rest.split(',') if kind == 'mean' else [rest]))}"
     return f"{kind}:{PurePath(rest.partition('?')[0]).name}"
 

@@ -18,7 +18,7 @@ from patchcleanser.classifiers.fingerprints import module_digest
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
-from patchcleanser.data.base import ArrayDataset
+from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.engine.float32 import cudnn_benchmark
 from patchcleanser.errors import ClassifierError, MissingDependencyError, TrainingError
 from patchcleanser.training.checkpoints import Checkpoint

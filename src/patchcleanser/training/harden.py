@@ -15,7 +15,7 @@ from typing import Any
 
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.threats import Threat
-from patchcleanser.data.base import Dataset
+from patchcleanser.data.dataset import Dataset
 from patchcleanser.errors import InputError
 from patchcleanser.training.checkpoints import Checkpoint
 from patchcleanser.training.choice import Check, chosen

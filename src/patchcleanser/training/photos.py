@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from patchcleanser.core.geometry import Size
-from patchcleanser.data.base import Dataset
+from patchcleanser.data.dataset import Dataset
 
 SMALLER = 3
 """Photos that fit into squares of a half, a quarter or an eighth of the side are kept in such."""

@@ -19,7 +19,7 @@ from patchcleanser.classifiers.torch import TorchClassifier, input_size
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
-from patchcleanser.data.base import Dataset
+from patchcleanser.data.dataset import Dataset
 from patchcleanser.engine.float32 import cudnn_benchmark
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.networks.base import Around, logits_in

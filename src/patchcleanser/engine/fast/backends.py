@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.base import rounded
-from patchcleanser.classifiers.fingerprints import glance, layers, module_sketch, weights_sketch
+from patchcleanser.classifiers.classifier import padded_batch_size
+from patchcleanser.classifiers.fingerprints import layers, module_sketch, tensor_sketch, weights_sketch
 from patchcleanser.engine.fast.calibration import MAX_UNCERTAIN_SHARE
 from patchcleanser.errors import OutputError
 
@@ -161,7 +161,7 @@ def block_size(input_numel: int) -> int:
     (320, 8192)
     """
     most = max(SMALL_BATCH + 8, min(8192, BLOCK_NUMEL // input_numel))
-    return next(size for size in range(most, 0, -1) if rounded(size) == size)
+    return next(size for size in range(most, 0, -1) if padded_batch_size(size) == size)
 
 
 def pad_to_blocks(inputs: Tensor, block: int) -> Tensor:
@@ -199,7 +199,7 @@ def _addresses(module: nn.Module) -> list[tuple[int, int]]:
         for tensor in (*part._parameters.values(), *part._buffers.values()):
             if tensor is not None:
                 unwatched = tensor.is_inference()
-                addresses.append((tensor.data_ptr(), hash(glance(tensor)) if unwatched else tensor._version))
+                addresses.append((tensor.data_ptr(), hash(tensor_sketch(tensor)) if unwatched else tensor._version))
         for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values()):
             addresses.append((id(hook), 0))
     return addresses

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.base import Classifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.engine import LabelEngine, RecomputeError
 from patchcleanser.engine.exact import (

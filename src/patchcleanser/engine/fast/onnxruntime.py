@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.base import is_out_of_memory
+from patchcleanser.classifiers.classifier import is_out_of_memory
 from patchcleanser.engine.fast.backends import (
     AutocastBackend,
     Backend,

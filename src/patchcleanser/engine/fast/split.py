@@ -15,7 +15,7 @@ from timm.layers import PatchEmbed, StdConv2d
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser.classifiers.base import is_out_of_memory
+from patchcleanser.classifiers.classifier import is_out_of_memory
 from patchcleanser.engine.fast.backends import BusyError, DerivedBackend, UnusableError, own_copy
 from patchcleanser.engine.fast.fused_layers import FlatPatchEmbed, Rule, replaced, standardised
 from patchcleanser.engine.float32 import exclusive_float32, is_exclusive, override, strict_settings

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.base import is_out_of_memory
+from patchcleanser.classifiers.classifier import is_out_of_memory
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.engine.exact import COPY_BYTES, FIRST_PROBES, ExactEngine, default_chunk, out_of_memory
 from patchcleanser.engine.fast.backends import Backend, UnusableError, block_size, pad_to_blocks

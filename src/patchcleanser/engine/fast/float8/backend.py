@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchcleanser.classifiers.base import is_out_of_memory
+from patchcleanser.classifiers.classifier import is_out_of_memory
 from patchcleanser.engine.fast.backends import DerivedBackend, UnusableError, block_size, own_copy, pad_to_blocks
 from patchcleanser.engine.fast.float8.layers import (
     SHORT,

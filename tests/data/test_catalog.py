@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from patchcleanser.data import DATASETS, load_dataset
-from patchcleanser.data.named import NAMED, here
+from patchcleanser.data.catalog import NAMED, cached_splits
 from patchcleanser.errors import DataError, MissingDependencyError
 
 
@@ -130,9 +130,9 @@ def test_imagenette_has_ten_classes_with_names_or_imagenet_s_own_labels(tmp_path
 def test_of_several_imagenettes_the_largest_pictures_are_taken(tmp_path: Path) -> None:
     for folder in ("imagenette2-160", "imagenette2", "imagenette2-320"):
         imagenette(tmp_path, folder)
-    assert NAMED["imagenette"].place(tmp_path, "val") == tmp_path / "imagenette2" / "val"
+    assert NAMED["imagenette"].find(tmp_path, "val") == tmp_path / "imagenette2" / "val"
     chosen = tmp_path / "imagenette2-160"
-    assert NAMED["imagenette"].place(chosen, "val") == chosen / "val"
+    assert NAMED["imagenette"].find(chosen, "val") == chosen / "val"
 
 
 @pytest.mark.parametrize(
@@ -170,13 +170,13 @@ def test_damaged_files_are_refused(tmp_path: Path, name: str, make, words: str) 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_root_without_the_files_says_what_to_put_there(tmp_path: Path, name: str) -> None:
-    known = NAMED[name]
-    for split, places in known.places.items():
-        wanted = (tmp_path / "root" / places[0]).as_posix()
+    entry = NAMED[name]
+    for split, files in entry.files.items():
+        wanted = (tmp_path / "root" / files[0]).as_posix()
         with pytest.raises(DataError) as caught:
             load_dataset(name, split=split, root=tmp_path / "root")
         message = str(caught.value)
-        assert message.startswith(f"{known.title} ({split}) is not in {tmp_path / 'root'}: there is no {wanted}")
+        assert message.startswith(f"{entry.title} ({split}) is not in {tmp_path / 'root'}: there is no {wanted}")
         assert "http" in message
         assert "{" not in message
 
@@ -222,16 +222,16 @@ def test_what_is_nowhere_is_downloaded_once_into_the_cache(  # type: ignore[no-u
 ) -> None:
     stub = FromNowhere(make)
     monkeypatch.setattr(torchvision.datasets, kind, stub)
-    assert here(name) == []
+    assert cached_splits(name) == []
     assert len(load_dataset(name)) == images
     assert len(load_dataset(name)) == images
     assert stub.calls == 1
-    assert here(name)
+    assert cached_splits(name)
     assert not list(cache.rglob("*.tgz"))
     assert not [p for p in (cache / name).iterdir() if p.name.startswith(".")]
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"into {cache / name}" in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert f"into {cache / name}" in output.err
 
 
 @pytest.mark.parametrize("error", [OSError("no route"), RuntimeError("File not found or corrupted."), EOFError("end")])

@@ -1,4 +1,4 @@
-"""Encoded pictures to pixels, right or with an error that names the image; and pixels back to pictures."""
+"""Decode image files to pixels, or fail with an error that names the image; and pixels to PIL images."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""Pictures we open. Pillow knows more, and runs other programs on some of them (EPS)."""
+"""Formats that are opened. Pillow reads more, and runs other programs for some of them (EPS)."""
 
-SCANS = 200
-"""Passes over its pixels that a JPEG may ask for; cameras and compressors write one to a few dozen. Each takes a
-handful of bytes, so that a file of 10 MB could keep its decoder busy for a quarter of an hour."""
+MAX_SCANS = 200
+"""How many passes over its pixels a JPEG may have; cameras and compressors write one to a few dozen. A pass takes a
+handful of bytes, so that a file of 10 MB could keep a decoder busy for a quarter of an hour."""
 MARKER = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
-"""What begins a part of a JPEG; 00 and D0 to D7 lie inside of the coded pixels."""
+"""The start of a JPEG segment; 00 and D0 to D7 occur inside coded pixels."""
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 
 
 def as_bytes(pixels: Tensor) -> NDArray[np.uint8]:
-    """[C, H, W] in [0, 1] as uint8 [H, W, C]; 8-bit pictures come back as they were."""
+    """[C, H, W] in [0, 1] as uint8 [H, W, C]; pixels of 8-bit images are restored exactly."""
     array: NDArray[np.uint8] = (pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     return array
 
 
 def as_picture(pixels: Tensor) -> Image.Image:
-    """[C, H, W] in [0, 1] as a picture, in colour or grey."""
+    """[C, H, W] in [0, 1] as a PIL image, in colour or grey."""
     array = as_bytes(pixels)
     return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
 
 
 def decode(content: bytes, name: str, *, formats: Sequence[str] = FORMATS) -> Tensor:
-    """An encoded picture as float32 [3, H, W] in [0, 1], as core/pixels.py sees it; the first frame of several."""
+    """An image file as float32 [3, H, W] in [0, 1], by the rules of core/pixels.py; the first frame of several."""
     try:
-        with Image.open(io.BytesIO(content), formats=_known(tuple(formats))) as picture:
+        with Image.open(io.BytesIO(content), formats=_supported(tuple(formats))) as picture:
             if Image.MAX_IMAGE_PIXELS is not None and picture.width * picture.height > Image.MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError  # where Pillow only warns
             if picture.format in ("JPEG", "MPO"):
-                _require_few_scans(content)
+                _check_scans(content)
             pixels = pixels_of(picture)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(
@@ -56,8 +56,8 @@ def decode(content: bytes, name: str, *, formats: Sequence[str] = FORMATS) -> Te
             "decompression bombs; make it smaller, or raise PIL.Image.MAX_IMAGE_PIXELS"
         ) from error
     except UnidentifiedImageError as error:
-        what = f"damaged, or none of {' '.join(_known(tuple(formats)))}" if content else "empty"
-        raise DataError(f"cannot decode image {name}: the file is {what}") from error
+        problem = f"damaged, or none of {' '.join(_supported(tuple(formats)))}" if content else "empty"
+        raise DataError(f"cannot decode image {name}: the file is {problem}") from error
     except Exception as error:  # Pillow's readers raise whatever the damage leads them to
         raise DataError(f"cannot decode image {name}: {str(error) or type(error).__name__}") from error
     import torch  # here, so that listing datasets does not wait for it
@@ -65,16 +65,16 @@ def decode(content: bytes, name: str, *, formats: Sequence[str] = FORMATS) -> Te
     return torch.from_numpy(pixels)
 
 
-def _require_few_scans(content: bytes) -> None:
-    at, scans = 2, 0
-    while (found := MARKER.search(content, at)) and content[found.end() - 1] != END_OF_IMAGE:
-        scans += content[found.end() - 1] == START_OF_SCAN
-        if scans > SCANS:
-            raise DataError(f"it asks for more than {SCANS} passes over its pixels; save it again")
-        at = found.end() + int.from_bytes(content[found.end() : found.end() + 2], "big")
+def _check_scans(content: bytes) -> None:
+    position, scans = 2, 0
+    while (match := MARKER.search(content, position)) and content[match.end() - 1] != END_OF_IMAGE:
+        scans += content[match.end() - 1] == START_OF_SCAN
+        if scans > MAX_SCANS:
+            raise DataError(f"it asks for more than {MAX_SCANS} passes over its pixels; save it again")
+        position = match.end() + int.from_bytes(content[match.end() : match.end() + 2], "big")
 
 
 @cache
-def _known(formats: tuple[str, ...]) -> tuple[str, ...]:
+def _supported(formats: tuple[str, ...]) -> tuple[str, ...]:
     Image.init()
     return tuple(name for name in formats if name in Image.OPEN)  # Pillow can be built without some

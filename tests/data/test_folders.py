@@ -155,12 +155,12 @@ def test_labels_too_large_for_classes_without_names_are_damage(tmp_path: Path) -
 
 def test_the_fingerprint_follows_names_pixels_and_labels(tmp_path: Path) -> None:
     picture(tmp_path / "x" / "a.png")
-    seen = {load_dataset(f"folder:{tmp_path}").fingerprint}
+    fingerprints = {load_dataset(f"folder:{tmp_path}").fingerprint}
     picture(tmp_path / "x" / "a.png", (254, 0, 0))
-    seen.add(load_dataset(f"folder:{tmp_path}").fingerprint)
+    fingerprints.add(load_dataset(f"folder:{tmp_path}").fingerprint)
     (tmp_path / "x" / "a.png").rename(tmp_path / "x" / "b.png")
-    seen.add(load_dataset(f"folder:{tmp_path}").fingerprint)
-    assert len(seen) == 3
+    fingerprints.add(load_dataset(f"folder:{tmp_path}").fingerprint)
+    assert len(fingerprints) == 3
 
 
 def test_the_packaged_sample_is_real_and_balanced() -> None:

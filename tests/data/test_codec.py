@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchcleanser.data import decode, pictures
+from patchcleanser.data import codec, decode
 from patchcleanser.errors import DataError
 
 RED, GRAY_16 = (255, 0, 0), np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
@@ -158,7 +158,7 @@ def test_a_decompression_bomb_is_refused_with_its_limit(monkeypatch: pytest.Monk
 def in_scans(scans: int, *, comment: bytes = b"") -> bytes:
     """A progressive JPEG whose second scan comes so often that there are this many, with a comment."""
     content = encoded(Image.new("L", (64, 64), 90), "JPEG", progressive=True)
-    starts = [found.start() for found in re.finditer(rb"\xff\xda", content)]
+    starts = [match.start() for match in re.finditer(rb"\xff\xda", content)]
     table = content.index(b"\xff\xc4", starts[1])  # where the second scan ends
     head = content[:2] + b"\xff\xfe" + struct.pack(">H", len(comment) + 2) + comment + content[2:table]
     return head + content[starts[1] : table] * (scans - 2) + b"\xff\xd9"
@@ -166,7 +166,7 @@ def in_scans(scans: int, *, comment: bytes = b"") -> bytes:
 
 def test_a_jpeg_of_endless_passes_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decode(in_scans(200), "x").shape == (3, 64, 64)
-    monkeypatch.setattr(pictures, "pixels_of", lambda _: pytest.fail("it was decoded"))
+    monkeypatch.setattr(codec, "pixels_of", lambda _: pytest.fail("it was decoded"))
     with pytest.raises(DataError, match="image bomb: it asks for more than 200 passes over its pixels"):
         decode(in_scans(201), "bomb")
 
@@ -181,12 +181,12 @@ def test_only_passes_over_the_picture_itself_count() -> None:
 def test_damage_anywhere_never_shows_a_traceback_of_pillow(kind: str) -> None:
     rng = np.random.default_rng(0)
     noise = Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8))
-    whole = encoded(noise, kind)
+    intact = encoded(noise, kind)
     for _ in range(60):
-        damaged = bytearray(whole)
-        for place in rng.integers(0, len(whole), 4):
+        damaged = bytearray(intact)
+        for place in rng.integers(0, len(intact), 4):
             damaged[min(place, rng.integers(1, 80) if rng.random() < 0.7 else place)] = rng.integers(256)
-        content = bytes(damaged[: rng.integers(1, len(whole) + 1) if rng.random() < 0.3 else None])
+        content = bytes(damaged[: rng.integers(1, len(intact) + 1) if rng.random() < 0.3 else None])
         try:
             image = decode(content, "x")
         except DataError:

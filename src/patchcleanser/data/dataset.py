@@ -1,60 +1,63 @@
-"""Dataset: images with names, and labels where there are any."""
+"""Dataset: a sequence of images with ids, and labels where there are any."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from patchcleanser.data.pictures import as_bytes, decode
+from patchcleanser.data.codec import as_bytes, decode
 from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+UNREADABLE = b"unreadable"
+"""The digest of an image that cannot be read; the error comes when the image itself is asked for."""
+
 
 class Dataset(ABC):
-    """A fixed sequence of images. `labels` are class indices, or None where nobody labelled them."""
+    """A fixed sequence of images. `labels` are class indices [N], or None where there are none."""
 
     name: str
     classes: tuple[str, ...]
     labels: NDArray[np.int64] | None
     remembers = False
-    """Whether reading costs so much that digests found by somebody else are kept."""
+    """Whether reading is slow enough that digests computed by other processes are stored."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def image(self, index: int) -> Tensor:
-        """One image as float32 [3, H, W] in [0, 1]; DataError, naming it, if it cannot be read."""
+        """One image as float32 [3, H, W] in [0, 1]; a DataError that names it if it cannot be read."""
 
     @abstractmethod
     def id(self, index: int) -> str:
-        """What this image is called, the same in every subset."""
+        """The image's id, which is the same in every subset."""
 
     @abstractmethod
     def content(self, index: int) -> bytes:
         """The bytes that decide the image."""
 
     def digest(self, index: int) -> bytes:
-        """A hash of the content; of an image that cannot be read, which is named when it is its turn, a word."""
+        """A hash of the content, or UNREADABLE."""
         try:
             return hashlib.sha256(self.content(index)).digest()
         except DataError:
             return UNREADABLE
 
-    def remember(self, index: int, digest: bytes) -> None:  # noqa: B027  # what is in memory needs no reminder
-        """What somebody else found as the digest, so that the content need not be read for it here."""
+    def remember(self, index: int, digest: bytes) -> None:  # noqa: B027  # nothing to do for images in memory
+        """Store a digest that another process computed, so that this one need not read the content."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of names, bytes and labels."""
+        """A hash of ids, bytes and labels."""
         digest = hashlib.sha256()
         for index in range(len(self)):
             digest.update(self.id(index).encode() + b"\0" + self.digest(index))
@@ -63,14 +66,11 @@ class Dataset(ABC):
         return digest.hexdigest()
 
 
-UNREADABLE = b"unreadable"
-
-
 class ArrayDataset(Dataset):
-    """Images of one size in memory: uint8 [N, H, W, 3]."""
+    """Images of one size in memory: uint8 [N, H, W, 3]. The id of an image is its number."""
 
     def __init__(self, name: str, images: NDArray[np.uint8], labels: NDArray[np.int64], classes: Sequence[str]) -> None:
-        _require_labels(name, len(images), labels, classes)
+        _check_labels(name, len(images), labels, classes)
         self.name, self.images, self.classes = name, images, tuple(classes)
         self.labels: NDArray[np.int64] = labels
 
@@ -78,17 +78,14 @@ class ArrayDataset(Dataset):
         return len(self.images)
 
     def image(self, index: int) -> Tensor:
-        """One image as float32 [3, H, W] in [0, 1]."""
         import torch  # here and below, so that listing datasets does not wait for it
 
         return torch.from_numpy(self.images[index]).permute(2, 0, 1).float() / 255
 
     def id(self, index: int) -> str:
-        """The image's number."""
         return str(index)
 
     def content(self, index: int) -> bytes:
-        """The pixels."""
         return repr(self.images[index].shape).encode() + np.ascontiguousarray(self.images[index]).tobytes()
 
     @cached_property
@@ -100,12 +97,15 @@ class ArrayDataset(Dataset):
         return digest.hexdigest()
 
     def subset(self, indices: NDArray[np.int64]) -> ArrayDataset:
-        """These images, in this order."""
+        """The images at these indices, in this order."""
         return ArrayDataset(self.name, self.images[indices], self.labels[indices], self.classes)
 
 
 class EncodedDataset(Dataset):
-    """Images as files in memory or on disk, decoded when asked for."""
+    """Image files in memory or on disk, decoded when they are needed. The id of an image is its file's name.
+
+    Content is hashed when it is first read. Content that has changed since then is a DataError.
+    """
 
     remembers = True
 
@@ -120,160 +120,119 @@ class EncodedDataset(Dataset):
         if not ids:
             raise DataError(f"{name} holds no images")
         if labels is not None:
-            _require_labels(name, len(ids), labels, classes)
+            _check_labels(name, len(ids), labels, classes)
         self.name, self.ids, self.contents = name, tuple(ids), contents
         self.labels, self.classes = labels, tuple(classes)
-        self._seen: dict[int, bytes] = {}
+        self._digests: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def image(self, index: int) -> Tensor:
-        """One decoded image as float32 [3, H, W] in [0, 1]."""
         return decode(self.content(index), self.ids[index])
 
     def id(self, index: int) -> str:
-        """The name of the file."""
         return self.ids[index]
 
     def content(self, index: int) -> bytes:
-        """The encoded bytes; DataError if they are not those read before, which the fingerprint names."""
         try:
             content = self.contents[index]
         except DataError:
-            self._require_same(index, UNREADABLE)
+            self.remember(index, UNREADABLE)
             raise
-        self._require_same(index, hashlib.sha256(content).digest())
+        self.remember(index, hashlib.sha256(content).digest())
         return content
 
     def digest(self, index: int) -> bytes:
-        """As `content` found it, hashed once."""
-        if index not in self._seen:
+        if index not in self._digests:
             super().digest(index)
-        return self._seen[index]
+        return self._digests[index]
 
     def remember(self, index: int, digest: bytes) -> None:
-        """From now on, content with another digest is refused."""
-        self._require_same(index, digest)
-
-    def _require_same(self, index: int, digest: bytes) -> None:
-        if self._seen.setdefault(index, digest) != digest:
+        if self._digests.setdefault(index, digest) != digest:
             raise DataError(f"{self.ids[index]} of {self.name} changed while it was in use; begin a new run")
 
 
-def _require_labels(name: str, images: int, labels: NDArray[np.int64], classes: Sequence[str]) -> None:
+def _check_labels(name: str, images: int, labels: NDArray[np.int64], classes: Sequence[str]) -> None:
     if images != len(labels):
         raise DataError(f"{name} has {images} images but {len(labels)} labels")
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
         raise DataError(f"{name} has labels outside 0 to {len(classes) - 1}")
 
 
-NAMELESS = 100_000
-"""More classes than this without names are taken for damage."""
-
-
-def labelled(
-    labels: Sequence[int | None], names: Sequence[str], where: Callable[[int], str]
-) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Labels as an array, and the names of the classes: numbers, if there are no names.
-
-    None, or -1, for every image says that nobody labelled them; for some images it is an error.
-    `where(row)` says in which row of which file a label stands.
-    """
-    if all(label is None or label == -1 for label in labels):
-        return None, tuple(names)
-    limit = len(names) or min(max(0, *(label for label in labels if label is not None)) + 1, NAMELESS)
-    for row, label in enumerate(labels):
-        if label is None:
-            raise DataError(f"{where(row)} has no label, but others have; label all images or none")
-        if not 0 <= label < limit:
-            raise DataError(f"{where(row)} has label {label}; labels go from 0 to {limit - 1}")
-    return np.array(labels, dtype=np.int64), tuple(names) or tuple(str(k) for k in range(limit))
-
-
-class View(Dataset):
-    """Images of other datasets. Subclasses say where each of them is."""
+class DatasetView(Dataset):
+    """Images of other datasets. Subclasses say where each one comes from."""
 
     @abstractmethod
-    def _place(self, index: int) -> tuple[Dataset, int]:
+    def _source(self, index: int) -> tuple[Dataset, int]:
         """The dataset that holds an image, and its index there."""
 
     def image(self, index: int) -> Tensor:
-        """The image there."""
-        part, at = self._place(index)
-        return part.image(at)
+        source, number = self._source(index)
+        return source.image(number)
 
     def id(self, index: int) -> str:
-        """Its name there."""
-        part, at = self._place(index)
-        return part.id(at)
+        source, number = self._source(index)
+        return source.id(number)
 
     def content(self, index: int) -> bytes:
-        """Its bytes there."""
-        part, at = self._place(index)
-        return part.content(at)
+        source, number = self._source(index)
+        return source.content(number)
 
     def digest(self, index: int) -> bytes:
-        """Their hash there."""
-        part, at = self._place(index)
-        return part.digest(at)
+        source, number = self._source(index)
+        return source.digest(number)
 
     @property
     def remembers(self) -> bool:  # type: ignore[override]
-        """As those do."""
-        return self._place(0)[0].remembers
+        return self._source(0)[0].remembers
 
     def remember(self, index: int, digest: bytes) -> None:
-        """It is remembered there."""
-        part, at = self._place(index)
-        part.remember(at, digest)
+        source, number = self._source(index)
+        source.remember(number, digest)
 
 
-class Subset(View):
-    """Some images of a dataset, in the order given, under their own names."""
+class Subset(DatasetView):
+    """Some images of a dataset, in the order given, under their own ids."""
 
-    def __init__(self, whole: Dataset, picks: NDArray[np.intp]) -> None:
-        self.whole, self.picks = whole, picks
-        self.name, self.classes = whole.name, whole.classes
-        self.labels = None if whole.labels is None else whole.labels[picks]
+    def __init__(self, dataset: Dataset, indices: NDArray[np.intp]) -> None:
+        self.dataset, self.indices = dataset, indices
+        self.name, self.classes = dataset.name, dataset.classes
+        self.labels = None if dataset.labels is None else dataset.labels[indices]
 
     def __len__(self) -> int:
-        return len(self.picks)
+        return len(self.indices)
 
-    def _place(self, index: int) -> tuple[Dataset, int]:
-        return self.whole, int(self.picks[index])
+    def _source(self, index: int) -> tuple[Dataset, int]:
+        return self.dataset, int(self.indices[index])
 
 
-class JoinedDataset(View):
-    """Images of several datasets, without their labels."""
+class JoinedDataset(DatasetView):
+    """The images of several datasets, one dataset after the other, without labels."""
 
-    def __init__(self, parts: Sequence[Dataset], picks: NDArray[np.intp]) -> None:
+    def __init__(self, parts: Sequence[Dataset]) -> None:
         self.name = "+".join(part.name for part in parts)
-        self.parts, self.picks = parts, picks
+        self.parts, self.ends = parts, np.cumsum([len(part) for part in parts])
         self.labels, self.classes = None, ()
-        self.ends = np.cumsum([len(part) for part in parts])
 
     def __len__(self) -> int:
-        return len(self.picks)
+        return int(self.ends[-1]) if len(self.ends) else 0
 
     def id(self, index: int) -> str:
-        """Its name in its part, and which part."""
-        part, at = self._place(index)
-        return f"{part.name}:{part.id(at)}"
+        source, number = self._source(index)
+        return f"{source.name}:{source.id(number)}"
 
-    def _place(self, index: int) -> tuple[Dataset, int]:
-        at = int(self.picks[index])
-        part = int(np.searchsorted(self.ends, at, side="right"))
-        return self.parts[part], at - int(self.ends[part]) + len(self.parts[part])
+    def _source(self, index: int) -> tuple[Dataset, int]:
+        part = int(np.searchsorted(self.ends, index, side="right"))
+        return self.parts[part], index - int(self.ends[part]) + len(self.parts[part])
 
 
 def together(parts: Sequence[Dataset], *, limit: int | None = None, seed: int = 0) -> Dataset:
-    """All images of several datasets as unlabelled ones, or a seeded choice of `limit` of them."""
-    total = sum(len(part) for part in parts)
-    picks = np.arange(total)
-    if limit is not None and limit < total:
-        picks = np.random.default_rng(seed).permutation(total)[:limit]
-    return JoinedDataset(parts, picks)
+    """All images of several datasets without their labels, or a seeded random choice of `limit` of them."""
+    joined = JoinedDataset(parts)
+    if limit is None or limit >= len(joined):
+        return joined
+    return Subset(joined, np.random.default_rng(seed).permutation(len(joined))[:limit])
 
 
 AUTHORS = 233333333
@@ -281,7 +240,7 @@ AUTHORS = 233333333
 
 
 def chosen(dataset: Dataset, limit: int | None, *, seed: int = 0, subset: str = "random") -> Dataset:
-    """`limit` images of a dataset: a seeded random choice, the authors' own, or the first ones.
+    """`limit` images of a dataset: a seeded random choice, the authors' own choice, or the first ones.
 
     A choice of fewer images is part of any choice of more with the same seed.
     """
@@ -300,7 +259,7 @@ def chosen(dataset: Dataset, limit: int | None, *, seed: int = 0, subset: str = 
 
 
 def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
-    """A labelled dataset as arrays of one size; images of another size are resized to it."""
+    """A labelled dataset as one array; images of another size are resized to `size`."""
     if isinstance(dataset, ArrayDataset) and dataset.images.shape[1:3] == size:
         return dataset
     if dataset.labels is None:
@@ -314,3 +273,35 @@ def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
             image = functional.interpolate(image[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
         images[index] = as_bytes(image)
     return ArrayDataset(dataset.name, images, dataset.labels, dataset.classes)
+
+
+MAX_UNNAMED_CLASSES = 100_000
+"""A label above this, without class names, is taken for damage."""
+
+
+def parse_labels(
+    labels: Sequence[int | None], names: Sequence[str], where: Callable[[int], str]
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Labels as an array, and class names: numbers, if there are no names.
+
+    If every label is None or -1, the images are unlabelled; if only some are, it is an error.
+    `where(row)` names the file and row of a label for error messages.
+    """
+    if all(label is None or label == -1 for label in labels):
+        return None, tuple(names)
+    limit = len(names) or min(max(0, *(label for label in labels if label is not None)) + 1, MAX_UNNAMED_CLASSES)
+    for row, label in enumerate(labels):
+        if label is None:
+            raise DataError(f"{where(row)} has no label, but others have; label all images or none")
+        if not 0 <= label < limit:
+            raise DataError(f"{where(row)} has label {label}; labels go from 0 to {limit - 1}")
+    return np.array(labels, dtype=np.int64), tuple(names) or tuple(str(k) for k in range(limit))
+
+
+def require_one_split(names: Iterable[str], address: str, example: str) -> None:
+    """Refuse several splits (train, val) where one dataset, or class folders, are expected."""
+    splits = sorted(set(names))
+    if len(splits) > 1 and {"train", "test", "val", "valid", "validation"}.issuperset(splits):
+        raise DataError(
+            f"{address} holds the splits {', '.join(splits)}; name one: {address}{example.format(splits[0])}"
+        )

@@ -1,0 +1,160 @@
+"""Classifier: images in, logits out, always the same answer; and any Python function as one."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.errors import ClassifierError, InputError, OutputError
+
+
+class Classifier(ABC):
+    """What a defense needs of a model. Subclasses give `logits` and `weights`.
+
+    A classifier must be a function: the same input gives the same logits, whatever else is in
+    the batch. `fingerprint` identifies everything that decides a label, so that stored labels are
+    never mistaken for another model's.
+    """
+
+    dtype = torch.float32
+    """The precision of the model's own arithmetic."""
+
+    code = ""
+    """A hash of the user's file that built the model, if one did: weights alone do not say what forward() does."""
+
+    mask_aware = False
+    """Whether the input has one more channel that is 1 where pixels are hidden.
+    Logits may then depend on visible pixels and on that channel only."""
+
+    names: tuple[str, ...] | None = None
+    """The names of the classes, if they are known. They decide no label."""
+
+    def __init__(
+        self,
+        preprocessing: Preprocessing | None = None,
+        *,
+        classes: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.preprocessing = preprocessing or Preprocessing()
+        self.classes = classes
+        self.device = torch.device(device)
+
+    @property
+    def steady(self) -> bool:
+        """Whether tensor shapes inside the model are the same for all pixels and masks.
+
+        They are not where hidden tokens are dropped, or where values choose an expert.
+        """
+        return not self.mask_aware
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """[N, C, H, W] in [0, 1] → the model's input: resized, cropped, normalised."""
+        return self.preprocessing(images)
+
+    @abstractmethod
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Prepared inputs [N, C, h, w] on `device` → logits [N, classes]."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> str:
+        """A hash of the weights and the structure of the model."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(classes={self.classes}, device={self.device})"
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the weights, the structure and the preprocessing."""
+        parts = [type(self).__name__, self.weights, repr(self.preprocessing), *([self.code] if self.code else [])]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def checked_logits(self, inputs: Tensor) -> Tensor:
+        """Logits as float32 [N, classes], a copy; another shape is an OutputError."""
+        logits = self.logits(inputs)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(inputs):
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise OutputError(f"the classifier must return logits [{len(inputs)}, classes], got {got}")
+        if self.classes is None:
+            self.classes = logits.shape[1]
+        if logits.shape[1] != self.classes or self.classes < 2:
+            want = f"{self.classes}" if self.classes > 1 else "at least 2 (for a sigmoid z, return [-z, z])"
+            raise OutputError(f"the classifier must return {want} classes, got {logits.shape[1]}")
+        return logits.to(torch.float32, copy=True)  # a classifier may use its output again
+
+
+class CallableClassifier(Classifier):
+    """A function of prepared images [N, C, h, w] that returns scores [N, classes].
+
+    With `array="numpy"` it gets float32 arrays, with `array="torch"` tensors on `device`.
+    `outputs="probabilities"` (scikit-learn's predict_proba) takes their logarithm. A function
+    has no weights to hash: give `fingerprint=` if its labels are to be stored.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        preprocessing: Preprocessing | None = None,
+        *,
+        array: Literal["numpy", "torch"] = "numpy",
+        outputs: Literal["logits", "probabilities"] = "logits",
+        classes: int | None = None,
+        device: torch.device | str = "cpu",
+        fingerprint: str | None = None,
+    ) -> None:
+        if array not in ("numpy", "torch") or outputs not in ("logits", "probabilities"):
+            raise InputError(
+                f"array is 'numpy' or 'torch' and outputs 'logits' or 'probabilities', got {array!r} and {outputs!r}"
+            )
+        super().__init__(preprocessing, classes=classes, device=device)
+        self.function, self.array, self.outputs, self._name = function, array, outputs, fingerprint
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        try:
+            scores = torch.as_tensor(self.function(inputs.cpu().numpy() if self.array == "numpy" else inputs))
+        except Exception as error:  # it is the user's own code
+            if is_out_of_memory(error):
+                raise
+            shape = f"float32 {self.array} images of shape {tuple(inputs.shape)}"
+            raise OutputError(f"the function failed on {shape}: {type(error).__name__}: {error}") from error
+        if self.outputs == "probabilities":
+            scores = scores.double().clamp_min(np.finfo(np.float64).tiny).log()
+        return scores
+
+    @property
+    def weights(self) -> str:
+        """The name that the user gave."""
+        if self._name is None:
+            raise ClassifierError(
+                "a plain function has no weights to hash, so its labels cannot be stored safely; "
+                "make it a CallableClassifier(…, fingerprint='a name that changes whenever the function does')"
+            )
+        return f"{self._name}:{self.array}:{self.outputs}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch might succeed; torch reports this in several ways, not all with their own type."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    phrases = ("out of memory", "failed to allocate memory", "can't allocate memory", "alloc_cpu")
+    return any(phrase in str(error).lower() for phrase in phrases)
+
+
+def padded_batch_size(number: int) -> int:
+    """The batch size to pad `number` images to. Kernels are set up anew for each size, so there are only a few.
+
+    Eight sizes for each doubling, so at most an eighth is wasted.
+
+    >>> [padded_batch_size(n) for n in (1, 7, 17, 36, 37, 100, 512)]
+    [1, 7, 18, 36, 40, 104, 512]
+    """
+    step = 1 << max(0, (number - 1).bit_length() - 4)
+    return -(-number // step) * step

@@ -1,0 +1,277 @@
+"""Classifiers from strings: `kind:name?option=value`, what a string says, and who may run code by it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from patchcleanser.classifiers.classifier import CallableClassifier, Classifier
+from patchcleanser.classifiers.fingerprints import MOVED
+from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError
+
+WRAPPERS = ("tokens", "inpaint", "mirror", "mean")
+"""Kinds whose name is the spec of another classifier, or of several."""
+
+WEIGHTLESS = ("inpaint:", "mirror:")
+"""Prefixes that wrap one other spec and have no weights of their own."""
+
+OWN_BUILDERS = {
+    f"patchcleanser.experiments.imagenet:{function}": "1065a373f8434879c1bee5ac54bc3f6a3b305f3de323bb94c2c9897b47b9afed"
+    for function in ("resnet50", "resnet50_at_32")
+}
+"""Functions of ours that a file may name: they take numbers only, and read nothing but a safetensors file.
+
+Each with the hash of its first source file, which stays in fingerprints when the function moves or its imports change.
+"""
+
+CLASSES_OPTION = {"net": "classes", "python": "classes", "timm": "num_classes", "torchvision": "num_classes"}
+"""The option that sets the number of classes, by kind."""
+
+
+@dataclass(frozen=True)
+class SpecOrigin:
+    """Who wrote the spec of a classifier: the caller, or the author of a card or a manifest."""
+
+    file: str | Path | None = None
+    trust_code: bool = False
+
+    def require_trust(self, spec: str, action: str) -> None:
+        """Refuse a spec from a file that the caller did not declare trusted."""
+        if self.file is not None and not self.trust_code:
+            raise TrustError.of(self.file, spec, action)
+
+
+def load_classifier(
+    spec: str,
+    *,
+    device: str = "auto",
+    trust_code: bool = False,
+    named_by: str | Path | None = None,
+    **options: Any,
+) -> Classifier:
+    """A classifier from a string `kind:name?option=value&…`; keyword options win.
+
+    - ``timm:vit_tiny_patch16_224?img_size=32&patch_size=4&weights=none``
+    - ``torchvision:mobilenet_v2?weights=mobilenet_v2.pth``
+    - ``transformers:FOLDER_OR_HUB_NAME``
+    - ``onnx:model.onnx``
+    - ``python:my_package.models:make`` calls make() and wraps what it returns
+    - ``tokens:SPEC``: the ViT of another spec, without the tokens that masks hide
+    - ``inpaint:SPEC``: the network of another spec, with hidden pixels filled in from visible ones
+    - ``mirror:SPEC``: the mean of another's logits for an image and for its mirror image
+    - ``mean:SPEC,SPEC``: the mean of several networks' logits
+    - ``zoo:tiny``, ``trained:FOLDER`` (written by train or harden), ``net:resnet`` (untrained);
+      ``trained:FOLDER?classes=10`` with a new last layer, to be trained
+
+    A spec that you write may run code (``python:``). A spec that a file names may not, however deep it is nested:
+    not that of a card in ``trained:FOLDER``, and not this one if it was read from the file `named_by`. Such a spec is a
+    TrustError unless `trust_code` says that the files are trusted.
+    """
+    try:
+        return load_spec(spec, device, options, SpecOrigin(named_by, trust_code))
+    except RecursionError as error:
+        raise InputError(f"{spec[:40]!r}… is nested too deeply; name the classifier itself") from error
+
+
+def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
+    """A classifier from a string of this origin."""
+    kind, _, rest = spec.partition(":")
+    kinds = (*KINDS, *WRAPPERS)
+    if kind not in kinds or not rest:
+        raise InputError(f"cannot read classifier {spec!r}; write one of {', '.join(f'{k}:…' for k in kinds)}")
+    if kind in WRAPPERS:
+        return _wrapped(kind, rest, device, options, origin)
+    name, _, query = rest.partition("?")
+    settings = parse_options(query) | options
+    try:
+        return KINDS[kind](name, pick_device(device), settings, origin)
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        raise InputError(f"{kind}: classifiers do not take {sorted(settings)}: {error}") from error
+
+
+def as_classifier(model: Any) -> Classifier:
+    """A Classifier from a Classifier, a spec string, a torch module or any function."""
+    if isinstance(model, Classifier):
+        return model
+    if isinstance(model, str):
+        return load_classifier(model)
+    if isinstance(model, nn.Module):
+        return TorchClassifier(model)
+    if callable(model):
+        return CallableClassifier(model)
+    raise InputError(f"a classifier is a Classifier, torch module, function or string, got {type(model).__name__}")
+
+
+def pick_device(device: str) -> torch.device:
+    """The torch device: "auto" is cuda, else mps, else cpu; one that does not work here is refused."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0]
+        reason = "no such device" if "Expected one of" in reason else reason
+        raise InputError(f"device {device!r} cannot be used here ({reason}); write auto, cpu, cuda or mps") from error
+    return chosen
+
+
+def _timm(name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
+    from patchcleanser.classifiers.timm import TimmClassifier
+
+    if "cache_dir" in options:
+        origin.require_trust(f"timm:{name}?cache_dir={options['cache_dir']}", "says where downloads are put")
+    return TimmClassifier(name, device=device, **options)
+
+
+def _torchvision(name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
+    from patchcleanser.classifiers.torchvision import TorchvisionClassifier
+
+    return TorchvisionClassifier(name, device=device, **options)
+
+
+def _transformers(name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
+    from patchcleanser.classifiers.transformers import TransformersClassifier
+
+    if not Path(name).is_dir():
+        origin.require_trust(f"transformers:{name}", "is no folder here and would be fetched from the hub")
+    return TransformersClassifier(name, device=device, **options)
+
+
+def _onnx(name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
+    from patchcleanser.classifiers.onnx import OnnxClassifier
+
+    default = {"providers": ["CPUExecutionProvider"]} if device.type == "cpu" else {}
+    return OnnxClassifier(name, **(default | options))
+
+
+def _python(name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
+    module, _, function = name.partition(":")
+    if not function:
+        raise InputError(f"write python:module:function, got python:{name}")
+    if name not in OWN_BUILDERS:
+        origin.require_trust(f"python:{name}", "runs code of its author")
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a user's own file is found
+    try:
+        build = getattr(importlib.import_module(MOVED.get(module, module)), function)
+    except (ImportError, AttributeError) as error:
+        raise ClassifierError(f"cannot import python:{name}: {error}") from error
+    try:
+        model = build(**options)
+    except PatchCleanserError:
+        raise
+    except Exception as error:  # it is the user's own code
+        if isinstance(error, TypeError) and "unexpected keyword" in str(error):
+            raise  # load_spec reports it with the names of the options
+        raise ClassifierError(f"python:{name} failed: {type(error).__name__}: {error}") from error
+    classifier = as_classifier(model.to(device) if isinstance(model, nn.Module) else model)
+    source = inspect.getsourcefile(build)
+    if name in OWN_BUILDERS:
+        classifier.code = OWN_BUILDERS[name]
+    elif source is not None:
+        classifier.code = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+    return classifier
+
+
+def _own(kind: str, name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
+    from patchcleanser.classifiers import trained
+
+    if kind == "net":
+        return trained.network_classifier(name, device, options)
+    folder = trained.zoo_folder(name) if kind == "zoo" else Path(name)
+    return trained.trained_classifier(folder, device, options, trust_code=origin.trust_code)
+
+
+def _wrapped(kind: str, specs: str, device: str, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
+    from patchcleanser.classifiers import wrappers
+
+    if kind == "mean":
+        return wrappers.mean_of([load_spec(spec, device, options, origin) for spec in members(f"mean:{specs}")])
+    wrap = {"tokens": wrappers.TokenDroppingClassifier, "inpaint": wrappers.inpainting, "mirror": wrappers.mirrored}
+    return wrap[kind](load_spec(specs, device, options, origin))
+
+
+KINDS: dict[str, Callable[[str, torch.device, dict[str, Any], SpecOrigin], Classifier]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "transformers": _transformers,
+    "onnx": _onnx,
+    "python": _python,
+    **{kind: partial(_own, kind) for kind in ("net", "trained", "zoo")},
+}
+
+
+def parse_options(query: str) -> dict[str, Any]:
+    """`a=1&b=x` as a dictionary. Not decoded like a web form, since + and % occur in file names."""
+    pairs = (pair.partition("=") for pair in query.split("&") if pair)
+    return {key: text if key == "weights" else _parse_value(text) for key, _, text in pairs}
+
+
+def _parse_value(text: str) -> Any:
+    """Numbers and booleans from a query string; anything else stays text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def innermost(spec: str) -> str:
+    """The spec that is left without the wrappers inpaint: and mirror:.
+
+    >>> innermost("mirror:inpaint:zoo:tiny")
+    'zoo:tiny'
+    """
+    prefix = next((prefix for prefix in WEIGHTLESS if spec.startswith(prefix)), None)
+    return spec if prefix is None else innermost(spec.removeprefix(prefix))
+
+
+def members(spec: str) -> list[str]:
+    """The specs of an ensemble's members; of any other spec, the innermost one.
+
+    >>> members("mirror:mean:zoo:tiny,mirror:zoo:cifar10-resnet")
+    ['zoo:tiny', 'mirror:zoo:cifar10-resnet']
+    """
+    inner = innermost(spec)
+    return [part.strip() for part in inner.removeprefix("mean:").split(",")] if inner.startswith("mean:") else [inner]
+
+
+def names_code(spec: str) -> bool:
+    """Whether a card with this spec can be loaded only with trust_code.
+
+    >>> names_code("mirror:python:my_models:make?classes=10"), names_code("mirror:net:tiny")
+    (True, False)
+    """
+    parts = (part.partition("?")[0].partition(":") for part in members(spec))
+    return any(kind == "python" and name not in OWN_BUILDERS for kind, _, name in parts)
+
+
+def with_classes(spec: str, classes: int) -> str | None:
+    """The spec of a network with another number of classes, or None for kinds that have no such option.
+
+    >>> with_classes("net:resnet?classes=300&wider=2", 10)
+    'net:resnet?wider=2&classes=10'
+    """
+    option = CLASSES_OPTION.get(innermost(spec).partition(":")[0])
+    if option is None:
+        return None
+    name, _, query = spec.partition("?")
+    pairs = [pair for pair in query.split("&") if pair and pair.partition("=")[0] != option]
+    return f"{name}?{'&'.join([*pairs, f'{option}={classes}'])}"

@@ -1,0 +1,154 @@
+"""Specs and files that name no classifier are refused in our own words."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from patchcleanser import DoubleMasking, PatchCleanserError, Threat, load_classifier
+from patchcleanser.classifiers.onnx import OnnxClassifier
+from patchcleanser.classifiers.transformers import TransformersClassifier
+from patchcleanser.errors import ClassifierError, InputError
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory, make_resnet: Callable[[], nn.Module]) -> Path:
+    """Weight files and ONNX files, each broken in its own way."""
+    folder = tmp_path_factory.mktemp("broken")
+    module = make_resnet()
+    save_file(module.state_dict(), folder / "good.safetensors")
+    torch.save(module.state_dict(), folder / "good.pth")
+    content = (folder / "good.safetensors").read_bytes()
+    (folder / "cut.safetensors").write_bytes(content[: len(content) // 2])
+    (folder / "cut.pth").write_bytes((folder / "good.pth").read_bytes()[:5000])
+    (folder / "text.safetensors").write_text("these are no weights")
+    (folder / "text.pth").write_text("these are no weights")
+    (folder / "empty.pth").touch()
+    (folder / "empty.safetensors").touch()
+    (folder / "folder.pth").mkdir()
+    torch.save([1, 2, 3], folder / "list.pth")
+    torch.save({"epoch": 3, "lr": 0.1}, folder / "numbers.pth")
+    torch.save(module, folder / "pickled.pth")
+    torch.save({k: v for k, v in module.state_dict().items() if "fc" not in k}, folder / "headless.pth")
+    (folder / "text.onnx").write_text("this is no model")
+    (folder / "empty.onnx").touch()
+    (folder / "cut.onnx").write_bytes(b"\x08\x07\x12\x07pytorch")
+    (folder / "vit").mkdir()
+    (folder / "vit" / "config.json").write_text("{}")
+    return folder
+
+
+TIMM = "timm:test_resnet?num_classes=10&weights="
+VISION = "torchvision:squeezenet1_1?num_classes=10&weights="
+
+BAD_SPECS = [
+    ("banana:resnet50", InputError, "cannot read classifier 'banana:resnet50'; write one of timm:…, torchvision:…"),
+    ("resnet50", InputError, "cannot read classifier 'resnet50'"),
+    ("timm:", InputError, "cannot read classifier 'timm:'"),
+    ("", InputError, "cannot read classifier ''"),
+    ("timm:no_such_model", ClassifierError, "timm has no model 'no_such_model'"),
+    ("timm:resnet_fifty", ClassifierError, "timm has no model 'resnet_fifty'; near: .*resnet"),
+    ("timm:resnet81", ClassifierError, "timm has no model 'resnet81'; near: .*resnet18"),
+    (
+        "timm:test_resnet.no_such_tag?weights=none",
+        ClassifierError,
+        "no weights 'no_such_tag' for test_resnet; it has r",
+    ),
+    ("timm:botnet50ts_256.in1k?weights=none", ClassifierError, "it has no pretrained weights; leave out the tag"),
+    ("timm:botnet50ts_256", ClassifierError, "no pretrained weights for botnet50ts_256; give a file with weights=PATH"),
+    ("timm:test_resnet?weights=none&banana=1", ClassifierError, "test_resnet takes no option 'banana'; usual ones are"),
+    (
+        "timm:test_vit?weights=none&img_sz=64",
+        ClassifierError,
+        "test_vit takes no option 'img_sz'; did you mean img_size",
+    ),
+    (
+        "timm:test_resnet?weights=none&num_classes=many",
+        ClassifierError,
+        "cannot build 'test_resnet' with num_classes=many",
+    ),
+    ("torchvision:no_such_model", ClassifierError, "torchvision has no classification model 'no_such_model'"),
+    ("torchvision:fasterrcnn_resnet50_fpn", ClassifierError, "torchvision has no classification model"),
+    ("torchvision:squeezenet1_1?weights=none&banana=1", ClassifierError, "torchvision cannot build 'squeezenet1_1'"),
+    (f"{TIMM}123", ClassifierError, "no weight file at 123"),
+    (f"{TIMM}{{}}/absent.pth", ClassifierError, "no weight file at .*absent.pth"),
+    (f"{TIMM}{{}}/folder.pth", ClassifierError, "no weight file at .*folder.pth"),
+    (f"{TIMM}{{}}/cut.safetensors", ClassifierError, "cannot read weights from .*cut.safetensors"),
+    (f"{TIMM}{{}}/cut.pth", ClassifierError, "cannot read weights from .*cut.pth"),
+    (f"{TIMM}{{}}/text.safetensors", ClassifierError, "cannot read weights from .*text.safetensors"),
+    (f"{TIMM}{{}}/text.pth", ClassifierError, "cannot read weights from .*text.pth"),
+    (f"{TIMM}{{}}/empty.pth", ClassifierError, "cannot read weights from .*empty.pth"),
+    (f"{TIMM}{{}}/empty.safetensors", ClassifierError, "cannot read weights from .*empty.safetensors"),
+    (f"{TIMM}{{}}/pickled.pth", ClassifierError, "cannot read weights from .*pickled.pth"),
+    (f"{TIMM}{{}}/list.pth", ClassifierError, "list.pth holds no dictionary of tensors"),
+    (f"{TIMM}{{}}/numbers.pth", ClassifierError, "numbers.pth holds no dictionary of tensors"),
+    (
+        f"{TIMM}{{}}/headless.pth",
+        ClassifierError,
+        r"headless.pth does not fit ResNet: fc\.weight is missing; fc\.bias is missing",
+    ),
+    (
+        "timm:test_vit?num_classes=10&weights={}/good.pth",
+        ClassifierError,
+        "good.pth does not fit VisionTransformer: .* and [0-9]+ more; check the architecture and the number of classes",
+    ),
+    (
+        "timm:test_resnet?num_classes=7&weights={}/good.safetensors",
+        ClassifierError,
+        r"fc\.weight is \(10, 96\), wanted \(7, 96\); fc\.bias is \(10,\), wanted \(7,\); check the architecture",
+    ),
+    (f"{VISION}{{}}/absent.pth", ClassifierError, "no weight file at .*absent.pth"),
+    (f"{VISION}{{}}/cut.pth", ClassifierError, "cannot read weights from .*cut.pth"),
+    (f"{VISION}{{}}/good.pth", ClassifierError, "good.pth does not fit SqueezeNet"),
+    (f"{VISION}IMAGENET1K_V9", ClassifierError, "no weight file at IMAGENET1K_V9"),
+    ("onnx:{}/absent.onnx", InputError, "no ONNX file at .*absent.onnx"),
+    ("onnx:{}/text.onnx", ClassifierError, "text.onnx is not a model ONNX Runtime can load"),
+    ("onnx:{}/empty.onnx", ClassifierError, "empty.onnx is not a model ONNX Runtime can load"),
+    ("onnx:{}/cut.onnx", ClassifierError, "cut.onnx is not a model ONNX Runtime can load"),
+    ("onnx:{}/text.onnx?banana=1", InputError, r"onnx: classifiers do not take \['banana'\]"),
+    ("transformers:{}/vit", ClassifierError, "transformers cannot load .*vit"),
+    ("transformers:{}/absent", ClassifierError, "transformers cannot load .*absent"),
+    ("transformers:{}/vit?banana=1", InputError, "transformers: classifiers do not take .*banana"),
+    ("python:json", InputError, "write python:module:function, got python:json"),
+    ("python:no_such_module:make", ClassifierError, "cannot import python:no_such_module:make"),
+    ("python:json:no_such_function", ClassifierError, "cannot import python:json:no_such_function"),
+]
+
+
+@pytest.mark.parametrize(("spec", "error", "words"), BAD_SPECS)
+def test_bad_specs_are_refused(
+    spec: str, error: type, words: str, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(error, match=words) as caught:
+        load_classifier(spec.replace("{}", str(files)), device="cpu")
+    assert isinstance(caught.value, PatchCleanserError)
+
+
+@pytest.mark.parametrize("name", ["a+b.pth", "50%25.pth", "a=b.pth"])
+def test_file_names_in_a_spec_are_taken_as_they_are(name: str, tmp_path: Path, resnet: nn.Module) -> None:
+    torch.save(resnet.state_dict(), tmp_path / name)
+    assert load_classifier(f"{TIMM}{tmp_path / name}", device="cpu").classes == 10
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda:99", "cpu:x", ""])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(InputError, match=f"device '{device}' cannot be used here"):
+        load_classifier("timm:test_resnet?weights=none", device=device)
+
+
+def test_onnx_inputs_of_another_size_are_explained(tmp_path: Path) -> None:
+    path = tmp_path / "small.onnx"
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4)).eval()
+    torch.onnx.export(module, (torch.rand(1, 3, 8, 8),), path, dynamo=True, verbose=False)
+    with pytest.raises(ClassifierError, match=r"the ONNX model takes \[1, 3, 8, 8\], got \(1, 3, 16, 16\)"):
+        DoubleMasking(OnnxClassifier(path), Threat.square(4), masks=2).predict(torch.rand(1, 3, 16, 16))
+
+
+def test_a_transformers_folder_that_is_missing_is_named() -> None:
+    with pytest.raises(ClassifierError, match="transformers cannot load '/no/such/folder'"):
+        TransformersClassifier("/no/such/folder")
