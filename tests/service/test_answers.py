@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from patchcleanser import DoubleMasking
 from patchcleanser.data.pictures import decode
 from patchcleanser.service.app import create_app
-from patchcleanser.service.engine import SERVED
+from patchcleanser.service.model import SERVED
 
 
 def pictures(kit: Any, number: int) -> list[bytes]:
@@ -112,7 +112,7 @@ def test_certificates_and_maps_are_those_of_certify(kit: Any, client: TestClient
 
 
 def test_maps_that_are_too_large_are_left_out_and_the_share_stays(kit: Any) -> None:
-    from patchcleanser.service.settings import Limits
+    from patchcleanser.service.config import Limits
 
     with TestClient(create_app(kit.toy(limits=Limits(map_positions=10)))) as client:
         answer = client.post("/v1/certify", files=kit.upload(kit.png()), data={"labels": 0, "maps": "true"})
@@ -156,7 +156,7 @@ def test_masks_and_model_say_what_is_used(kit: Any, client: TestClient) -> None:
 
 
 def test_folders_in_a_models_name_are_not_told() -> None:
-    from patchcleanser.service.engine import _shown
+    from patchcleanser.service.model import _shown
 
     assert _shown("onnx:/home/somebody/secret/net.onnx?weights=/etc/x") == "onnx:net.onnx"
     assert _shown("tokens:trained:/srv/models/vit") == "tokens:trained:vit"

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from patchcleanser.service.app import create_app
-from patchcleanser.service.settings import Limits
+from patchcleanser.service.config import Limits
 
 ALLOWED = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 MODES = {"PNG": ("RGB", "RGBA", "L", "P", "I;16", "1"), "GIF": ("P", "L"), "BMP": ("RGB", "L"), "WEBP": ("RGB", "RGBA")}

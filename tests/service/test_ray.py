@@ -19,11 +19,11 @@ import ray
 from ray import serve
 
 from patchcleanser import Threat, load_dataset
-from patchcleanser.cluster.serve import NAME, Replicas, deploy, undeploy
+from patchcleanser.cluster.deployment import NAME, Replicas, deploy, undeploy
 from patchcleanser.errors import ClusterError, InputError
 from patchcleanser.service.app import create_app
 from patchcleanser.service.client import Client
-from patchcleanser.service.settings import ServiceSettings
+from patchcleanser.service.config import ServiceSettings
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 SETTINGS = ServiceSettings(threat=Threat.square(5), masks=3, device="cpu")

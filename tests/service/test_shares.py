@@ -26,8 +26,8 @@ from PIL import Image
 from patchcleanser import CallableClassifier
 from patchcleanser.data.pictures import decode
 from patchcleanser.errors import DataError, InputError
-from patchcleanser.service.decoding import Decoders, unpacked
-from patchcleanser.service.settings import Limits
+from patchcleanser.service.config import Limits
+from patchcleanser.service.decoding import Decoders, unpack
 
 KEYS = ("first key of sixteen", "second key of sixteen")
 SIDE = 4096
@@ -198,7 +198,7 @@ def test_one_client_has_one_decoder_and_large_pictures_not_all(kit: Any) -> None
 
 def decoded(content: bytes, limits: Limits | None = None) -> np.ndarray:
     """As a decoder sees it."""
-    return unpacked(anyio.run(Decoders(limits or Limits()).decode, content, 0))
+    return unpack(anyio.run(Decoders(limits or Limits()).decode, content, 0))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "1", "I;16"])

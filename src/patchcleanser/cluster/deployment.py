@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchcleanser.errors import ClusterError, InputError, MissingDependencyError
-from patchcleanser.service.settings import ServiceSettings
+from patchcleanser.service.config import ServiceSettings
 
 try:
     from ray import serve
@@ -105,7 +105,7 @@ def _application(settings: ServiceSettings, replicas: Replicas) -> Any:
 
         def check_health(self) -> None:
             """Asked now and then by Ray Serve, which replaces a replica that does not answer or raises."""
-            if made and not made[0].state.service.closing and not made[0].state.service.worker.alive:
+            if made and not made[0].state.service.closing and not made[0].state.service.scheduler.alive:
                 raise ClusterError("the thread that runs the model is dead")
 
     deployed = serve.deployment(serve.ingress(build)(Defended)).options(

@@ -1,0 +1,119 @@
+"""Parse a request's body into encoded images and options; limits are checked before work is done."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+
+from patchcleanser.service.config import Limits
+from patchcleanser.service.problems import RefusedError
+from patchcleanser.service.schemas import CertifyBody, CertifyOptions, Options, PredictBody, PredictOptions
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+FIELDS = 64
+"""Form fields besides files and their labels, which come one by one; values in JSON besides those."""
+BODIES: dict[type[Options], type[PredictBody] | type[CertifyBody]] = {
+    PredictOptions: PredictBody,
+    CertifyOptions: CertifyBody,
+}
+
+
+@dataclass(frozen=True)
+class ParsedRequest(Generic[OptionsT]):
+    """Encoded images, and the options for them."""
+
+    images: list[bytes]
+    options: OptionsT
+
+
+async def parse(request: Request, options: type[OptionsT], limits: Limits) -> ParsedRequest[OptionsT]:
+    """The images and options of a request, multipart or JSON; RefusedError if something is wrong with them."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media == "application/json":
+        parsed = await _parse_json(request, options, limits)
+    elif media == "multipart/form-data":
+        parsed = await _parse_form(request, options, limits)
+    else:
+        raise RefusedError("unsupported-media", "send multipart/form-data with files, or application/json with base64")
+    if not parsed.images:
+        raise RefusedError("invalid", "there is no image in the request; send at least one")
+    labels = getattr(parsed.options, "labels", None)
+    if labels is not None and len(labels) != len(parsed.images):
+        raise RefusedError("invalid", f"{len(labels)} labels for {len(parsed.images)} images; send one for each")
+    return parsed
+
+
+async def _parse_json(request: Request, options: type[OptionsT], limits: Limits) -> ParsedRequest[OptionsT]:
+    content = await request.body()
+    # Of a million wrong values each would become an error of its own, at hundreds of times its bytes. Base64 has no
+    # comma and no bracket, so those of an honest body are as many as its images, labels and options.
+    if sum(map(content.count, (b",", b"[", b"{"))) > 2 * limits.files + FIELDS:
+        raise RefusedError("too-large", f"too many values in the JSON; at most {limits.files} images are taken")
+    try:
+        body = BODIES[options].model_validate_json(content)
+    except ValidationError as error:
+        raise _invalid(error) from None
+    if len(body.images) > limits.files:
+        raise _too_many(limits)
+    images = [_from_base64(number, text, limits) for number, text in enumerate(body.images)]
+    return ParsedRequest(images, options.model_validate(body.model_dump(exclude={"images"})))
+
+
+def _from_base64(number: int, text: str, limits: Limits) -> bytes:
+    if len(text) * 3 // 4 > limits.file_bytes + 2:
+        raise _too_long(number, limits)
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise RefusedError("invalid", f"image {number} is not base64", image=number) from None
+
+
+async def _parse_form(request: Request, options: type[OptionsT], limits: Limits) -> ParsedRequest[OptionsT]:
+    fields: dict[str, list[str]] = {}
+    images: list[bytes] = []
+    # One file more than allowed is let through to be refused by name here, not as a malformed body.
+    bounds = {"max_files": limits.files + 1, "max_fields": limits.files + FIELDS}
+    async with request.form(**bounds, max_part_size=4096) as form:
+        for name, value in form.multi_items():
+            if not isinstance(value, UploadFile):
+                fields.setdefault(name, []).append(value)
+                continue
+            if name != "image":
+                raise RefusedError("invalid", "files come in the field 'image', as often as there are images")
+            if len(images) == limits.files:
+                raise _too_many(limits)
+            if (value.size or 0) > limits.file_bytes:
+                raise _too_long(len(images), limits)
+            images.append(await value.read())
+    if any(len(values) > 1 and name != "labels" for name, values in fields.items()):
+        raise RefusedError("invalid", "an option was given more than once")
+    try:
+        values = {name: values if name == "labels" else values[0] for name, values in fields.items()}
+        return ParsedRequest(images, options.model_validate(values))
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
+def _invalid(error: ValidationError) -> RefusedError:
+    """The first thing that is wrong, without what was sent."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return RefusedError("bad-request", "the body is not valid JSON")
+    where = ".".join(str(part)[:40] for part in first["loc"])
+    return RefusedError("invalid", f"{where}: {first['msg']}" if where else first["msg"])
+
+
+def _too_many(limits: Limits) -> RefusedError:
+    return RefusedError("too-large", f"too many images in one request; at most {limits.files} are taken")
+
+
+def _too_long(number: int, limits: Limits) -> RefusedError:
+    message = f"image {number} is too long; at most {limits.file_bytes:,} bytes are taken"
+    return RefusedError("too-large", message, image=number)
