@@ -33,8 +33,8 @@ def run_schemathesis(server: Any, examples: int, folder: Path) -> str:
 
 
 def test_generated_requests_get_the_answers_that_are_documented(tiny_server: Any, tmp_path: Path) -> None:
-    said = run_schemathesis(tiny_server, 5, tmp_path)
-    assert re.search(r"Tested: 9\b", said), said
+    output = run_schemathesis(tiny_server, 5, tmp_path)
+    assert re.search(r"Tested: 9\b", output), output
     statuses = {(line["route"], line["status"]) for line in tiny_server.lines() if "route" in line}
     assert {("/v1/predict", 200), ("/v1/certify", 200)} <= statuses, "the examples of the document must work"
 
