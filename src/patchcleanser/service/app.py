@@ -35,6 +35,12 @@ MEDIA_TYPES = {
 }
 """Of the page's files, by the end of their names."""
 
+FRAMEWORK_ERRORS = {
+    404: ("not-found", "there is nothing at this address"),
+    405: ("method-not-allowed", "this method is not taken here"),
+}
+"""Codes and messages for errors that the web framework raises itself, by status."""
+
 Responses = dict[int | str, dict[str, Any]]
 
 
@@ -76,14 +82,8 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(HTTPException)
     async def framework(request: Request, error: HTTPException) -> Response:
-        status, code, message = error.status_code, "bad-request", "the request is not understood"
-        if status == 404:
-            code, message = "not-found", "there is nothing at this address"
-        elif status == 405:
-            code, message = "method-not-allowed", "this method is not taken here"
-        elif status >= 500:
-            code = "internal"
-        response = problem_answer(RefusedError(code, message), service.metrics)
+        unknown = ("bad-request" if error.status_code < 500 else "internal", "the request is not understood")
+        response = problem_answer(RefusedError(*FRAMEWORK_ERRORS.get(error.status_code, unknown)), service.metrics)
         response.headers.update({k: v for k, v in (error.headers or {}).items() if k.lower() == "allow"})
         return response
 
@@ -241,7 +241,7 @@ def _add_page(app: FastAPI) -> None:
     @app.get("/page/{name}", include_in_schema=False)
     async def part(name: str) -> Response:
         if name not in contents:
-            raise RefusedError("not-found", "there is nothing at this address")
+            raise RefusedError(*FRAMEWORK_ERRORS[404])
         media_type = MEDIA_TYPES[name.rpartition(".")[2]]
         return Response(contents[name], media_type=media_type, headers={"cache-control": "no-cache"})
 

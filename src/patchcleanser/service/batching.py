@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,13 +56,11 @@ class ScheduledImage:
 
     def finish(self, result: Any = None, error: Exception | None = None) -> None:
         self.reservation.release()
-        try:
-            if error is not None:
-                self.future.set_exception(error)
-            else:
+        with suppress(InvalidStateError):  # cancelled in this very moment
+            if error is None:
                 self.future.set_result(result)
-        except InvalidStateError:
-            pass  # cancelled in this very moment
+            else:
+                self.future.set_exception(error)
 
 
 Batch = list[tuple[ScheduledImage, Indices]]
@@ -156,13 +155,12 @@ class Scheduler:
         try:
             while not len(image.missing()):
                 image.wants = next(image.flow)
+            return True
         except StopIteration as end:
             image.finish(end.value)
-            return False
         except Exception as error:  # the other images go on
             image.finish(error=error)
-            return False
-        return True
+        return False
 
     def _select(self, most: int, *, strict: bool) -> Batch:
         """At most `most` labels of one kind for this step: an equal part for each image, while they fit.

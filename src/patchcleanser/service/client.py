@@ -21,7 +21,7 @@ except ImportError as error:
 Picture = Any
 """Encoded bytes, a path, a PIL image, or a tensor or array [C, H, W] in [0, 1]."""
 
-Answer = TypeVar("Answer", bound=schemas.Model)
+Answer = TypeVar("Answer", bound=schemas.Schema)
 
 LONGEST_WAIT = 30
 """Seconds between two tries, whatever the service asks for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -157,26 +157,22 @@ def _shown(spec: str) -> str:
     return f"{kind}:{PurePath(rest.partition('?')[0]).name}"
 
 
-def _samples(name: str, classifier: Classifier) -> tuple[Sample, ...]:
+def _samples(name: str, classifier: Classifier) -> Iterator[Sample]:
     """A few images of each class; without labels if the model has other classes."""
     dataset = load_dataset(name)
     labels = None
     with suppress(DataError):
         dataset, _ = match_labels(dataset, classifier)
         labels = dataset.labels
-    chosen = range(min(len(dataset), SAMPLES)) if labels is None else _some_of_each(labels)
-    return tuple(Sample(_png(dataset.image(i)), None if labels is None else int(labels[i])) for i in chosen)
+    for index in range(min(len(dataset), SAMPLES)) if labels is None else _some_of_each(labels):
+        file = BytesIO()
+        as_picture(dataset.image(index)).save(file, format="PNG")
+        yield Sample(file.getvalue(), None if labels is None else int(labels[index]))
 
 
 def _some_of_each(labels: NDArray[np.int64]) -> list[int]:
-    """The first of each class, then the second of each, and so on."""
+    """Indices of the first image of each class, then the second of each, and so on."""
     occurrence = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         occurrence[labels == label] = np.arange(np.count_nonzero(labels == label))
     return [int(i) for i in np.lexsort((labels, occurrence))[:SAMPLES]]
-
-
-def _png(pixels: torch.Tensor) -> bytes:
-    file = BytesIO()
-    as_picture(pixels).save(file, format="PNG")
-    return file.getvalue()
