@@ -94,7 +94,7 @@ class Client:
 
     def _send(self, kind: type[Answer], route: str, images: Iterable[Picture], fields: dict[str, Any]) -> Answer:
         if isinstance(images, (str, bytes, Path)):
-            raise InputError("images come as a list, also a single one")
+            raise InputError(f"images come as a list, even a single one; got a {type(images).__name__}")
         files = [("image", (f"{n}", _encode(image, n))) for n, image in enumerate(images)]
         if not files:
             raise InputError("there must be at least 1 image, got none")

@@ -115,5 +115,7 @@ def _too_many(limits: Limits) -> RefusedError:
 
 
 def _too_long(number: int, limits: Limits) -> RefusedError:
-    message = f"image {number} is too long; at most {limits.file_bytes:,} bytes are taken"
+    message = (
+        f"image {number} has too many bytes; at most {limits.file_bytes:,} are taken; compress it, or make it smaller"
+    )
     return RefusedError("too-large", message, image=number)

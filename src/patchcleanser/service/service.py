@@ -67,12 +67,13 @@ class Service:
 
     async def masks(self, client: str, height: int, width: int, masks: int | None) -> MaskSet:
         """The masks for images of a size; building them takes a decoder's turn."""
-        if height * width > self.settings.limits.pixels:
-            raise RefusedError("too-large", f"at most {self.settings.limits.pixels:,} pixels are taken")
+        pixels, most = height * width, self.settings.limits.pixels
+        if pixels > most:
+            raise RefusedError("too-large", f"the image would have {pixels:,} pixels; at most {most:,} are taken")
         self._check_options(masks)
         try:
             with anyio.fail_after(self.settings.limits.deadline):
-                async with self.decoders.turn(client, pixels=height * width):
+                async with self.decoders.turn(client, pixels=pixels):
                     return await self._in_thread(lambda: self.model.mask_set((height, width), masks))
         except (MaskError, ThreatError) as error:
             raise RefusedError("bad-fit", str(error)) from None
@@ -82,14 +83,16 @@ class Service:
     async def answer(self, request: Request, options: type[OptionsT]) -> tuple[list[Result], OptionsT]:
         """The results for a request's images, in order, within its deadline and while its client is connected."""
         self.check_ready()
-        service_due = time.monotonic() + self.settings.limits.deadline
+        limits = self.settings.limits
+        service_due = time.monotonic() + limits.deadline
         try:
-            with anyio.fail_after(self.settings.limits.deadline):
-                parsed = await parse(request, options, self.settings.limits)
+            with anyio.fail_after(limits.deadline):
+                parsed = await parse(request, options, limits)
         except TimeoutError:
-            raise RefusedError("body-too-slow", "the request did not arrive whole in time") from None
-        limit = parsed.options.deadline_ms
-        request_due = math.inf if limit is None else time.monotonic() + limit / 1000
+            message = f"the request did not arrive whole within {limits.deadline:g} s; send fewer or smaller images"
+            raise RefusedError("body-too-slow", message) from None
+        milliseconds = parsed.options.deadline_ms
+        request_due = math.inf if milliseconds is None else time.monotonic() + milliseconds / 1000
         self._check_options(parsed.options.masks, getattr(parsed.options, "labels", ()))
         request.state.facts = {"images": len(parsed.images), "bytes": sum(map(len, parsed.images))}
         work = self._compute(request.state.client, parsed)
@@ -152,7 +155,7 @@ class Service:
         if masks is not None and masks > most:
             raise RefusedError("invalid", f"masks: at most {most} per axis are taken, got {masks}")
         if masks is not None and not self.model.may_choose_masks:
-            raise RefusedError("invalid", "masks: against several patches at once the number is fixed")
+            raise RefusedError("invalid", "masks: against several patches at once the number is fixed; leave it out")
         for number, label in enumerate(labels):
             if not 0 <= label < classes:
                 message = f"the label of image {number} is out of range; classes are 0 to {classes - 1}"
@@ -192,4 +195,6 @@ async def _disconnected(request: Request) -> None:
 
 
 def _late(code: str) -> RefusedError:
-    return RefusedError(code, "there was no answer before the deadline; the work was dropped")
+    return RefusedError(
+        code, "there was no answer before the deadline, so the work was dropped; send fewer images, or try later"
+    )
