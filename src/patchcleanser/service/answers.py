@@ -105,7 +105,8 @@ def mask_facts(masks: MaskSet, threat: Threat) -> schemas.MasksAnswer:
 
 def model_facts(model: DefendedModel) -> schemas.ModelAnswer:
     """The answer about the model, the threat and the limits."""
-    settings, classifier, limits = model.settings, model.classifier, model.settings.limits
+    settings, classifier = model.settings, model.classifier
+    limits = {name: value for name, value in vars(settings.limits).items() if name in schemas.LimitsAnswer.model_fields}
     pair = settings.masks if isinstance(settings.masks, tuple) else (settings.masks or 6,) * 2
     return schemas.ModelAnswer(
         version=patchcleanser.__version__,
@@ -122,15 +123,7 @@ def model_facts(model: DefendedModel) -> schemas.ModelAnswer:
         device=classifier.device.type,
         precision="fast" if model.defense.fast else "exact",
         samples=len(model.samples),
-        limits=schemas.LimitsAnswer(
-            body_bytes=limits.body_bytes,
-            file_bytes=limits.file_bytes,
-            files=limits.files,
-            pixels=limits.pixels,
-            formats=list(limits.formats),
-            masks=limits.masks,
-            deadline_seconds=limits.deadline,
-        ),
+        limits=schemas.LimitsAnswer(deadline_seconds=settings.limits.deadline, **limits),
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
@@ -25,45 +24,36 @@ BODIES: dict[type[Options], type[PredictBody] | type[CertifyBody]] = {
 }
 
 
-@dataclass(frozen=True)
-class ParsedRequest(Generic[OptionsT]):
-    """Encoded images, and the options for them."""
-
-    images: list[bytes]
-    options: OptionsT
-
-
-async def parse(request: Request, options: type[OptionsT], limits: Limits) -> ParsedRequest[OptionsT]:
-    """The images and options of a request, multipart or JSON; RefusedError if something is wrong with them."""
+async def parse_request(request: Request, kind: type[OptionsT], limits: Limits) -> tuple[list[bytes], OptionsT]:
+    """The encoded images and the options of a request, multipart or JSON; RefusedError if it cannot be used."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media == "application/json":
-        parsed = await _parse_json(request, options, limits)
+        images, options = await _parse_json(request, kind, limits)
     elif media == "multipart/form-data":
-        parsed = await _parse_form(request, options, limits)
+        images, options = await _parse_form(request, kind, limits)
     else:
         raise RefusedError("unsupported-media", "send multipart/form-data with files, or application/json with base64")
-    if not parsed.images:
+    if not images:
         raise RefusedError("invalid", "there is no image in the request; send at least one")
-    labels = getattr(parsed.options, "labels", None)
-    if labels is not None and len(labels) != len(parsed.images):
-        raise RefusedError("invalid", f"{len(labels)} labels for {len(parsed.images)} images; send one for each")
-    return parsed
+    if isinstance(options, CertifyOptions) and len(options.labels) != len(images):
+        raise RefusedError("invalid", f"{len(options.labels)} labels for {len(images)} images; send one for each")
+    return images, options
 
 
-async def _parse_json(request: Request, options: type[OptionsT], limits: Limits) -> ParsedRequest[OptionsT]:
+async def _parse_json(request: Request, kind: type[OptionsT], limits: Limits) -> tuple[list[bytes], OptionsT]:
     content = await request.body()
     # Of a million wrong values each would become an error of its own, at hundreds of times its bytes. Base64 has no
     # comma and no bracket, so those of an honest body are as many as its images, labels and options.
     if sum(map(content.count, (b",", b"[", b"{"))) > 2 * limits.files + FIELDS:
         raise RefusedError("too-large", f"too many values in the JSON; at most {limits.files} images are taken")
     try:
-        body = BODIES[options].model_validate_json(content)
+        body = BODIES[kind].model_validate_json(content)
     except ValidationError as error:
         raise _invalid(error) from None
     if len(body.images) > limits.files:
         raise _too_many(limits)
     images = [_from_base64(number, text, limits) for number, text in enumerate(body.images)]
-    return ParsedRequest(images, options.model_validate(body.model_dump(exclude={"images"})))
+    return images, kind.model_validate(body.model_dump(exclude={"images"}))
 
 
 def _from_base64(number: int, text: str, limits: Limits) -> bytes:
@@ -75,7 +65,7 @@ def _from_base64(number: int, text: str, limits: Limits) -> bytes:
         raise RefusedError("invalid", f"image {number} is not base64", image=number) from None
 
 
-async def _parse_form(request: Request, options: type[OptionsT], limits: Limits) -> ParsedRequest[OptionsT]:
+async def _parse_form(request: Request, kind: type[OptionsT], limits: Limits) -> tuple[list[bytes], OptionsT]:
     fields: dict[str, list[str]] = {}
     images: list[bytes] = []
     # One file more than allowed is let through to be refused by name here, not as a malformed body.
@@ -96,7 +86,7 @@ async def _parse_form(request: Request, options: type[OptionsT], limits: Limits)
         raise RefusedError("invalid", "an option was given more than once")
     try:
         values = {name: values if name == "labels" else values[0] for name, values in fields.items()}
-        return ParsedRequest(images, options.model_validate(values))
+        return images, kind.model_validate(values)
     except ValidationError as error:
         raise _invalid(error) from None
 

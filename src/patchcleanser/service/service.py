@@ -23,9 +23,9 @@ from patchcleanser.service.config import ServiceSettings
 from patchcleanser.service.decoding import Decoders
 from patchcleanser.service.middleware import Metrics
 from patchcleanser.service.model import DefendedModel
-from patchcleanser.service.parsing import OptionsT, ParsedRequest, parse
+from patchcleanser.service.parsing import OptionsT, parse_request
 from patchcleanser.service.problems import ClientGoneError, RefusedError
-from patchcleanser.service.schemas import CertifyOptions
+from patchcleanser.service.schemas import CertifyOptions, Options
 
 log = logging.getLogger("patchcleanser.service")
 
@@ -80,39 +80,39 @@ class Service:
         except TimeoutError:
             raise _late("deadline") from None
 
-    async def answer(self, request: Request, options: type[OptionsT]) -> tuple[list[Result], OptionsT]:
+    async def answer(self, request: Request, kind: type[OptionsT]) -> tuple[list[Result], OptionsT]:
         """The results for a request's images, in order, within its deadline and while its client is connected."""
         self.check_ready()
         limits = self.settings.limits
         service_due = time.monotonic() + limits.deadline
         try:
             with anyio.fail_after(limits.deadline):
-                parsed = await parse(request, options, limits)
+                images, options = await parse_request(request, kind, limits)
         except TimeoutError:
             message = f"the request did not arrive whole within {limits.deadline:g} s; send fewer or smaller images"
             raise RefusedError("body-too-slow", message) from None
-        milliseconds = parsed.options.deadline_ms
+        milliseconds = options.deadline_ms
         request_due = math.inf if milliseconds is None else time.monotonic() + milliseconds / 1000
-        self._check_options(parsed.options.masks, getattr(parsed.options, "labels", ()))
-        request.state.facts = {"images": len(parsed.images), "bytes": sum(map(len, parsed.images))}
-        work = self._compute(request.state.client, parsed)
+        self._check_options(options.masks, options.labels if isinstance(options, CertifyOptions) else ())
+        request.state.facts = {"images": len(images), "bytes": sum(map(len, images))}
+        work = self._compute(request.state.client, images, options)
         try:
-            return await _while_connected(request, work, min(service_due, request_due)), parsed.options
+            return await _while_connected(request, work, min(service_due, request_due)), options
         except TimeoutError:
             raise _late("too-late" if request_due < service_due else "deadline") from None
 
-    async def _compute(self, client: str, parsed: ParsedRequest[Any]) -> list[Result]:
-        options, states, sizes = parsed.options, list[ImageState](), list[int]()
-        for number, content in enumerate(parsed.images):
+    async def _compute(self, client: str, images: list[bytes], options: Options) -> list[Result]:
+        states, sizes = list[ImageState](), list[int]()
+        for number, content in enumerate(images):
             async with self.decoders.turn(client):
                 sizes.append(await self.decoders.count_pixels(content, number))
         reservations = self._reserve(client, sizes)
         try:
-            for number, (content, size) in enumerate(zip(parsed.images, sizes, strict=True)):
+            for number, (content, size) in enumerate(zip(images, sizes, strict=True)):
                 states.append(await self._decode(client, content, size, number, options.masks))
             flows, strict = self.model.flows(options, len(states)), isinstance(options, CertifyOptions)
-            images = zip(states, flows, reservations, strict=True)
-            futures = self.scheduler.submit([ScheduledImage(s, flow, strict, r, client) for s, flow, r in images])
+            parts = zip(states, flows, reservations, strict=True)
+            futures = self.scheduler.submit([ScheduledImage(s, flow, strict, r, client) for s, flow, r in parts])
             reservations = []  # released by the scheduler from now on
         finally:
             for reservation in reservations:
