@@ -24,12 +24,12 @@ def whole(run: Run, images: int) -> bool:
 
 def ray_workers() -> list[psutil.Process]:
     """The processes of our own clusters that hold a classifier."""
-    found = []
+    workers = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "ray::Worker" in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+                workers.append(process)
+    return workers
 
 
 def kill_one() -> bool:

@@ -23,19 +23,19 @@ def cluster() -> Iterator[Cluster]:
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False}
-    found = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
-        found.add_node(num_cpus=1, object_store_memory=STORE)
-    found.wait_for_nodes()
-    connect(found.address)
-    yield found
+        cluster.add_node(num_cpus=1, object_store_memory=STORE)
+    cluster.wait_for_nodes()
+    connect(cluster.address)
+    yield cluster
     ray.shutdown()
-    found.shutdown()
+    cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
 def runner(cluster: Cluster) -> Iterator[RayRunner]:
     from patchcleanser.cluster.runner import RayRunner
 
-    with RayRunner(cluster.address) as found:
-        yield found
+    with RayRunner(cluster.address) as runner:
+        yield runner

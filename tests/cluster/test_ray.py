@@ -164,10 +164,10 @@ def test_many_images_are_hashed_by_all_nodes_to_the_same_fingerprint(
     job = real(25)
     read: list[int] = []
     monkeypatch.setattr(type(job.dataset), "content", lambda self, index: read.append(index))
-    found = runner.begin(job_work(job))
+    identity = runner.begin(job_work(job))
     assert read == []  # the driver has read none
     monkeypatch.undo()
-    assert found["data"] == real(25).dataset.fingerprint
+    assert identity["data"] == real(25).dataset.fingerprint
 
 
 def job_work(job: Job) -> Any:
@@ -184,10 +184,10 @@ def test_an_image_that_crashes_the_decoder_is_named_or_skipped(runner: RayRunner
     assert whole(run, 12)
     reasons = run.read(["skipped"])["skipped"].to_pylist()
     assert {at: why for at, why in enumerate(reasons) if why} == {5: "reading it kills the process"}
-    kept = pa.array([at != 5 for at in range(12)])
+    readable = pa.array([at != 5 for at in range(12)])
     local = evaluate(noisy(12), tmp_path / "local", batch=4)  # without the deadly image the batch is another one
     columns = ["label", "answer", "certified", "table"]
-    assert run.read(columns).filter(kept).equals(local.read(columns).filter(kept))
+    assert run.read(columns).filter(readable).equals(local.read(columns).filter(readable))
 
 
 @pytest.mark.parametrize(("number", "kills"), [(40, 2), pytest.param(120, 8, marks=pytest.mark.slow)])
@@ -271,18 +271,21 @@ def test_an_image_once_left_out_stays_out_when_an_older_copy_of_its_batch_is_los
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A late batch is at two workers; both may die of it, the second one after it was looked at."""
-    monkeypatch.setattr(ray_pool, "deadly", lambda held, indices: [1])
+    monkeypatch.setattr(ray_pool, "find_deadly", lambda refs, indices: [1])
     pool, state = ray_pool.Pool({"num_cpus": 1}, 1, ("cpu", 1)), ray_pool._Tasks(deque())
     work, batch = CertifyWorkload(cast(Job, None), skip=True), Batch(0, range(3))
     for _ in range(3):
-        pool._again(work, state, 0, batch, RayActorError())
+        pool._requeue(work, state, 0, batch, RayActorError())
     assert [list(task.left_out) for _, task in state.queue] == [[], [1], [1]]
 
 
 def test_more_than_the_cluster_has_is_refused(cluster: Cluster, runner: RayRunner, tmp_path: Path) -> None:
     runner.close()
-    for asked in ({"gpus_per_worker": 1}, {"workers": 3}):
-        with RayRunner(cluster.address, **asked) as greedy, pytest.raises(ClusterError, match=r"2 CPUs, 0 GPUs.*fewer"):
+    for options in ({"gpus_per_worker": 1}, {"workers": 3}):
+        with (
+            RayRunner(cluster.address, **options) as greedy,
+            pytest.raises(ClusterError, match=r"2 CPUs, 0 GPUs.*fewer"),
+        ):
             evaluate(noisy(4), tmp_path / "run", runner=greedy)
     assert not (tmp_path / "run").exists()
 

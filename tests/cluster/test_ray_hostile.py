@@ -100,14 +100,14 @@ def test_a_worker_that_comes_back_with_another_model_adds_no_rows(
             path.write_text("2")
             assert kill_one()
 
-    with RayRunner(cluster.address, make=making(path)) as made:
+    with RayRunner(cluster.address, make=making(path)) as other:
         with pytest.raises(ClusterError, match="would give other rows: its classifier is"):
-            evaluate(job, tmp_path / "run", batch=2, runner=made, on_progress=replace)
+            evaluate(job, tmp_path / "run", batch=2, runner=other, on_progress=replace)
         stopped = Run.open(tmp_path / "run").read()
         assert 6 <= len(stopped) < 60
         path.write_text("1")
-    with RayRunner(cluster.address, make=making(path)) as made:
-        run = evaluate(job, tmp_path / "run", batch=2, runner=made)
+    with RayRunner(cluster.address, make=making(path)) as other:
+        run = evaluate(job, tmp_path / "run", batch=2, runner=other)
     assert whole(run, 60)
     assert rows(run).equals(rows(local))
 

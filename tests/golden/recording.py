@@ -25,7 +25,7 @@ from patchcleanser import Job, Threat, TorchClassifier, evaluate, load_classifie
 from patchcleanser.cli.app import COMMANDS, app
 from patchcleanser.data import chosen
 from patchcleanser.service.app import create_app
-from patchcleanser.service.settings import ServiceSettings
+from patchcleanser.service.config import ServiceSettings
 
 FOLDER = Path(__file__).parent
 ZOO = ["zoo:tiny", "zoo:cifar10-mlp", "zoo:cifar10-resnet", "zoo:cifar10-vit"]

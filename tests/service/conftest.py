@@ -27,8 +27,8 @@ from torch.nn import functional
 
 from patchcleanser import CallableClassifier, Threat
 from patchcleanser.service.app import create_app
+from patchcleanser.service.config import Limits, ServiceSettings
 from patchcleanser.service.protocol import server_config
-from patchcleanser.service.settings import Limits, ServiceSettings
 
 CLASSES = ("moss", "rust", "salt", "tar")
 

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from patchcleanser import DoubleMasking
 from patchcleanser.data.codec import decode
 from patchcleanser.service.app import create_app
-from patchcleanser.service.engine import SERVED
+from patchcleanser.service.model import SERVED
 
 
 def pictures(kit: Any, number: int) -> list[bytes]:
@@ -30,28 +30,30 @@ def test_every_defense_answers_as_its_predict(kit: Any, name: str) -> None:
     contents = pictures(kit, 12)
     expected = offline(SERVED[name](settings.model, settings.threat, masks=3), contents)
     with TestClient(create_app(settings)) as client:
-        found = client.post("/v1/predict", files=kit.upload(*contents)).json()["predictions"]
-    for one, verdict in zip(found, expected, strict=True):
-        assert (one["label"], one["classifications"]) == (verdict.label, verdict.classifications)
+        predictions = client.post("/v1/predict", files=kit.upload(*contents)).json()["predictions"]
+    for prediction, verdict in zip(predictions, expected, strict=True):
+        assert (prediction["label"], prediction["classifications"]) == (verdict.label, verdict.classifications)
         if name == "minority-reports":
-            assert (one["alert"], tuple(one["reporters"])) == (verdict.alert, verdict.reporters)
+            assert (prediction["alert"], tuple(prediction["reporters"])) == (verdict.alert, verdict.reporters)
         else:
-            assert (one["case"], tuple(one["disagreers"])) == (verdict.case.value, verdict.disagreers)
+            assert (prediction["case"], tuple(prediction["disagreers"])) == (verdict.case.value, verdict.disagreers)
     if name == "double-masking":
-        assert {one["case"] for one in found} >= {"disagreer", "majority"}, "the images should make masks disagree"
+        assert {prediction["case"] for prediction in predictions} >= {"disagreer", "majority"}, (
+            "the images should make masks disagree"
+        )
 
 
 def test_the_suspected_window_is_the_deciding_mask(kit: Any, client: TestClient) -> None:
     settings, contents = kit.toy(), pictures(kit, 12)
     defense = DoubleMasking(settings.model, settings.threat, masks=3)
     expected = offline(defense, contents)
-    found = client.post("/v1/predict", files=kit.upload(*contents)).json()["predictions"]
-    for one, verdict, content in zip(found, expected, contents, strict=True):
+    predictions = client.post("/v1/predict", files=kit.upload(*contents)).json()["predictions"]
+    for prediction, verdict, content in zip(predictions, expected, contents, strict=True):
         if verdict.deciding_mask is None:
-            assert one["suspected"] is None
+            assert prediction["suspected"] is None
             continue
         (window,) = defense.mask_set(decode(content, "x").shape[-2:]).masks[verdict.deciding_mask]
-        assert one["suspected"] == [
+        assert prediction["suspected"] == [
             {"top": window.top, "left": window.left, "height": window.height, "width": window.width}
         ]
 
@@ -69,9 +71,13 @@ def test_a_request_may_choose_its_number_of_masks(kit: Any, client: TestClient) 
     settings, contents = kit.toy(), pictures(kit, 6)
     for masks in (1, 2, 5):
         expected = offline(DoubleMasking(settings.model, settings.threat, masks=masks), contents)
-        found = client.post("/v1/predict", files=kit.upload(*contents), data={"masks": masks}).json()["predictions"]
-        assert [one["label"] for one in found] == [verdict.label for verdict in expected]
-        assert [one["classifications"] for one in found] == [verdict.classifications for verdict in expected]
+        predictions = client.post("/v1/predict", files=kit.upload(*contents), data={"masks": masks}).json()[
+            "predictions"
+        ]
+        assert [prediction["label"] for prediction in predictions] == [verdict.label for verdict in expected]
+        assert [prediction["classifications"] for prediction in predictions] == [
+            verdict.classifications for verdict in expected
+        ]
 
 
 def test_details_show_the_undefended_label_and_both_rounds(kit: Any, client: TestClient) -> None:
@@ -80,16 +86,18 @@ def test_details_show_the_undefended_label_and_both_rounds(kit: Any, client: Tes
     images = [decode(content, "x") for content in contents]
     examined = defense.examine(images, [0] * len(images), maps=True)  # every two-mask label
     plain = client.post("/v1/predict", files=kit.upload(*contents)).json()["predictions"]
-    found = client.post("/v1/predict", files=kit.upload(*contents), data={"details": "true"}).json()["predictions"]
-    for one, bare, known in zip(found, plain, examined, strict=True):
-        details = one.pop("details")
+    predictions = client.post("/v1/predict", files=kit.upload(*contents), data={"details": "true"}).json()[
+        "predictions"
+    ]
+    for prediction, bare, expected in zip(predictions, plain, examined, strict=True):
+        details = prediction.pop("details")
         assert bare.pop("details") is None
-        assert one == bare, "details must not change the answer, nor what it cost"
-        assert details["undefended"]["label"] == known.table.labels[-1]
-        assert details["one_mask_labels"] == known.table.one()
-        assert [row["mask"] for row in details["second_round"]] == one["disagreers"]
+        assert prediction == bare, "details must not change the answer, nor what it cost"
+        assert details["undefended"]["label"] == expected.table.labels[-1]
+        assert details["one_mask_labels"] == expected.table.one()
+        assert [row["mask"] for row in details["second_round"]] == prediction["disagreers"]
         for row in details["second_round"]:
-            assert row["labels"] == known.table.row(row["mask"])
+            assert row["labels"] == expected.table.row(row["mask"])
 
 
 def test_certificates_and_maps_are_those_of_certify(kit: Any, client: TestClient) -> None:
@@ -100,25 +108,25 @@ def test_certificates_and_maps_are_those_of_certify(kit: Any, client: TestClient
     labels = [verdict.label for verdict in defense.predict(images)]
     expected = defense.certify(images, labels, maps=True)
     answer = client.post("/v1/certify", files=kit.upload(*contents), data={"labels": labels, "maps": "true"})
-    found = answer.json()["certificates"]
-    assert {one["certified"] for one in found} == {True, False}
-    for one, known in zip(found, expected, strict=True):
-        assert (one["certified"], one["row_certified"]) == (known.certified, known.row_certified)
-        assert one["failing_pair"] == (known.failing_pair and list(known.failing_pair))
-        assert one["classifications"] == known.classifications
-        (positions,) = (known.positions or {}).values()
-        assert [[digit == "1" for digit in row] for row in one["maps"][0]["rows"]] == positions.tolist()
-        assert one["proved_share"] == pytest.approx(positions.mean())
+    certificates = answer.json()["certificates"]
+    assert {certificate["certified"] for certificate in certificates} == {True, False}
+    for certificate, proof in zip(certificates, expected, strict=True):
+        assert (certificate["certified"], certificate["row_certified"]) == (proof.certified, proof.row_certified)
+        assert certificate["failing_pair"] == (proof.failing_pair and list(proof.failing_pair))
+        assert certificate["classifications"] == proof.classifications
+        (positions,) = (proof.positions or {}).values()
+        assert [[digit == "1" for digit in row] for row in certificate["maps"][0]["rows"]] == positions.tolist()
+        assert certificate["proved_share"] == pytest.approx(positions.mean())
 
 
 def test_maps_that_are_too_large_are_left_out_and_the_share_stays(kit: Any) -> None:
-    from patchcleanser.service.settings import Limits
+    from patchcleanser.service.config import Limits
 
     with TestClient(create_app(kit.toy(limits=Limits(map_positions=10)))) as client:
         answer = client.post("/v1/certify", files=kit.upload(kit.png()), data={"labels": 0, "maps": "true"})
-    (found,) = answer.json()["certificates"]
-    assert found["maps"] is None
-    assert found["proved_share"] is not None
+    (certificate,) = answer.json()["certificates"]
+    assert certificate["maps"] is None
+    assert certificate["proved_share"] is not None
 
 
 def test_no_answer_is_lost_or_swapped_between_many_clients(kit: Any, client: TestClient) -> None:
@@ -146,9 +154,9 @@ def test_no_answer_is_lost_or_swapped_between_many_clients(kit: Any, client: Tes
 def test_masks_and_model_say_what_is_used(kit: Any, client: TestClient) -> None:
     settings = kit.toy()
     masks = DoubleMasking(settings.model, settings.threat, masks=3).mask_set((16, 20))
-    said = client.get("/v1/masks", params={"height": 16, "width": 20}).json()
-    assert [tuple(box.values()) for mask in said["masks"] for box in mask] == [m[0].numbers for m in masks.masks]
-    assert (said["predict_classifications"], said["certify_classifications"]) == (len(masks), len(masks.unions))
+    facts = client.get("/v1/masks", params={"height": 16, "width": 20}).json()
+    assert [tuple(box.values()) for mask in facts["masks"] for box in mask] == [m[0].numbers for m in masks.masks]
+    assert (facts["predict_classifications"], facts["certify_classifications"]) == (len(masks), len(masks.unions))
     model = client.get("/v1/model").json()
     assert model["names"] == ["moss", "rust", "salt", "tar"]
     assert (model["threat"], model["masks"], model["defense"]) == ("3x3 patch", [3, 3], "double-masking")
@@ -156,7 +164,7 @@ def test_masks_and_model_say_what_is_used(kit: Any, client: TestClient) -> None:
 
 
 def test_folders_in_a_models_name_are_not_told() -> None:
-    from patchcleanser.service.engine import _shown
+    from patchcleanser.service.model import _shown
 
     assert _shown("onnx:/home/somebody/secret/net.onnx?weights=/etc/x") == "onnx:net.onnx"
     assert _shown("tokens:trained:/srv/models/vit") == "tokens:trained:vit"

@@ -10,8 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from patchcleanser.errors import InputError
+from patchcleanser.service.access import Proxies
 from patchcleanser.service.app import create_app
-from patchcleanser.service.clients import Proxies
 
 EVIL = "evil.example"
 

@@ -20,16 +20,17 @@ from fastapi.testclient import TestClient
 
 from patchcleanser import CallableClassifier, Threat
 from patchcleanser.errors import InputError, NotAFunctionError
-from patchcleanser.service import decoding, engine, schemas
+from patchcleanser.service import decoding, model, schemas
 from patchcleanser.service.app import create_app
+from patchcleanser.service.config import Limits
+from patchcleanser.service.middleware import REQUEST_ID, JsonLines
 from patchcleanser.service.problems import PROBLEMS
-from patchcleanser.service.settings import Limits
 
 KEY = "correct horse battery"
 
 
 def refused(answer: Any, code: str) -> dict[str, Any]:
-    assert answer.status_code == PROBLEMS[code].status, answer.text
+    assert answer.status_code == PROBLEMS[code][0], answer.text
     error = answer.json()["error"]
     assert error["code"] == code
     assert error["request_id"] == answer.headers["x-request-id"]
@@ -264,7 +265,7 @@ def test_a_fault_of_ours_is_a_500_without_a_trace_and_a_log_with_one(
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret in /etc/shadow")
 
-    monkeypatch.setattr(engine.Engine, "subject", fails)
+    monkeypatch.setattr(model.DefendedModel, "image_state", fails)
     with caplog.at_level(logging.INFO, logger="patchcleanser.service"):
         answer = client.post("/v1/predict", files=kit.upload(kit.png()))
     refused(answer, "internal")
@@ -287,14 +288,14 @@ def test_a_classifier_that_fails_is_said_to_have(kit: Any) -> None:
 
 
 def test_log_lines_are_json_with_the_requests_id(kit: Any) -> None:
-    from patchcleanser.service.logs import JsonLines
-
     record = logging.LogRecord("x", logging.INFO, __file__, 1, 'a "quoted"\nline', None, None)
-    record.request_id, record.facts = "r1", {"status": 200}
+    record.facts = {"status": 200}
+    token = REQUEST_ID.set("r1")
     line = JsonLines().format(record)
+    REQUEST_ID.reset(token)
     assert "\n" not in line
-    said = json.loads(line)
-    assert (said["request_id"], said["status"], said["event"]) == ("r1", 200, 'a "quoted"\nline')
+    entry = json.loads(line)
+    assert (entry["request_id"], entry["status"], entry["event"]) == ("r1", 200, 'a "quoted"\nline')
 
 
 def test_limits_that_contradict_each_other_are_refused() -> None:

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from patchcleanser.service.app import create_app
-from patchcleanser.service.settings import Limits
+from patchcleanser.service.config import Limits
 
 ALLOWED = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 MODES = {"PNG": ("RGB", "RGBA", "L", "P", "I;16", "1"), "GIF": ("P", "L"), "BMP": ("RGB", "L"), "WEBP": ("RGB", "RGBA")}
@@ -46,8 +46,8 @@ def flipped(draw: random.Random) -> bytes:
 
 def spliced(draw: random.Random) -> bytes:
     """The head of one picture and the tail of another."""
-    one, other = whole(draw), whole(draw)
-    return one[: draw.randrange(1, len(one))] + other[draw.randrange(len(other)) :]
+    first, second = whole(draw), whole(draw)
+    return first[: draw.randrange(1, len(first))] + second[draw.randrange(len(second)) :]
 
 
 def noise(draw: random.Random) -> bytes:
@@ -112,7 +112,7 @@ def strict(kit: Any) -> Iterator[TestClient]:
 
 def throw(client: TestClient, kit: Any, rounds: int, seed: int) -> dict[str, int]:
     draw = random.Random(seed)
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for number in range(rounds):
         make = MAKERS[number % len(MAKERS)]
         content = make(draw)
@@ -120,16 +120,16 @@ def throw(client: TestClient, kit: Any, rounds: int, seed: int) -> dict[str, int
         assert answer.status_code == 200 or 400 <= answer.status_code < 500, (make.__name__, answer.text, content[:80])
         if answer.status_code == 200:
             assert make in (flipped, truncated, spliced), (make.__name__, content[:80])
-        seen[f"{make.__name__} {answer.status_code}"] = seen.get(f"{make.__name__} {answer.status_code}", 0) + 1
+        counts[f"{make.__name__} {answer.status_code}"] = counts.get(f"{make.__name__} {answer.status_code}", 0) + 1
     assert client.get("/readyz").status_code == 200
     assert client.post("/v1/predict", files=kit.upload(kit.png())).status_code == 200
     assert "patchcleanser_queue_images 0.0" in client.get("/metrics").text
-    return seen
+    return counts
 
 
 def test_damaged_pictures_are_refused_and_the_worker_lives(kit: Any, strict: TestClient) -> None:
-    seen = throw(strict, kit, 300, seed=0)
-    assert {f"{make.__name__} {status}" for make in (noise, mislabelled) for status in (415,)} <= set(seen)
+    counts = throw(strict, kit, 300, seed=0)
+    assert {f"{make.__name__} {status}" for make in (noise, mislabelled) for status in (415,)} <= set(counts)
 
 
 @pytest.mark.slow

@@ -37,10 +37,12 @@ class Page:
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
         self.context = browser.new_context(**options)
         self.page = self.context.new_page()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.complaints: list[str] = []
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on(
+            "console", lambda message: self.complaints.append(message.text) if message.type == "error" else None
+        )
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.goto(address)
 
@@ -96,8 +98,8 @@ def test_a_printed_patch_fools_the_undefended_model_and_not_the_defended_one(ope
 def test_nothing_is_asked_of_any_other_server(open_page: Any, tiny_server: Any) -> None:
     page = open_page()
     page.settle()
-    assert len(page.asked) > 30
-    assert all(url.startswith((tiny_server.address, "blob:", "data:")) for url in page.asked)
+    assert len(page.requests) > 30
+    assert all(url.startswith((tiny_server.address, "blob:", "data:")) for url in page.requests)
 
 
 def test_the_patch_follows_the_mouse_and_the_answers_follow_the_patch(open_page: Any) -> None:

@@ -19,11 +19,11 @@ import ray
 from ray import serve
 
 from patchcleanser import Threat, load_dataset
-from patchcleanser.cluster.serve import NAME, Replicas, deploy, undeploy
+from patchcleanser.cluster.deployment import NAME, Replicas, deploy, undeploy
 from patchcleanser.errors import ClusterError, InputError
 from patchcleanser.service.app import create_app
 from patchcleanser.service.client import Client
-from patchcleanser.service.settings import ServiceSettings
+from patchcleanser.service.config import ServiceSettings
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 SETTINGS = ServiceSettings(threat=Threat.square(5), masks=3, device="cpu")
@@ -62,8 +62,8 @@ def test_answers_are_those_of_the_plain_service(address: str) -> None:
         httpx.Client(base_url=address, timeout=120) as there,
     ):
         for route, data in (("/v1/predict", {"details": "true"}), ("/v1/certify", labels)):
-            asked = {"files": files, "data": data}
-            assert same(there.post(route, **asked).json()) == same(plain.post(route, **asked).json())
+            request = {"files": files, "data": data}
+            assert same(there.post(route, **request).json()) == same(plain.post(route, **request).json())
         for route in ("/v1/model", "/v1/masks?height=40&width=30", "/v1/samples", "/readyz", "/healthz"):
             assert same(there.get(route).json()) == same(plain.get(route).json())
         wrong = [c.post("/v1/predict", files=[("image", ("0", b"no picture"))]) for c in (there, plain)]
@@ -106,11 +106,11 @@ def kill_a_replica() -> None:
 @pytest.mark.slow
 def test_a_replica_killed_under_load_loses_no_request_that_is_asked_again(address: str) -> None:
     with TestClient(create_app(SETTINGS), base_url="http://localhost") as plain:
-        told = [
+        expected = [
             plain.post("/v1/predict", files=[("image", ("0", IMAGES.content(n)))]).json()["predictions"][0]["label"]
             for n in range(40)
         ]
-    assert under_load(address, kill_a_replica) == told
+    assert under_load(address, kill_a_replica) == expected
 
 
 @pytest.mark.slow

@@ -47,8 +47,8 @@ def test_the_client_gets_what_the_library_says(tiny_server: Any, expected: list[
     sample = load_dataset("sample")
     with Client(tiny_server.address) as client:
         assert client.ready()
-        found = client.predict([sample.image(i) for i in range(8)])
-        assert [(f.label, f.case, f.classifications) for f in found] == [
+        predictions = client.predict([sample.image(i) for i in range(8)])
+        assert [(f.label, f.case, f.classifications) for f in predictions] == [
             (v.label, v.case.value, v.classifications) for v in expected
         ]
         (certificate,) = client.certify([sample.image(2)], [int(sample.labels[2])], maps=True)
@@ -73,8 +73,8 @@ def test_the_client_takes_bytes_paths_and_pictures_alike(tiny_server: Any, tmp_p
             picture,
             sample.image(1),
         ]
-        found = client.predict([*kinds, sample.image(1).numpy()], masks=2)
-        assert len({str(f) for f in found}) == 1
+        predictions = client.predict([*kinds, sample.image(1).numpy()], masks=2)
+        assert len({str(f) for f in predictions}) == 1
         with pytest.raises(InputError, match="at least 1 image"):
             client.predict([])
         with pytest.raises(InputError, match="come as a list"):
@@ -88,8 +88,8 @@ def test_troubles_reach_the_client_with_their_code(tiny_server: Any) -> None:
         with pytest.raises(ServiceError, match="none of BMP") as caught:
             client.predict([b"junk"])
         assert (caught.value.code, caught.value.status) == ("unsupported-media", 415)
-        told = caught.value.request_id
-        wait_for(lambda: any(line.get("request_id") == told for line in tiny_server.lines()), "the log names it")
+        request_id = caught.value.request_id
+        wait_for(lambda: any(line.get("request_id") == request_id for line in tiny_server.lines()), "the log names it")
     with Client("http://127.0.0.1:1", retries=0) as nobody:
         assert not nobody.ready()
         with pytest.raises(ServiceError, match="no answer from") as caught:
@@ -99,17 +99,17 @@ def test_troubles_reach_the_client_with_their_code(tiny_server: Any) -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_the_client_comes_back_when_it_is_told_to(status: int) -> None:
-    asked: list[float] = []
+    times: list[float] = []
 
     def busy_once(request: httpx.Request) -> httpx.Response:
-        asked.append(time.monotonic())
-        if len(asked) == 1:
+        times.append(time.monotonic())
+        if len(times) == 1:
             return httpx.Response(status, headers={"retry-after": "1"})
         return httpx.Response(200, json={"request_id": "x", "predictions": [], "milliseconds": 1})
 
     with Client(transport=httpx.MockTransport(busy_once)) as client:
         assert client.predict([b"x"]) == []
-    assert asked[1] - asked[0] >= 1
+    assert times[1] - times[0] >= 1
     broken = Client(transport=httpx.MockTransport(lambda _: httpx.Response(502)), retries=0)
     with broken, pytest.raises(ServiceError, match="HTTP 502"):
         broken.model()
@@ -178,14 +178,14 @@ def test_sigterm_under_load_answers_every_accepted_request(kit: Any, tmp_path: P
         wait_for(lambda: each * len(answers) + queued(server) >= number * each, "all requests are in")
         assert len(answers) < number, "the signal must find requests that wait"
         assert server.stop() == 0
-        for one in asking:
-            one.result(60)
+        for future in asking:
+            future.result(60)
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{server.address}/healthz")
     assert sorted(answers) == list(range(number))
     for at, answer in answers.items():
         assert answer.status_code == 200
-        labels = [found["label"] for found in answer.json()["predictions"]]
+        labels = [prediction["label"] for prediction in answer.json()["predictions"]]
         assert labels == [expected[(at + k) % 8].label for k in range(each)]
     assert server.lines()[-1]["event"].startswith("Finished server process")
 

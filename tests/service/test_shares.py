@@ -26,8 +26,8 @@ from PIL import Image
 from patchcleanser import CallableClassifier
 from patchcleanser.data.codec import decode
 from patchcleanser.errors import DataError, InputError
-from patchcleanser.service.decoding import Decoders, unpacked
-from patchcleanser.service.settings import Limits
+from patchcleanser.service.config import Limits
+from patchcleanser.service.decoding import Decoders, unpack
 
 KEYS = ("first key of sixteen", "second key of sixteen")
 SIDE = 4096
@@ -82,9 +82,11 @@ def test_large_pictures_of_one_client_do_not_keep_a_small_one_of_another_out(kit
     with kit.served(kit.toy(masks=2, proxies=("127.0.0.1",))) as address, ThreadPoolExecutor(4) as pool:
         asking = Asking(kit, address)
         attack = [pool.submit(asking.predict, 1, content) for _ in range(4)]
-        wait_for(lambda: asking.queued() + sum(one.done() for one in attack) >= 4, "all of them are in or refused")
+        wait_for(
+            lambda: asking.queued() + sum(future.done() for future in attack) >= 4, "all of them are in or refused"
+        )
         assert asking.predict(2, kit.png()).status_code == 200
-        answers = [one.result() for one in attack]
+        answers = [future.result() for future in attack]
         for answer in answers:
             if answer.status_code != 200:
                 over_share(answer, r"would have 33,554,432 pixels here at once; at most 16,777,216 are taken; wait")
@@ -99,12 +101,14 @@ def test_large_requests_of_many_clients_leave_room_for_small_ones(kit: Any) -> N
         with ThreadPoolExecutor(8) as pool:
             gate.clear()
             large = [pool.submit(asking.predict, client, kit.png(size=(100, 100))) for client in range(4)]
-            wait_for(lambda: asking.queued() == 3 and any(one.done() for one in large), "three are in, one is not")
+            wait_for(
+                lambda: asking.queued() == 3 and any(future.done() for future in large), "three are in, one is not"
+            )
             small = pool.submit(asking.predict, 5, kit.png())
             wait_for(lambda: asking.queued() == 4, "the small one is in")
             gate.set()
             assert small.result().status_code == 200
-            answers = [one.result() for one in large]
+            answers = [future.result() for future in large]
         assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 503]
         assert {a.json()["error"]["code"] for a in answers if a.status_code == 503} == {"overloaded"}
 
@@ -144,7 +148,7 @@ def test_a_client_over_its_share_is_refused_while_another_is_answered(
         other = pool.submit(asking.predict, 2, large)
         wait_for(lambda: asking.queued() == 3, "the other client's is in")
         gate.set()
-        assert [one.result().status_code for one in (*first, other)] == [200] * 3
+        assert [future.result().status_code for future in (*first, other)] == [200] * 3
         assert asking.predict(1, large).status_code == 200
 
 
@@ -198,7 +202,7 @@ def test_one_client_has_one_decoder_and_large_pictures_not_all(kit: Any) -> None
 
 def decoded(content: bytes, limits: Limits | None = None) -> np.ndarray:
     """As a decoder sees it."""
-    return unpacked(anyio.run(Decoders(limits or Limits()).decode, content, 0))
+    return unpack(anyio.run(Decoders(limits or Limits()).decode, content, 0))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "1", "I;16"])

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from patchcleanser.service.settings import Limits
+from patchcleanser.service.config import Limits
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 POST = b"POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier
 from patchcleanser.errors import NotAFunctionError
-from patchcleanser.service.batching import Work, Worker
-from patchcleanser.service.room import Room
+from patchcleanser.service.access import Capacity
+from patchcleanser.service.batching import ScheduledImage, Scheduler
 from soundness.constructed import (
     GATE,
     MASKS,
@@ -96,13 +96,14 @@ def margins(defense: DoubleMasking, image: Tensor) -> np.ndarray:
 
 
 def served(defense: DoubleMasking, images: Iterable[Tensor], flow: Any, *, strict: bool) -> list[Any]:
-    """What the service's worker answers."""
-    worker, room = Worker(defense.engine, together=8), Room(images=1000)
-    works = [Work(defense.subject(image), flow, strict, room.take(images=1)) for image in images]
+    """What the service's scheduler answers."""
+    scheduler, capacity = Scheduler(defense.engine, together=8), Capacity(images=1000)
+    (reservation,) = capacity.reserve("", {"images": 1})
+    scheduled = [ScheduledImage(defense.subject(image), flow, strict, reservation) for image in images]
     try:
-        return [future.result(60) for future in worker.submit(works)]
+        return [future.result(60) for future in scheduler.submit(scheduled)]
     finally:
-        worker.close()
+        scheduler.close()
 
 
 def test_an_image_of_another_size_changes_no_bit_of_later_labels() -> None:

@@ -34,7 +34,7 @@ from patchcleanser.cli.options import (
 from patchcleanser.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from patchcleanser.service.settings import Limits, ServiceSettings
+    from patchcleanser.service.config import Limits, ServiceSettings
 
 API_KEY = "PATCHCLEANSER_API_KEY"
 """Where the key is looked for. Not an option: every user of a machine sees the options of its processes."""
@@ -82,7 +82,7 @@ def serve(
     trust_code: TrustCode = False,
 ) -> None:
     """Answer over HTTP until stopped. With PATCHCLEANSER_API_KEY set (keys, with commas between), requests need one."""
-    from patchcleanser.service.settings import ServiceSettings
+    from patchcleanser.service.config import ServiceSettings
 
     _require_extra()
     if on == "here" and (replicas != "1" or keep):
@@ -109,7 +109,7 @@ def serve(
     if on == "here":
         _serve_here(settings, host, port, root_path)
         return
-    from patchcleanser.cluster.serve import Replicas, deploy
+    from patchcleanser.cluster.deployment import Replicas, deploy
 
     many = Replicas.parse(replicas, cpus=cpus, gpus=gpus)
     deploy(settings, many, address=address, host=host, port=port, root_path=root_path)
@@ -133,16 +133,16 @@ def _serve_here(settings: ServiceSettings, host: str, port: int, root_path: str)
     import uvicorn
 
     from patchcleanser.service.app import create_app
-    from patchcleanser.service.logs import configure
+    from patchcleanser.service.middleware import configure_logging
     from patchcleanser.service.protocol import server_config
 
     listening = _listen(host, port)
     app = create_app(settings)
-    if settings.samples and not app.state.service.engine.samples:
+    if settings.samples and not app.state.service.model.samples:
         print(
             f"note: no picture of {settings.samples} has room for a {settings.threat}; none is offered", file=sys.stderr
         )
-    configure(sys.stderr)
+    configure_logging(sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
         # The server catches these, finishes what it accepted, and raises them again; then all is done.
         signal.signal(number, lambda *_: None)
@@ -153,7 +153,7 @@ def _serve_here(settings: ServiceSettings, host: str, port: int, root_path: str)
 
 def _until_stopped() -> None:
     """Ray Serve works elsewhere; this process waits for Ctrl-C."""
-    from patchcleanser.cluster.serve import undeploy
+    from patchcleanser.cluster.deployment import undeploy
 
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -174,7 +174,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _limits(queue: int, deadline: float, pixels: int, files: int) -> Limits:
     """The limits that the options name; what they imply grows with them."""
-    from patchcleanser.service.settings import Limits
+    from patchcleanser.service.config import Limits
 
     plain = Limits()
     return Limits(

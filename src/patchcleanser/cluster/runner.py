@@ -1,15 +1,11 @@
-"""The same work on a Ray cluster. With ray_pool.py, ray_worker.py and the serving twin all that imports ray.
+"""Workloads on a Ray cluster.
 
-**Who does what.** A pool of actors holds the classifier, once per worker, and each takes one task after the
-other: it reads the next one while it works on the last. The driver hands out tasks and alone writes rows,
-so the run folder, its lock and its way of going on are those of a local run, and need not be shared.
+A pool of actors holds the classifier, one copy per worker. Each takes one task after the other, and reads the next one
+while it works on the last. The driver hands out tasks and alone writes rows, so run folders are those of local runs.
 
-**Why actors, and Ray Data only for the first pass.** Ray Data reads the data once from everywhere, to hash
-them; that is what it is good at: tasks without state and with tiny answers. For the rows themselves we tried
-it (2.60) and left it: a task whose process dies is retried on the same actor for ever, so an image that
-crashes the decoder stops the run, or, with a limit of retries, its block is left out with a line in a log
-and other tasks queued on that actor lose retries too; and the rounds of one heavy image depend on each other.
-Here a task that was lost goes back to the queue, and one that was lost twice is looked at, image by image.
+Ray Data only hashes the data, in one pass over all nodes. It does not run the tasks: one whose process dies it retries
+on the same actor for ever, or leaves out, so an image that crashes its decoder would stop the run or cost other rows.
+Here a lost task goes back to the queue, and the images of one that was lost twice are read one by one.
 """
 
 from __future__ import annotations
@@ -33,8 +29,8 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("ray", "ray") from error
 
-from patchcleanser.cluster.pool import EACH, Pool
-from patchcleanser.cluster.worker import put, unpacked
+from patchcleanser.cluster.pool import TASKS_PER_WORKER, Pool
+from patchcleanser.cluster.worker import put, unpack
 
 HASHED = 512
 """Images hashed by one task; fewer images in all are hashed by the driver itself."""
@@ -42,10 +38,10 @@ HASHED = 512
 
 @dataclass
 class RayRunner:
-    """Work on a Ray cluster, or on a Ray of this machine's own if there is none.
+    """Runs workloads on a Ray cluster, or on a Ray of this machine's own if there is none.
 
-    `workers` is by default as many as the cluster has room for. `make` loads the classifier on a worker
-    if it cannot be sent there. Workers stay for the next job until `close`, or the end of a with.
+    `workers` is by default as many as the cluster has resources for. `make` loads the classifier on a
+    worker if it cannot be sent there. Workers stay for the next job until `close`, or the end of a with.
     """
 
     address: str | None = None
@@ -61,10 +57,8 @@ class RayRunner:
         if self.workers is not None and self.workers < 1:
             raise InputError(f"at least 1 worker is needed, got {self.workers}")
         if self.gpus_per_worker < 0 or self.cpus_per_worker < 1:
-            raise InputError(
-                f"a worker has 0 or more GPUs and 1 or more CPUs, got {self.gpus_per_worker:g} and "
-                f"{self.cpus_per_worker}"
-            )
+            counts = f"{self.gpus_per_worker:g} and {self.cpus_per_worker}"
+            raise InputError(f"a worker has 0 or more GPUs and 1 or more CPUs, got {counts}")
 
     def __enter__(self) -> RayRunner:
         return self
@@ -73,24 +67,24 @@ class RayRunner:
         self.close()
 
     def close(self) -> None:
-        """Let the workers go, and stop Ray if it was started here."""
-        self._let_go()
+        """End the workers, and Ray if it was started here."""
+        self._end_workers()
         if self._started:
             ray.shutdown()
             self._started = False
 
-    def _let_go(self) -> None:
+    def _end_workers(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
     def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
-        """As a worker says; the driver may have another kind of device, or none that is fit."""
+        """The identity of the work on a worker; the driver may have another kind of device."""
         self._started = connect(self.address) or self._started
         dataset = work.job.dataset
         if dataset.remembers and len(dataset) > HASHED and "fingerprint" not in vars(dataset):
-            self._let_go()  # or nobody would have a core to read with
-            _hash_everywhere(dataset)
+            self._end_workers()  # its workers hold the cores that reading needs
+            _hash_on_cluster(dataset)
         dataset.fingerprint  # noqa: B018  # known before it is sent, so that no worker reads all images
         classifier, device = work.job.classifier, "cuda" if self.gpus_per_worker else "cpu"
         if classifier.device.type not in (device, "cpu"):
@@ -98,34 +92,28 @@ class RayRunner:
                 f"the classifier is on {classifier.device} but workers have no GPU; give gpus_per_worker=1"
             )
         if self._pool is None:
-            number = room_for(self.workers, cpus=self.cpus_per_worker, gpus=self.gpus_per_worker)
-            self._pool = Pool(self._options(), number, (device, self.cpus_per_worker))
-        if self._pool.model != classifier.fingerprint:
-            self._pool.send(classifier.fingerprint, _sendable(classifier, self.make, device))
+            resources = {"num_cpus": self.cpus_per_worker, "num_gpus": self.gpus_per_worker}
+            options = {**resources, "max_concurrency": TASKS_PER_WORKER, "scheduling_strategy": "SPREAD"}
+            size = worker_count(self.workers, cpus=self.cpus_per_worker, gpus=self.gpus_per_worker)
+            self._pool = Pool(options, size, (device, self.cpus_per_worker))
+        if self._pool.fingerprint != classifier.fingerprint:
+            self._pool.send(classifier.fingerprint, [put(_pack(classifier, self.make, device))])
         return self._pool.begin(work)
 
     def results(self, work: Workload[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
-        """In the order in which they are done."""
+        """Tasks with their results, in the order in which they are done."""
         pool = self._pool
         if pool is None or pool.work is not work:
             raise InputError("begin(work) comes before its results")
         try:
             yield from pool.results(work, tasks)
         except BaseException:  # Ctrl-C too: nobody would come for what the workers still do
-            self._let_go()
+            self._end_workers()
             raise
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "num_cpus": self.cpus_per_worker,
-            "num_gpus": self.gpus_per_worker,
-            "max_concurrency": EACH,
-            "scheduling_strategy": "SPREAD",
-        }
 
 
 def connect(address: str | None) -> bool:
-    """Use the cluster there, or start one on this machine; whether that was done now."""
+    """Use the cluster there, or start one on this machine; True if Ray was not connected before."""
     if ray.is_initialized():
         return False
     _require_reachable(address)
@@ -137,54 +125,52 @@ def connect(address: str | None) -> bool:
     return True
 
 
-def room_for(workers: int | None, *, cpus: int, gpus: float) -> int:
-    """So many workers, or as many as the cluster has room for; ClusterError if that is too many."""
-    wanted = {"CPU": cpus, "GPU": gpus}
+def worker_count(workers: int | None, *, cpus: int, gpus: float) -> int:
+    """So many workers, or as many as the cluster has resources for; ClusterError if that is too many."""
+    needs = {"CPU": cpus, "GPU": gpus}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(min(int(node.get(kind, 0) // need) for kind, need in wanted.items() if need) for node in nodes)
-    if room < (workers or 1):
-        has = ", ".join(f"{sum(node.get(kind, 0) for node in nodes):g} {kind}s" for kind in wanted)
+    most = sum(min(int(node.get(kind, 0) // need) for kind, need in needs.items() if need) for node in nodes)
+    if most < (workers or 1):
+        has = ", ".join(f"{sum(node.get(kind, 0) for node in nodes):g} {kind}s" for kind in needs)
         raise ClusterError(
-            f"the cluster has room for {room} workers of {cpus} CPUs and {gpus:g} GPUs ({len(nodes)} nodes, {has}), "
+            f"the cluster has room for {most} workers of {cpus} CPUs and {gpus:g} GPUs ({len(nodes)} nodes, {has}), "
             f"asked for {workers or 1}; ask for fewer, or add nodes"
         )
-    return workers or room
+    return workers or most
 
 
-def _hash_everywhere(dataset: Dataset) -> None:
-    """The digest of every image, read through Ray Data on all nodes instead of by the driver alone."""
-    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it would tell its plans
+def _hash_on_cluster(dataset: Dataset) -> None:
+    """Give a dataset the digest of every image, read through Ray Data on all nodes."""
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it would print its plans
     ray.data.DataContext.get_current().enable_progress_bars = False
-    held = put(ray.cloudpickle.dumps(dataset))
-    blocks = -(-len(dataset) // HASHED)
-    numbers = ray.data.range(len(dataset), override_num_blocks=blocks)
-    for row in numbers.map_batches(_digests, batch_size=HASHED, fn_kwargs={"held": [held]}).iter_rows():
+    refs = [put(ray.cloudpickle.dumps(dataset))]
+    numbers = ray.data.range(len(dataset), override_num_blocks=-(-len(dataset) // HASHED))
+    for row in numbers.map_batches(_digests, batch_size=HASHED, fn_kwargs={"refs": refs}).iter_rows():
         dataset.remember(row["index"], row["digest"])
 
 
-def _digests(numbers: dict[str, Any], held: list[Any]) -> dict[str, Any]:
-    dataset = unpacked(held[0])
+def _digests(numbers: dict[str, Any], refs: list[Any]) -> dict[str, Any]:
+    dataset = unpack(refs[0])
     return {"index": numbers["id"], "digest": [dataset.digest(int(index)) for index in numbers["id"]]}
 
 
-def _sendable(classifier: Classifier, make: Callable[[], Classifier] | None, device: str) -> list[Any]:
-    """The classifier, or what makes it, in the object store."""
+def _pack(classifier: Classifier, make: Callable[[], Classifier] | None, device: str) -> bytes:
+    """The classifier, or the function that makes it, as bytes."""
     movable = classifier.device.type == device or isinstance(classifier, TorchClassifier)
-    if make is not None and not movable:
-        return [put(ray.cloudpickle.dumps(make))]
     try:
-        return [put(ray.cloudpickle.dumps(classifier))]
+        if movable or make is None:
+            return bytes(ray.cloudpickle.dumps(classifier))
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         if make is None:
             raise InputError(
                 f"this {type(classifier).__name__} cannot be sent to workers ({error}); give RayRunner a make= that "
                 "loads it there"
             ) from error
-        return [put(ray.cloudpickle.dumps(make))]
+    return bytes(ray.cloudpickle.dumps(make))
 
 
 def _require_reachable(address: str | None) -> None:
-    """Ray itself would try for a minute."""
+    """Check that a cluster answers; Ray itself would try for a minute."""
     address = address or os.environ.get("RAY_ADDRESS")
     if address in (None, "", "auto", "local"):
         return

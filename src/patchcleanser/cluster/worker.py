@@ -24,51 +24,54 @@ from patchcleanser.errors import ClusterError, DataError, InputError, PatchClean
 from patchcleanser.evaluation.workloads import Workload
 
 SPOT_CHECKS = 3
-"""So many images a worker reads before its first task, to see that its node has the same data."""
-READERS = 10
-"""So many processes may die before one of them reads."""
+"""Images that a worker reads before its first task, to check that its node has the same data."""
+MAX_DEATHS = 3
+"""An image that so many processes died of is deadly."""
 
 
 class Worker:
-    """One process of the pool, with the classifier on the device that Ray gave it."""
+    """One process of the pool, with the classifier on the device that Ray gave it.
+
+    Every method that needs the work gets its number, and its reference in a list.
+    """
 
     def __init__(self, device: str, threads: int) -> None:
         self.device, self.threads = device, threads
         self.working, self.unpacking = threading.Lock(), threading.Lock()
-        self.known: tuple[int, Workload[Any, Any]] | None = None
-        self.model = 0
-        tags = ("node",)
+        self.current: tuple[int, Workload[Any, Any]] | None = None
+        self.loaded = 0
         self.tags = {"node": socket.gethostname()}
+        tags = ("node",)
         self.images = Counter("patchcleanser_images", "Images whose rows are done", tag_keys=tags)
         self.tasks = Counter("patchcleanser_tasks", "Tasks done", tag_keys=tags)
         self.seconds = Histogram(
             "patchcleanser_task_seconds", "Time of a task", boundaries=[0.1, 1, 10, 60, 600], tag_keys=tags
         )
 
-    def ready(self, number: int, held: list[Any]) -> None:
+    def ready(self, number: int, refs: list[Any]) -> None:
         """Load the classifier; of two that are loaded at the same time the one sent later counts."""
         torch.set_num_threads(self.threads)
-        loaded = pickle.loads(ray.get(held[0]))
+        content = pickle.loads(ray.get(refs[0]))
         with self.unpacking:
-            if number > self.model:
-                self.classifier = _moved(loaded if isinstance(loaded, Classifier) else loaded(), self.device)
-                self.model, self.known = number, None
+            if number > self.loaded:
+                self.classifier = _moved(content if isinstance(content, Classifier) else content(), self.device)
+                self.loaded, self.current = number, None
 
-    def identity(self, number: int, held: list[Any], check: bool) -> dict[str, Any]:
+    def identity(self, number: int, refs: list[Any], check: bool) -> dict[str, Any]:
         """What decides the results here."""
-        work = self._work(number, held)
+        work = self._work(number, refs)
         if check:
             work.check()
         return work.identity
 
-    def agree(self, number: int, held: list[Any], identity: dict[str, Any]) -> None:
-        """Refuse to work where the results would be others: another device, another model, other data."""
-        work = self._work(number, held)
+    def agree(self, number: int, refs: list[Any], identity: dict[str, Any]) -> None:
+        """Refuse to work where results would differ: another device, another model, other data."""
+        work, node = self._work(number, refs), socket.gethostname()
         for name, value in work.identity.items():
             if value != identity[name]:
                 raise ClusterError(
-                    f"node {socket.gethostname()} would give other rows: its {name} is {value!r}, elsewhere it is "
-                    f"{identity[name]!r}; use nodes of one kind, with the same software"
+                    f"node {node} would give other rows: its {name} is {value!r}, elsewhere it is {identity[name]!r}; "
+                    "use nodes of one kind, with the same software"
                 )
         dataset = work.job.dataset
         for index in range(0, len(dataset), -(-len(dataset) // SPOT_CHECKS)):
@@ -77,78 +80,55 @@ class Worker:
                     dataset.content(index)
                 except DataError as error:
                     raise DataError(
-                        f"node {socket.gethostname()} cannot read {dataset.name} as the driver can: {error}; "
-                        "put the data where every node finds them under the same address"
+                        f"node {node} cannot read {dataset.name} as the driver can: {error}; put the data where every "
+                        "node finds them under the same address"
                     ) from error
 
-    def do(self, number: int, held: list[Any], task: Any) -> Any:
-        """One task. Two may be here at a time: one is read while the other is worked on."""
-        work = self._work(number, held)
-        read = work.read(task)
+    def do(self, number: int, refs: list[Any], task: Any) -> Any:
+        """Do one task. Two may be here at a time: one is read while the other is worked on."""
+        work = self._work(number, refs)
+        content = work.read(task)
         with self.working:
             started = time.monotonic()
             torch.set_num_threads(self.threads)  # in this thread too
-            result = work.process(task, read)
+            result = work.process(task, content)
             self.tasks.inc(tags=self.tags)
             self.images.inc(len(getattr(task, "indices", getattr(task, "rows", ()))), tags=self.tags)
             self.seconds.observe(time.monotonic() - started, tags=self.tags)
         return result
 
-    def _work(self, number: int, held: list[Any]) -> Workload[Any, Any]:
+    def _work(self, number: int, refs: list[Any]) -> Workload[Any, Any]:
         with self.unpacking:
-            if self.known is None or self.known[0] != number:
-                self.known = number, _Unpacker(ray.get(held[0]), self.classifier).load()
-            return self.known[1]
+            if self.current is None or self.current[0] != number:
+                self.current = number, _Unpickler(ray.get(refs[0]), self.classifier).load()
+            return self.current[1]
 
 
-class Reader:
-    """A process that reads images, and may die of it."""
-
-    def open(self, held: list[Any]) -> None:
-        """All that is needed to read but the image itself."""
-        self.dataset = unpacked(held[0]).job.dataset
-
-    def read(self, index: int) -> None:
-        """One image; what can be said about it in words is said later."""
-        with suppress(PatchCleanserError):
-            self.dataset.image(index)
-
-
-def deadly(held: list[Any], indices: Sequence[int]) -> list[int]:
-    """The images that kill whoever reads them. A process that died may have been killed; twice, it was the image."""
-    actor, found = _reader(held), []
+def find_deadly(refs: list[Any], indices: Sequence[int]) -> list[int]:
+    """The images that kill every process that reads them: one death may have another cause."""
+    remote: Any = ray.remote(num_cpus=0, max_retries=MAX_DEATHS - 1)(_read)
+    deadly = []
     for index in indices:
-        for attempt in (1, 2):
-            try:
-                got(actor.read.remote(index))
-                break
-            except RayError:
-                actor = _reader(held)
-                if attempt == 2:
-                    found.append(index)
-    kill(actor)
-    return found
+        try:
+            fetch(remote.remote(refs, index))
+        except RayError:
+            deadly.append(index)
+    return deadly
 
 
-def _reader(held: list[Any]) -> Any:
-    """One that is up, so that no image is blamed for a process that never began to read it."""
-    remote: Any = ray.remote(num_cpus=0)(Reader)
-    for _ in range(READERS):
-        actor = remote.remote()
-        with suppress(RayError):
-            got(actor.open.remote(held))
-            return actor
-    raise ClusterError(f"{READERS} processes that were to read images died before they could")
+def _read(refs: list[Any], index: int) -> None:
+    with suppress(PatchCleanserError):  # left to the task that reads it
+        unpack(refs[0]).job.dataset.image(index)
 
 
-class _Packer(ray.cloudpickle.Pickler):  # type: ignore[misc]
-    """Everything but the classifier, which the workers have."""
+class _Pickler(ray.cloudpickle.Pickler):  # type: ignore[misc]
+    """Leaves out the classifier, which the workers have."""
 
     def persistent_id(self, thing: Any) -> str | None:
         return "classifier" if isinstance(thing, Classifier) else None
 
 
-class _Unpacker(pickle.Unpickler):
+class _Unpickler(pickle.Unpickler):
     def __init__(self, content: bytes, classifier: Classifier | None) -> None:
         super().__init__(io.BytesIO(content))
         self.classifier = classifier
@@ -157,21 +137,21 @@ class _Unpacker(pickle.Unpickler):
         return self.classifier
 
 
-def packed(work: Workload[Any, Any]) -> bytes:
-    """A work as it is sent."""
+def pack(work: Workload[Any, Any]) -> bytes:
+    """A work as bytes, without its classifier."""
     content = io.BytesIO()
-    _Packer(content).dump(work)
+    _Pickler(content).dump(work)
     return content.getvalue()
 
 
 @lru_cache(maxsize=1)
-def unpacked(ref: Any) -> Any:
-    """What a process that has no classifier was sent."""
-    return _Unpacker(ray.get(ref), None).load()
+def unpack(ref: Any) -> Any:
+    """What a reference holds, for a process that has no classifier."""
+    return _Unpickler(ray.get(ref), None).load()
 
 
 def put(content: bytes) -> Any:
-    """Into the object store, for all workers to fetch."""
+    """Put bytes into the object store, for all workers to fetch."""
     try:
         return ray.put(content)
     except (ObjectStoreFullError, OutOfDiskError) as error:
@@ -181,19 +161,19 @@ def put(content: bytes) -> Any:
         ) from error
 
 
-def got(ref: Any) -> Any:
-    """What a worker returned. What it raised is raised here; RayError means that it is dead."""
+def fetch(ref: Any) -> Any:
+    """What a worker returned. Raises what it raised; RayError means that it is dead."""
     try:
         return ray.get(ref)
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, (PatchCleanserError, RayError)):  # Ray's own: what it was sent did not reach it
             raise cause from error
-        raise ClusterError(f"a worker failed: {brief(error)}") from error
+        raise ClusterError(f"a worker failed: {summary(error)}") from error
 
 
 def kill(actor: Any) -> None:
-    """Let a worker go, if it is still there."""
+    """End a worker, if it is still there."""
     with suppress(Exception):  # it may be dead, or Ray gone
         ray.kill(actor)
 
@@ -209,7 +189,7 @@ def _moved(classifier: Classifier, device: str) -> Classifier:
     return classifier
 
 
-def brief(error: BaseException) -> str:
-    """The line that says what happened."""
+def summary(error: BaseException) -> str:
+    """The line of an error that says what happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if isinstance(error, RayTaskError) else lines[0] if lines else type(error).__name__)[:300]

@@ -1,9 +1,9 @@
-"""Verdicts, certificates and label tables to what is sent."""
+"""Convert verdicts, certificates and masks to the schemas that are sent."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,186 +19,166 @@ from patchcleanser.core.results import DetectionCertificate as DetectionProof
 from patchcleanser.core.threats import Threat
 from patchcleanser.engine.masking import ImageState
 from patchcleanser.service import schemas
-from patchcleanser.service.engine import Engine
+from patchcleanser.service.model import DefendedModel
 
 Names = tuple[str, ...] | None
 
 
-def box(window: Window) -> schemas.Box:
-    """A window, as sent."""
-    return schemas.Box(top=window.top, left=window.left, height=window.height, width=window.width)
-
-
-def name_of(label: int, names: Names) -> str | None:
-    """What a class is called, if anybody said."""
-    return names[label] if names and label < len(names) else None
+def name_of(label: int | None, names: Names) -> str | None:
+    """The name of a class, if it has one."""
+    return names[label] if names and label is not None and label < len(names) else None
 
 
 def prediction(
-    verdict: Verdict | DetectionVerdict, subject: ImageState, names: Names, *, defense: str, details: bool
+    verdict: Verdict | DetectionVerdict, image: ImageState, names: Names, *, defense: str, details: bool
 ) -> schemas.Recovered | schemas.Detected:
-    """The answer for one image."""
-    table, masks = subject.table, subject.table.mask_set
+    """The answer of `predict` for one image."""
+    masks, name = image.table.mask_set, name_of(verdict.label, names)
     common: dict[str, Any] = {
         "label": verdict.label,
-        "name": name_of(verdict.label, names),
-        "confidence": _spread(table),
+        "name": name,
+        "confidence": _spread(image.table),
         "masks": len(masks),
         "classifications": verdict.classifications,
-        "details": _details(subject, names) if details else None,
+        "details": _details(image.table, names) if details else None,
     }
-    called = name_of(verdict.label, names) or f"class {verdict.label}"
+    name = name or f"class {verdict.label}"
     if isinstance(verdict, DetectionVerdict):
-        word = "alert, a patch may be there; undefended label" if verdict.alert else "no alert;"
+        alert = "alert, a patch may be there; undefended label" if verdict.alert else "no alert;"
         return schemas.Detected(
-            alert=verdict.alert, reporters=list(verdict.reporters), words=f"{word} {called}", **common
+            alert=verdict.alert, reporters=list(verdict.reporters), words=f"{alert} {name}", **common
         )
     deciding = verdict.deciding_mask
     return schemas.Recovered(
         case=verdict.case.value,
         disagreers=list(verdict.disagreers),
-        suspected=None if deciding is None else [box(window) for window in masks.masks[deciding]],
-        words=f"{called}; {_how(verdict, len(masks), defense)}",
+        suspected=None if deciding is None else _boxes(masks.masks[deciding]),
+        words=f"{name}; {_explanation(verdict, len(masks), defense)}",
         **common,
     )
 
 
 def certificate(
-    found: Certificate | DetectionProof, masks: MaskSet, threat: Threat, names: Names, *, most: int
+    proof: Certificate | DetectionProof, masks: int, names: Names, *, max_positions: int
 ) -> schemas.RecoveryCertificate | schemas.DetectionCertificate:
-    """The certificate of one image; maps of more than `most` positions are left out."""
+    """The answer of `certify` for one image; maps of more than `max_positions` positions are left out."""
     common: dict[str, Any] = {
-        "label": found.label,
-        "name": name_of(found.label, names),
-        "margin": found.margin if math.isfinite(found.margin) else None,
-        "masks": len(masks),
-        "classifications": found.classifications,
+        "label": proof.label,
+        "name": name_of(proof.label, names),
+        "margin": proof.margin if math.isfinite(proof.margin) else None,
+        "masks": masks,
+        "classifications": proof.classifications,
     }
-    if isinstance(found, DetectionProof):
+    if isinstance(proof, DetectionProof):
         return schemas.DetectionCertificate(
-            detection_certified=found.detection_certified, failing_mask=found.failing_mask, **common
+            detection_certified=proof.detection_certified, failing_mask=proof.failing_mask, **common
         )
-    hole, positions = found.failing_placement, found.positions
+    maps, share = None, None
+    if proof.positions is not None:
+        positions = sum(proved.size for proved in proof.positions.values())
+        share = sum(int(proved.sum()) for proved in proof.positions.values()) / positions
+        maps = _maps(proof.positions) if positions <= max_positions else None
     return schemas.RecoveryCertificate(
-        certified=found.certified,
-        row_certified=found.row_certified,
-        failing_pair=None if found.failing_pair is None else list(found.failing_pair),
-        failing_placement=None if hole is None else [box(window) for window in hole],
-        proved_share=None if positions is None else _share(positions),
-        maps=None if positions is None else _maps(positions, most),
+        certified=proof.certified,
+        row_certified=proof.row_certified,
+        failing_pair=None if proof.failing_pair is None else list(proof.failing_pair),
+        failing_placement=None if proof.failing_placement is None else _boxes(proof.failing_placement),
+        proved_share=share,
+        maps=maps,
         **common,
     )
 
 
 def mask_facts(masks: MaskSet, threat: Threat) -> schemas.MasksAnswer:
-    """A mask set, as sent."""
+    """The answer about a mask set."""
     return schemas.MasksAnswer(
         height=masks.image[0],
         width=masks.image[1],
         threat=str(threat),
         patch_shapes=[list(shape) for shape in threat.shapes(masks.image)],
-        masks=_boxes(masks),
+        masks=[_boxes(mask) for mask in masks.masks],
         predict_classifications=len(masks),
         certify_classifications=len(masks.unions),
         covered=True,
     )
 
 
-def model_facts(engine: Engine) -> schemas.ModelAnswer:
-    """Which model answers, as sent."""
-    settings, classifier, limits = engine.settings, engine.classifier, engine.settings.limits
+def model_facts(model: DefendedModel) -> schemas.ModelAnswer:
+    """The answer about the model, the threat and the limits."""
+    settings, classifier = model.settings, model.classifier
+    limits = {name: value for name, value in vars(settings.limits).items() if name in schemas.LimitsAnswer.model_fields}
     pair = settings.masks if isinstance(settings.masks, tuple) else (settings.masks or 6,) * 2
     return schemas.ModelAnswer(
         version=patchcleanser.__version__,
-        model=engine.name,
-        fingerprint=engine.fingerprint,
+        model=model.name,
+        fingerprint=model.fingerprint,
         classes=classifier.classes,
         names=None if classifier.names is None else list(classifier.names),
         defense=settings.defense,
-        may_alert=engine.defense.may_alert,
+        may_alert=model.defense.may_alert,
         threat=str(settings.threat),
         grid=settings.threat.grid,
         masks=None if settings.stride is not None else list(pair),
-        may_choose_masks=engine.may_choose_masks,
+        may_choose_masks=model.may_choose_masks,
         device=classifier.device.type,
-        precision="fast" if engine.defense.fast else "exact",
-        samples=len(engine.samples),
-        limits=schemas.LimitsAnswer(
-            body_bytes=limits.body_bytes,
-            file_bytes=limits.file_bytes,
-            files=limits.files,
-            pixels=limits.pixels,
-            formats=list(limits.formats),
-            masks=limits.masks,
-            deadline_seconds=limits.deadline,
-        ),
+        precision="fast" if model.defense.fast else "exact",
+        samples=len(model.samples),
+        limits=schemas.LimitsAnswer(deadline_seconds=settings.limits.deadline, **limits),
     )
 
 
-def _how(verdict: Verdict, masks: int, defense: str) -> str:
-    odd = len(verdict.disagreers)
-    if defense == "challenger-masking" and odd:
-        side = "of the majority" if verdict.deciding_mask is None else f"mask {verdict.deciding_mask}"
-        return f"{odd} of {masks} masks disagree; played against each other, one is left: {side}"
+def _explanation(verdict: Verdict, masks: int, defense: str) -> str:
+    count = len(verdict.disagreers)
+    if defense == "challenger-masking" and count:
+        winner = "one of the majority" if verdict.deciding_mask is None else f"mask {verdict.deciding_mask}"
+        return f"{count} of {masks} masks disagree; they challenge each other, and the last one left is {winner}"
     return {
         "agreed": f"all {masks} masks agree",
         "disagreer": "one mask changes the label, and with it no second mask does, as if it hid a patch",
-        "majority": f"{odd} of {masks} masks disagree, none of them convincingly, so the majority decides",
+        "majority": f"{count} of {masks} masks disagree, none of them convincingly, so the majority decides",
     }[verdict.case.value]
 
 
 def _spread(table: LabelTable) -> schemas.Spread:
-    sure = table.confidences[: len(table.mask_set)]
-    return schemas.Spread(lowest=float(sure.min()), median=float(np.median(sure)), highest=float(sure.max()))
+    values = table.confidences[: len(table.mask_set)]
+    return schemas.Spread(lowest=float(values.min()), median=float(np.median(values)), highest=float(values.max()))
 
 
-def _details(subject: ImageState, names: Names) -> schemas.Details:
-    table, masks = subject.table, subject.table.mask_set
-    undefended = int(table.labels[UNMASKED])
+def _details(table: LabelTable, names: Names) -> schemas.Details:
+    masks, undefended = table.mask_set, int(table.labels[UNMASKED])
     return schemas.Details(
         height=masks.image[0],
         width=masks.image[1],
         undefended=schemas.Named(label=undefended, name=name_of(undefended, names)),
         undefended_confidence=float(table.confidences[UNMASKED]),
-        masks=_boxes(masks),
+        masks=[_boxes(mask) for mask in masks.masks],
         one_mask_labels=table.one(),
-        one_mask_confidences=[float(sure) for sure in table.confidences[: len(masks)]],
+        one_mask_confidences=[float(value) for value in table.confidences[: len(masks)]],
         second_round=_second_round(table),
     )
 
 
-def _boxes(masks: MaskSet) -> list[list[schemas.Box]]:
-    return [[box(window) for window in mask] for mask in masks.masks]
+def _boxes(windows: Iterable[Window]) -> list[schemas.Box]:
+    return [schemas.Box(top=w.top, left=w.left, height=w.height, width=w.width) for w in windows]
 
 
 def _second_round(table: LabelTable) -> list[schemas.Row]:
-    """Rows of first masks of which some two-mask label was computed: those that disagreed, or met others."""
+    """Rows of first masks of which some two-mask label was computed: those that disagreed with the majority."""
     if table.spent <= len(table.mask_set) + 1:
         return []
-    rows = ((mask, table.row(mask)) for mask in range(len(table.mask_set)))
-    one = table.one()
-    majority = majority_label(one)
+    one_mask = table.one()
+    majority = majority_label(one_mask)
     return [
-        schemas.Row(mask=mask, labels=[label if label >= 0 else None for label in row])
-        for mask, row in rows
-        if one[mask] != majority
+        schemas.Row(mask=mask, labels=[label if label >= 0 else None for label in table.row(mask)])
+        for mask, first in enumerate(one_mask)
+        if first != majority
     ]
 
 
-def _share(positions: dict[Size, NDArray[np.bool_]]) -> float:
-    return float(
-        sum(int(found.sum()) for found in positions.values()) / sum(found.size for found in positions.values())
-    )
-
-
-def _maps(positions: dict[Size, NDArray[np.bool_]], most: int) -> list[schemas.PositionMap] | None:
-    if sum(found.size for found in positions.values()) > most:
-        return None
+def _maps(positions: dict[Size, NDArray[np.bool_]]) -> list[schemas.PositionMap]:
     return [
-        schemas.PositionMap(height=shape[0], width=shape[1], rows=[_digits(row) for row in found])
-        for shape, found in positions.items()
+        schemas.PositionMap(
+            height=shape[0], width=shape[1], rows=["".join("01"[int(safe)] for safe in row) for row in proved]
+        )
+        for shape, proved in positions.items()
     ]
-
-
-def _digits(row: Sequence[bool] | NDArray[np.bool_]) -> str:
-    return "".join("1" if proved else "0" for proved in row)

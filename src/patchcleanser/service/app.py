@@ -1,4 +1,4 @@
-"""The HTTP app: routes, and nothing that could be tested without them."""
+"""The HTTP app: its routes, the page's files, and what the OpenAPI document says beyond the types."""
 
 from __future__ import annotations
 
@@ -10,43 +10,51 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 
 import patchcleanser
 from patchcleanser.service import answers, schemas
-from patchcleanser.service.documents import CERTIFY_BODY, DESCRIPTION, PREDICT_BODY, document, troubles
-from patchcleanser.service.gate import Gate, problem_answer
-from patchcleanser.service.logs import REQUEST_ID
-from patchcleanser.service.metrics import CONTENT_TYPE
-from patchcleanser.service.problems import RefusedError, code_for
+from patchcleanser.service.config import ServiceSettings
+from patchcleanser.service.middleware import REQUEST_ID, RequestMiddleware, problem_answer
+from patchcleanser.service.problems import PROBLEMS, RefusedError
 from patchcleanser.service.service import Service
-from patchcleanser.service.settings import ServiceSettings
 
-PAGE = {
-    "index.html": "text/html",
-    "page.css": "text/css",
-    "api.js": "text/javascript",
-    "page.js": "text/javascript",
-    "proofs.js": "text/javascript",
-    "scene.js": "text/javascript",
-    "view.js": "text/javascript",
-    "patch.png": "image/png",
-    "icon.svg": "image/svg+xml",
+DESCRIPTION = """Defended answers of an image classifier, whatever an attacker printed on a small part of the picture.
+
+`/v1/predict` answers for any image and promises nothing about that one: it may already carry a patch. `/v1/certify`
+proves, for a clean image with its true label, that no patch of the threat changes the answer. Errors are JSON with a
+code that keeps its meaning within /v1."""
+
+MEDIA_TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "png": "image/png",
+    "svg": "image/svg+xml",
 }
-"""The files of the page; nothing else is ever read for a request."""
+"""Of the page's files, by the end of their names."""
+
+FRAMEWORK_ERRORS = {
+    404: ("not-found", "there is nothing at this address"),
+    405: ("method-not-allowed", "this method is not taken here"),
+}
+"""Codes and messages for errors that the web framework raises itself, by status."""
+
+Responses = dict[int | str, dict[str, Any]]
 
 
 def create_app(settings: ServiceSettings | None = None) -> FastAPI:
-    """The service as an ASGI app, on the packaged classifier if nothing is said.
+    """The service as an ASGI app, by default with the packaged classifier.
 
-    The model is loaded and tried here, so that what is wrong with the settings is an error here. Any ASGI
-    server can run it; shutting down finishes what was accepted.
+    The model is loaded and tried here, so that wrong settings are an error here. Any ASGI server can
+    run it; shutting down finishes what was accepted.
     """
     service = Service(settings or ServiceSettings())
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
-        await service.start()
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service.decoders.start()
         yield
         await service.stop()
 
@@ -54,78 +62,123 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         title="patchcleanser",
         version=patchcleanser.__version__,
         description=DESCRIPTION,
-        lifespan=life,
+        lifespan=lifespan,
         docs_url=None,  # both would load their scripts from elsewhere
         redoc_url=None,
     )
     app.state.service = service
-    app.add_middleware(Gate, settings=service.settings, metrics=service.metrics)
+    app.add_middleware(RequestMiddleware, settings=service.settings, metrics=service.metrics)
     _handle_errors(app, service)
     _add_images(app, service)
     _add_facts(app, service)
     _add_operations(app, service)
     _add_page(app)
-    document(app)
+    _document_key(app)
     return app
 
 
 def _handle_errors(app: FastAPI, service: Service) -> None:
-    def answer(problem: RefusedError) -> Response:
-        service.metrics.problems.labels(problem.code).inc()
-        return problem_answer(problem)
-
-    @app.exception_handler(RefusedError)
-    async def ours(request: Request, error: RefusedError) -> Response:
-        return answer(error)
+    """Turn the framework's own errors into ours; RequestMiddleware answers with RefusedErrors."""
 
     @app.exception_handler(HTTPException)
     async def framework(request: Request, error: HTTPException) -> Response:
-        code = code_for(error.status_code)
-        words = {"not-found": "there is nothing at this address", "method-not-allowed": "this method is not taken here"}
-        response = answer(RefusedError(code, words.get(code, "the request is not understood")))
+        unknown = ("bad-request" if error.status_code < 500 else "internal", "the request is not understood")
+        response = problem_answer(RefusedError(*FRAMEWORK_ERRORS.get(error.status_code, unknown)), service.metrics)
         response.headers.update({k: v for k, v in (error.headers or {}).items() if k.lower() == "allow"})
         return response
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return answer(RefusedError("invalid", f"{str(first['loc'][-1])[:40]}: {first['msg']}"))
+        raise RefusedError("invalid", f"{str(first['loc'][-1])[:40]}: {first['msg']}")
+
+
+def _problems(*statuses: int) -> Responses:
+    """The errors that a route may answer with, for its documentation."""
+    responses: Responses = {}
+    for status in statuses:
+        texts = [f"`{code}`: {text}" for code, (number, text) in PROBLEMS.items() if number == status]
+        responses[status] = {"model": schemas.ErrorAnswer, "description": " ".join(texts)}
+    return responses
+
+
+IMAGE_PROBLEMS = _problems(400, 401, 403, 408, 413, 414, 415, 421, 422, 429, 431, 500, 503, 504)
+
+
+def _body(json: type[schemas.Options], options: type[schemas.Options]) -> dict[str, Any]:
+    """The documentation of a request's body: files with form fields, or JSON with base64."""
+    form = options.model_json_schema()
+    form["properties"] = {
+        "image": {
+            "type": "array",
+            "items": {"type": "string", "format": "binary"},
+            "minItems": 1,
+            "description": "Encoded pictures (PNG, JPEG, …), as files.",
+        },
+        **form["properties"],
+    }
+    form["required"] = ["image", *form.get("required", [])]
+    body = json.model_json_schema()
+    content = {
+        "application/json": {"example": body.pop("examples")[0], "schema": body},
+        "multipart/form-data": {"schema": form, "encoding": {"image": {"contentType": "image/png, image/jpeg"}}},
+    }
+    return {"requestBody": {"required": True, "content": content}}
+
+
+PREDICT_BODY = _body(schemas.PredictBody, schemas.PredictOptions)
+CERTIFY_BODY = _body(schemas.CertifyBody, schemas.CertifyOptions)
 
 
 def _add_images(app: FastAPI, service: Service) -> None:
-    names = service.engine.classifier.names
+    settings, metrics, names = service.settings, service.metrics, service.model.classifier.names
 
-    @app.post("/v1/predict", tags=["images"], responses=troubles(*IMAGE_TROUBLES), openapi_extra=PREDICT_BODY)
+    @app.post("/v1/predict", tags=["images"], responses=IMAGE_PROBLEMS, openapi_extra=PREDICT_BODY)
     async def predict(request: Request) -> schemas.PredictAnswer:
         """The defended label of each image. What is sent may carry a patch, so nothing is certified here."""
         began = time.monotonic()
-        played, options = await service.predict(request)
-        defense, details = service.settings.defense, options.details
-        found = [answers.prediction(v, s, names, defense=defense, details=details) for v, s in played]
-        for one in found:
-            service.metrics.verdicts.labels(_case(one)).inc()
-        return schemas.PredictAnswer(request_id=_id(), predictions=found, milliseconds=_since(began))
+        results, options = await service.answer(request, schemas.PredictOptions)
+        predictions = [
+            answers.prediction(verdict, image, names, defense=settings.defense, details=options.details)
+            for verdict, image in results
+        ]
+        for answer in predictions:
+            metrics.verdicts.labels(_case(answer)).inc()
+        return schemas.PredictAnswer(
+            request_id=REQUEST_ID.get(), predictions=predictions, milliseconds=_milliseconds(began)
+        )
 
-    @app.post("/v1/certify", tags=["images"], responses=troubles(*IMAGE_TROUBLES), openapi_extra=CERTIFY_BODY)
+    @app.post("/v1/certify", tags=["images"], responses=IMAGE_PROBLEMS, openapi_extra=CERTIFY_BODY)
     async def certify(request: Request) -> schemas.CertifyAnswer:
         """Whether no patch of the threat changes the label. Only for clean images with their true labels."""
         began = time.monotonic()
-        played, _ = await service.certify(request)
-        threat, most = service.settings.threat, service.settings.limits.map_positions
-        found = [answers.certificate(c, s.table.mask_set, threat, names, most=most) for c, s in played]
-        for one in found:
-            proved = one.certified if isinstance(one, schemas.RecoveryCertificate) else one.detection_certified
-            service.metrics.certificates.labels(str(proved).lower()).inc()
-        return schemas.CertifyAnswer(request_id=_id(), certificates=found, milliseconds=_since(began))
+        results, _ = await service.answer(request, schemas.CertifyOptions)
+        certificates = [
+            answers.certificate(proof, len(image.table.mask_set), names, max_positions=settings.limits.map_positions)
+            for proof, image in results
+        ]
+        for answer in certificates:
+            proved = answer.certified if answer.kind == "recovery" else answer.detection_certified
+            metrics.certificates.labels(str(proved).lower()).inc()
+        return schemas.CertifyAnswer(
+            request_id=REQUEST_ID.get(), certificates=certificates, milliseconds=_milliseconds(began)
+        )
 
 
-IMAGE_TROUBLES = (400, 401, 403, 408, 413, 414, 415, 421, 422, 429, 431, 500, 503, 504)
+def _case(answer: schemas.Recovered | schemas.Detected) -> str:
+    if answer.kind == "recovery":
+        return answer.case
+    return "alert" if answer.alert else "no-alert"
+
+
+def _milliseconds(began: float) -> float:
+    return round((time.monotonic() - began) * 1000, 1)
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
-    engine = service.engine
+    images, names = service.model.samples, service.model.classifier.names
 
-    @app.get("/v1/masks", tags=["facts"], responses=troubles(401, 413, 422, 504))
+    @app.get("/v1/masks", tags=["facts"], responses=_problems(401, 413, 422, 504))
     async def masks(
         request: Request,
         height: Annotated[int, Query(ge=1, le=1_000_000, examples=[224])],
@@ -136,31 +189,28 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         mask_set = await service.masks(request.state.client, height, width, masks)
         return answers.mask_facts(mask_set, service.settings.threat)
 
-    @app.get("/v1/model", tags=["facts"], responses=troubles(401))
+    @app.get("/v1/model", tags=["facts"], responses=_problems(401))
     async def model() -> schemas.ModelAnswer:
         """Which model answers, against which threat, within which limits."""
-        return answers.model_facts(engine)
+        return answers.model_facts(service.model)
 
-    @app.get("/v1/samples", tags=["facts"], responses=troubles(401))
+    @app.get("/v1/samples", tags=["facts"], responses=_problems(401))
     async def samples() -> schemas.SamplesAnswer:
         """The sample images."""
-        names = engine.classifier.names
-        found = [
-            schemas.SampleInfo(
-                number=n, label=s.label, name=None if s.label is None else answers.name_of(s.label, names)
-            )
-            for n, s in enumerate(engine.samples)
+        infos = [
+            schemas.SampleInfo(number=number, label=sample.label, name=answers.name_of(sample.label, names))
+            for number, sample in enumerate(images)
         ]
-        return schemas.SamplesAnswer(samples=found)
+        return schemas.SamplesAnswer(samples=infos)
 
-    png: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}}, "description": "The picture."}}
+    png: Responses = {200: {"content": {"image/png": {}}, "description": "The picture."}}
 
-    @app.get("/v1/samples/{number}", tags=["facts"], responses=png | troubles(401, 404, 422), response_class=Response)
+    @app.get("/v1/samples/{number}", tags=["facts"], responses=png | _problems(401, 404, 422), response_class=Response)
     async def sample(number: int) -> Response:
         """One sample as a PNG."""
-        if not 0 <= number < len(engine.samples):
-            raise RefusedError("not-found", f"there are {len(engine.samples)} samples, counted from 0")
-        return Response(engine.samples[number].content, media_type="image/png")
+        if not 0 <= number < len(images):
+            raise RefusedError("not-found", f"there are {len(images)} samples, counted from 0")
+        return Response(images[number].png, media_type="image/png")
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
@@ -169,48 +219,45 @@ def _add_operations(app: FastAPI, service: Service) -> None:
         """The process lives."""
         return schemas.Health()
 
-    @app.get("/readyz", tags=["operations"], responses=troubles(503))
+    @app.get("/readyz", tags=["operations"], responses=_problems(503))
     async def ready() -> schemas.Health:
         """The model is warm, its worker lives, and requests are taken."""
-        if not service.ready:
-            raise RefusedError("not-ready", "the service is shutting down", retry_after=1)
+        service.check_ready()
         return schemas.Health()
 
-    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}, "description": "Prometheus' format."}}
+    text: Responses = {200: {"content": {"text/plain": {}}, "description": "Prometheus' format."}}
 
-    @app.get("/metrics", tags=["operations"], responses=text | troubles(401), response_class=Response)
+    @app.get("/metrics", tags=["operations"], responses=text | _problems(401), response_class=Response)
     async def metrics() -> Response:
         """Numbers for Prometheus."""
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+        media_type = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(generate_latest(service.metrics.registry), media_type=media_type)
 
 
 def _add_page(app: FastAPI) -> None:
-    folder = files("patchcleanser.service") / "page"
-    contents = {name: (folder / name).read_bytes() for name in PAGE}
-
-    def served(name: str) -> Response:
-        return Response(contents[name], media_type=PAGE[name], headers={"cache-control": "no-cache"})
-
-    @app.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return served("index.html")
+    """Serve the page's files, which are read now: a request never names a file to read."""
+    contents = {file.name: file.read_bytes() for file in (files("patchcleanser.service") / "page").iterdir()}
 
     @app.get("/page/{name}", include_in_schema=False)
     async def part(name: str) -> Response:
         if name not in contents:
-            raise RefusedError("not-found", "there is nothing at this address")
-        return served(name)
+            raise RefusedError(*FRAMEWORK_ERRORS[404])
+        media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+        return Response(contents[name], media_type=media_type, headers={"cache-control": "no-cache"})
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return await part("index.html")
 
 
-def _case(found: schemas.Recovered | schemas.Detected) -> str:
-    if isinstance(found, schemas.Recovered):
-        return found.case
-    return "alert" if found.alert else "no-alert"
+def _document_key(app: FastAPI) -> None:
+    """Add the API key that requests may have to carry to the OpenAPI document, which is made when first asked for."""
+    make = app.openapi
 
+    def openapi() -> dict[str, Any]:
+        document = make()
+        document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{}, {"key": []}]
+        return document
 
-def _id() -> str:
-    return REQUEST_ID.get() or ""
-
-
-def _since(began: float) -> float:
-    return round((time.monotonic() - began) * 1000, 1)
+    app.openapi = openapi  # type: ignore[method-assign]

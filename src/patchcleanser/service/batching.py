@@ -1,4 +1,4 @@
-"""One model worker: the games of many requests, played together, joining and leaving at any move."""
+"""The scheduler: label flows of many requests, computed in shared batches on one thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,75 +18,62 @@ from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.label_table import Indices, LabelTable
 from patchcleanser.engine import LabelEngine, RecomputeError
 from patchcleanser.engine.masking import ImageState, LabelRequest
-from patchcleanser.service.room import Place
+from patchcleanser.service.access import Reservation
+from patchcleanser.service.problems import RefusedError
 
 log = logging.getLogger("patchcleanser.service")
 
-
 NOTHING: Indices = np.array([], dtype=np.intp)
 NUMBERS = 64_000_000
-"""Numbers in the masked copies of one move. A label of a large photo takes a second of resizing, and whoever left, or
-waits beside it, is only looked at between moves."""
+"""Pixel values in the masked images of one step. A label of a large photo takes a second of resizing, and requests that
+were cancelled or wait are only looked at between steps."""
 
 
-class ClosedError(Exception):
-    """The worker takes no more work."""
+@dataclass(eq=False)
+class ScheduledImage:
+    """One image, the label flow to run on it, and the result to come."""
 
-
-@dataclass(frozen=True)
-class Work:
-    """One image to play a game on."""
-
-    subject: ImageState
+    state: ImageState
     start: Callable[[LabelTable], LabelFlow[Any]]
     strict: bool
     """Whether logits that are not finite are an error, as in certify, or only if there are no others."""
-    place: Place
-    """Its room in the queue, left when the work is done or dropped."""
+    reservation: Reservation
+    """Its part of the queue, released when it is done or dropped."""
     client: str = ""
-    """Whose it is; clients take turns."""
+    """Clients take turns."""
+    future: Future[Any] = field(default_factory=Future, init=False)
 
+    def __post_init__(self) -> None:
+        self.restart(self.state.table)
 
-class _Ticket:
-    """Work that was accepted, its game, and the answer to come."""
-
-    def __init__(self, work: Work) -> None:
-        self.work, self.future = work, Future[Any]()
-        self.game = work.start(work.subject.table)
+    def restart(self, table: LabelTable) -> None:
+        self.state.table, self.flow = table, self.start(table)
         self.wants = NOTHING
-        """Labels that its game waits for."""
+        """Labels that the flow waits for."""
 
     def missing(self) -> Indices:
-        """Those of them that are not known yet."""
-        return self.work.subject.table.missing(self.wants)
+        return self.state.table.missing(self.wants)
 
-    def restart(self) -> None:
-        subject = self.work.subject
-        subject.table = LabelTable(subject.table.mask_set)
-        self.game, self.wants = self.work.start(subject.table), NOTHING
-
-    def end(self, result: Any = None, error: Exception | None = None) -> None:
-        self.work.place.leave()
-        try:
-            if error is not None:
-                self.future.set_exception(error)
-            else:
+    def finish(self, result: Any = None, error: Exception | None = None) -> None:
+        self.reservation.release()
+        with suppress(InvalidStateError):  # cancelled in this very moment
+            if error is None:
                 self.future.set_result(result)
-        except InvalidStateError:
-            pass  # cancelled in this very moment
+            else:
+                self.future.set_exception(error)
 
 
-Batch = list[tuple[_Ticket, Indices]]
-"""Games, and the labels that each gets of what it wants."""
+Batch = list[tuple[ScheduledImage, Indices]]
+"""Images, and the labels that are computed of each."""
 
 
-class Worker:
+class Scheduler:
     """A thread that owns the model.
 
-    At each move every game says which labels it wants next, and as many as the device classifies at
+    At each step every flow says which labels it wants next, and as many as the device classifies at
     once are computed: those of every client's oldest image, then of its second, and so on. Second
     rounds of some images come beside first rounds of others. Whatever arrives meanwhile joins the next
-    move, so batches grow with the load and nobody waits for one to fill. Certificates take twenty
+    step, so batches grow with the load and nobody waits for one to fill. Certificates take twenty
     times as many labels as predictions, so while there are predictions they get a quarter of that.
     """
 
@@ -97,32 +85,31 @@ class Worker:
         on_batch: Callable[[int, int, float], None] = lambda images, labels, seconds: None,
     ) -> None:
         self.engine, self.together, self.on_batch = engine, together, on_batch
-        self._waiting: deque[_Ticket] = deque()
-        self._playing: list[_Ticket] = []
-        self._moves = 0
+        self._waiting: deque[ScheduledImage] = deque()
+        self._running: list[ScheduledImage] = []
+        self._steps = 0
         self._served: dict[str, int] = {}
-        """The last move in which a client got labels."""
+        """The last step in which a client got labels."""
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, or would at the first work."""
+        """Whether the thread runs, or would at the first image."""
         return not self._closing and (self._thread is None or self._thread.is_alive())
 
-    def submit(self, works: list[Work]) -> list[Future[Any]]:
-        """Accept work, all or none; cancel a future to drop it."""
-        tickets = [_Ticket(work) for work in works]
+    def submit(self, images: list[ScheduledImage]) -> list[Future[Any]]:
+        """Accept images, all or none; cancel a future to drop its image."""
         with self._changed:
             if self._closing:
-                raise ClosedError
+                raise RefusedError("not-ready", "the service is shutting down", retry_after=1)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="model-worker", daemon=True)
                 self._thread.start()
-            self._waiting.extend(tickets)
+            self._waiting.extend(images)
             self._changed.notify()
-        return [ticket.future for ticket in tickets]
+        return [image.future for image in images]
 
     def close(self) -> None:
         """Finish what was accepted, take nothing more, and end."""
@@ -134,99 +121,97 @@ class Worker:
 
     def _run(self) -> None:
         while self._next():
-            self._move()
+            self._step()
 
     def _next(self) -> bool:
-        """Wait for work and let it join; False when there is none and there will be none."""
+        """Wait for images and let them join; False when there are none and there will be none."""
         with self._changed:
-            while not (self._playing or self._waiting or self._closing):
+            while not (self._running or self._waiting or self._closing):
                 self._changed.wait()
-            self._playing += self._waiting
+            self._running += self._waiting
             self._waiting.clear()
-            return bool(self._playing)
+            return bool(self._running)
 
-    def _move(self) -> None:
-        self._playing = [ticket for ticket in self._playing if self._goes_on(ticket)]
-        if not self._playing:
+    def _step(self) -> None:
+        self._running = [image for image in self._running if self._advance(image)]
+        if not self._running:
             return
-        clients = {ticket.work.client for ticket in self._playing}
-        self._served = {client: move for client, move in self._served.items() if client in clients}
-        self._moves += 1
-        subject = self._playing[0].work.subject
-        room, least = self.engine.exact.labels_at_once(subject), self.engine.exact.batch_rows(subject)
-        predictions = self._share(room, strict=False)
-        certificates = self._share(max(least, room // 4) if predictions else room, strict=True)
+        clients = {image.client for image in self._running}
+        self._served = {client: step for client, step in self._served.items() if client in clients}
+        self._steps += 1
+        state, exact = self._running[0].state, self.engine.exact
+        most, least = exact.labels_at_once(state), exact.batch_rows(state)
+        predictions = self._select(most, strict=False)
+        certificates = self._select(max(least, most // 4) if predictions else most, strict=True)
         for batch, strict in ((predictions, False), (certificates, True)):
             if batch:
-                self._fill_in(batch, strict)
+                self._compute(batch, strict)
 
-    def _goes_on(self, ticket: _Ticket) -> bool:
-        """Let a game that has its labels say what it wants next; False if it is over."""
-        if ticket.future.cancelled():
-            ticket.end()
+    def _advance(self, image: ScheduledImage) -> bool:
+        """Let a flow that has its labels say what it wants next; False if it is over."""
+        if image.future.cancelled():
+            image.finish()
             return False
         try:
-            while not len(ticket.missing()):
-                ticket.wants = next(ticket.game)
+            while not len(image.missing()):
+                image.wants = next(image.flow)
+            return True
         except StopIteration as end:
-            ticket.end(end.value)
-            return False
-        except Exception as error:  # one image's trouble is not the others'
-            ticket.end(error=error)
-            return False
-        return True
+            image.finish(end.value)
+        except Exception as error:  # the other images go on
+            image.finish(error=error)
+        return False
 
-    def _share(self, room: int, *, strict: bool) -> Batch:
-        """Labels of one kind for this move: an equal part for each image, until there is no more room.
+    def _select(self, most: int, *, strict: bool) -> Batch:
+        """At most `most` labels of one kind for this step: an equal part for each image, while they fit.
 
         An image whose single label is more than its part gets one if that still fits, and one such image always does.
         """
-        chosen: Batch = []
-        tickets, numbers, large = self._in_turn(strict=strict)[: self.together], NUMBERS, False
-        for ticket in tickets:
-            copy = ticket.work.subject.pixels.numel() if self.engine.exact.grid == "source" else 1
-            most = NUMBERS // len(tickets) // copy
-            if most == 0 and (copy <= numbers or not large):
-                most, large = 1, True
-            labels = ticket.missing()[: min(room, most)]
+        batch: Batch = []
+        images, numbers, large = self._in_turn(strict=strict)[: self.together], NUMBERS, False
+        for image in images:
+            size = image.state.pixels.numel() if self.engine.exact.grid == "source" else 1
+            part = NUMBERS // len(images) // size
+            if part == 0 and (size <= numbers or not large):
+                part, large = 1, True
+            labels = image.missing()[: min(most, part)]
             if len(labels):
-                chosen.append((ticket, labels))
-                self._served[ticket.work.client] = self._moves
-                room, numbers = room - len(labels), numbers - len(labels) * copy
-        return chosen
+                batch.append((image, labels))
+                self._served[image.client] = self._steps
+                most, numbers = most - len(labels), numbers - len(labels) * size
+        return batch
 
-    def _in_turn(self, *, strict: bool) -> list[_Ticket]:
+    def _in_turn(self, *, strict: bool) -> list[ScheduledImage]:
         """Images of one kind: each client's oldest, then each one's second. Who was served last comes last."""
-        places: Counter[str] = Counter()
-        order: list[tuple[int, int, _Ticket]] = []
-        for ticket in self._playing:
-            if ticket.work.strict is strict:
-                client = ticket.work.client
-                order.append((places[client], self._served.get(client, 0), ticket))
-                places[client] += 1
-        return [ticket for *_, ticket in sorted(order, key=lambda entry: entry[:2])]
+        positions: Counter[str] = Counter()
+        order: list[tuple[int, int, ScheduledImage]] = []
+        for image in self._running:
+            if image.strict is strict:
+                order.append((positions[image.client], self._served.get(image.client, 0), image))
+                positions[image.client] += 1
+        return [image for *_, image in sorted(order, key=lambda entry: entry[:2])]
 
-    def _fill_in(self, batch: Batch, strict: bool) -> None:
+    def _compute(self, batch: Batch, strict: bool) -> None:
         began = time.monotonic()
         engine = self.engine.exact if strict else self.engine  # every certificate is a proof
         try:
-            engine.compute([LabelRequest(ticket.work.subject, some) for ticket, some in batch], strict=strict)
+            engine.compute([LabelRequest(image.state, labels) for image, labels in batch], strict=strict)
         except RecomputeError:
-            for ticket in self._playing:
-                ticket.restart()
+            for image in self._running:
+                image.restart(LabelTable(image.state.table.mask_set))
         except Exception as error:
             self._isolate(batch, strict, error)
         else:
-            self.on_batch(len(batch), sum(len(some) for _, some in batch), time.monotonic() - began)
+            self.on_batch(len(batch), sum(len(labels) for _, labels in batch), time.monotonic() - began)
 
     def _isolate(self, batch: Batch, strict: bool, error: Exception) -> None:
-        """A batch failed: each image alone, so that only the one at fault fails."""
-        for ticket, some in batch:
-            table = ticket.work.subject.table
-            silent = table.spent > 0 and not table.answered  # labels of logits that were no numbers
+        """After a batch failed, compute each image alone, so that only the one at fault fails."""
+        for image, labels in batch:
+            table = image.state.table
+            silent = table.spent > 0 and not table.answered  # all its logits so far were NaN
             if len(batch) > 1 and not silent:
-                self._fill_in([(ticket, some)], strict)
+                self._compute([(image, labels)], strict)
                 continue
             log.warning("an image could not be classified", exc_info=error)
-            self._playing.remove(ticket)
-            ticket.end(error=error)
+            self._running.remove(image)
+            image.finish(error=error)

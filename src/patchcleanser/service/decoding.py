@@ -1,7 +1,7 @@
-"""Pictures to pixels in processes of their own: bounded in time and memory, in turn between clients.
+"""Decode images in processes of their own, bounded in time and memory, with clients taking turns.
 
 Those processes import this module, so nothing here may import torch, which would cost each of them seconds and 300 MB.
-They bound what a picture costs; they are no sandbox.
+They bound what an image costs; they are no sandbox.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
@@ -23,8 +24,8 @@ from PIL import Image
 
 from patchcleanser.core.pixels import pixels_of
 from patchcleanser.errors import DataError, InputError
+from patchcleanser.service.config import MIB, Limits
 from patchcleanser.service.problems import RefusedError
-from patchcleanser.service.settings import MIB, Limits
 
 log = logging.getLogger("patchcleanser.service")
 
@@ -33,11 +34,14 @@ Pixels = NDArray[np.uint8] | NDArray[np.float32]
 """[3, H, W], as bytes where that loses nothing."""
 
 BASE_BYTES, BYTES_PER_PIXEL = 128 * MIB, 96
-"""Memory that a decoder may take besides its code: about twice what the costliest pictures need."""
+"""Memory that a decoder may take besides its code: about twice what the costliest images need."""
 
 
 class Decoders:
-    """Processes that decode pictures. One client has a share of them, and large pictures leave some to small ones."""
+    """Processes that decode images. One client has a share of them, and large images leave some to small ones.
+
+    Call `count_pixels` and `decode` within `turn`.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -49,12 +53,12 @@ class Decoders:
         try:
             await to_process.run_sync(_set_up, self._memory)
         except BrokenWorkerProcess as error:
-            words = "a decoder does not start; it runs the main script again, so call create_app in that script below"
-            raise InputError(f"{words} `if __name__ == '__main__':`") from error
+            message = "a decoder does not start; it runs the main script again, so call create_app in that script below"
+            raise InputError(f"{message} `if __name__ == '__main__':`") from error
 
     @asynccontextmanager
     async def turn(self, client: str, *, pixels: int = 0) -> AsyncIterator[None]:
-        """Wait for a decoder: first come, first served, within this client's share and that of large pictures."""
+        """Wait for a decoder: first come, first served, within this client's share and that of large images."""
         limits = self._limits
         bounds = {f"client {client}": limits.client_decoders}  # first, so that nobody fills the other queues
         if pixels > limits.small_pixels:
@@ -65,68 +69,75 @@ class Decoders:
                 await stack.enter_async_context(self._limiters.setdefault(name, CapacityLimiter(number)))
             yield
 
-    async def size(self, content: bytes, number: int) -> tuple[int, int] | None:
-        """Height and width of a picture; None if it is none. Call it in `turn`, as `decode`."""
-        return await self._run(number, picture_size, content)
+    async def count_pixels(self, content: bytes, number: int) -> int:
+        """Pixels of an image by the size in its header; RefusedError if they are too many, or it is no image."""
+        limits = self._limits
+        pixels = await self._run(number, header_pixels, content)
+        if pixels is None:
+            message = f"image {number} is empty, damaged, or none of {', '.join(limits.formats)}"
+            raise RefusedError("unsupported-media", message, image=number)
+        if pixels > limits.pixels:
+            message = f"image {number} has too many pixels; at most {limits.pixels:,} are taken"
+            raise RefusedError("too-large", message, image=number)
+        return pixels
 
     async def decode(self, content: bytes, number: int) -> Pixels:
-        """The pixels of a picture; DataError if it is damaged."""
+        """The pixels of an image; DataError if it is damaged."""
         return await self._run(number, decode, content)
 
-    async def _run(self, number: int, work: Callable[..., T], content: bytes) -> T:
-        """One picture in another process, which is killed if that takes too long or nobody waits any more."""
+    async def _run(self, number: int, function: Callable[..., T], content: bytes) -> T:
+        """Run a function in another process, which is killed if that takes too long or nobody waits any more."""
         seconds = self._limits.decode_seconds
         try:
             with fail_after(seconds):
                 args = (content, self._limits.formats, self._memory)
-                return await to_process.run_sync(work, *args, cancellable=True, limiter=CapacityLimiter(1))
+                return await to_process.run_sync(function, *args, cancellable=True, limiter=CapacityLimiter(1))
         except TimeoutError:
-            words = f"image {number} takes longer to decode than {seconds:g} s, the limit; save it smaller or plainer"
-            raise RefusedError("bad-image", words, image=number) from None
+            message = f"image {number} takes longer to decode than {seconds:g} s, the limit; save it smaller or plainer"
         except BrokenWorkerProcess:
             log.warning("a decoder died", exc_info=True)
-            words = f"image {number} ended its decoder; save it again"
-            raise RefusedError("bad-image", words, image=number) from None
+            message = f"image {number} ended its decoder; save it again"
+        raise RefusedError("bad-image", message, image=number)
 
 
-def picture_size(content: bytes, formats: tuple[str, ...], memory: int) -> tuple[int, int] | None:
-    """Height and width as the first bytes say; None if it is no picture of these formats."""
+def header_pixels(content: bytes, formats: tuple[str, ...], memory: int) -> int | None:
+    """Pixels by the size in an image's header; None if it is no image of these formats."""
     _set_up(memory)
     try:
-        with _opened(content, formats) as picture:
-            return picture.height, picture.width
+        with _open(content, formats) as picture:
+            return picture.height * picture.width
     except Image.DecompressionBombError:
-        raise DataError(f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels") from None
+        return sys.maxsize
     except Exception:  # Pillow's readers raise whatever the damage leads them to
         return None
 
 
 def decode(content: bytes, formats: tuple[str, ...], memory: int) -> Pixels:
-    """A picture as core/pixels.py sees it; the first frame of several."""
+    """The pixels of an image by the rules of core/pixels.py; the first frame of several."""
     _set_up(memory)
     try:
-        with _opened(content, formats) as picture:
-            return _packed(pixels_of(picture))
+        with _open(content, formats) as picture:
+            return _pack(pixels_of(picture))
     except Exception as error:  # Pillow's readers, and MemoryError
         raise DataError(str(error) or type(error).__name__) from None
 
 
-def unpacked(pixels: Pixels) -> NDArray[np.float32]:
+def unpack(pixels: Pixels) -> NDArray[np.float32]:
     """Pixels in [0, 1], to the last bit what `pixels_of` gave."""
     return pixels.astype(np.float32) / np.float32(255) if pixels.dtype == np.uint8 else pixels.astype(np.float32)
 
 
-def _packed(pixels: NDArray[np.float32]) -> Pixels:
-    """As bytes where that loses nothing: there is a quarter to send."""
+def _pack(pixels: NDArray[np.float32]) -> Pixels:
+    """As bytes where that loses nothing: a quarter to send between processes."""
     packed = np.empty(pixels.shape, dtype=np.uint8)
     for values, plane in zip(packed, pixels, strict=True):  # one by one, since that takes less memory
         values[:] = np.rint(plane * np.float32(255))
-        if not np.array_equal(unpacked(values), plane):
+        if not np.array_equal(unpack(values), plane):
             return pixels
     return packed
 
 
-def _opened(content: bytes, formats: tuple[str, ...]) -> Image.Image:
+def _open(content: bytes, formats: tuple[str, ...]) -> Image.Image:
     Image.init()
     return Image.open(io.BytesIO(content), formats=[name for name in formats if name in Image.OPEN])
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on the wire: bounds on what is read of a request, and for how long, whatever the app does with it.
+"""The HTTP/1.1 server: bounds on what is read of a request, and for how long, before the app is called.
 
 The server runs h11 on asyncio, never httptools, uvloop or a WebSocket library that happens to be installed: httptools
 keeps any number of header fields, of any length, before the app is called.
@@ -20,13 +20,11 @@ from fastapi import FastAPI
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from patchcleanser.service.clients import Proxies
-from patchcleanser.service.gate import check_head, headers_too_large, problem_answer
-from patchcleanser.service.logs import REQUEST_ID
-from patchcleanser.service.metrics import Metrics
+from patchcleanser.service import middleware
+from patchcleanser.service.access import Proxies
+from patchcleanser.service.config import Limits
 from patchcleanser.service.problems import RefusedError
 from patchcleanser.service.service import Service
-from patchcleanser.service.settings import Limits
 
 log = logging.getLogger("patchcleanser.service")
 
@@ -36,8 +34,8 @@ LINGER_SECONDS = 2.0
 """How long the rest of a refused request is read and dropped. A connection that is closed with bytes unread is reset,
 and its client may never see the answer."""
 FREE_CHUNKS, MEAN_CHUNK_BYTES = 1024, 512
-"""Every chunk of a body costs the parser the same, be it of one byte: beyond the first ones they must be this long
-on average."""
+"""Every chunk of a body costs the parser the same, even one byte. Beyond the first ones they must be this long on
+average."""
 
 
 class BoundedConnection(h11.Connection):
@@ -66,38 +64,39 @@ class BoundedConnection(h11.Connection):
     def _check(self, event: Any) -> None:
         if isinstance(event, h11.Request):
             self._chunks = self._body_bytes = 0
-            check_head(event.target, list(event.headers), self._limits)
+            middleware.check_head(event.target, list(event.headers), self._limits)
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._body_bytes += len(event.data)
             if self._chunks > FREE_CHUNKS + self._body_bytes // MEAN_CHUNK_BYTES:
-                words = f"the body comes in chunks of less than {MEAN_CHUNK_BYTES} bytes; send larger ones"
-                raise RefusedError("bad-request", words)
+                message = f"the body comes in chunks of less than {MEAN_CHUNK_BYTES} bytes; send larger ones"
+                raise RefusedError("bad-request", message)
         elif isinstance(event, h11.EndOfMessage):
-            check_head(b"", list(event.headers), self._limits)
+            middleware.check_head(b"", list(event.headers), self._limits)
 
     def _malformed(self, status: int, in_head: bool) -> RefusedError:
         if status != HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
             return RefusedError("bad-request", "this is not valid HTTP/1.1")
         more = f"more than {self._limits.header_bytes:,}"
         if in_head and b"\n" not in self.trailing_data[0]:
-            words = f"the address has {more} bytes; at most {self._limits.url_bytes:,} are taken; send data in the body"
-            return RefusedError("url-too-long", words)
-        return headers_too_large(self._limits, more)
+            return middleware.url_too_long(self._limits, more)
+        return middleware.headers_too_large(self._limits, more)
 
 
 class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
     """One connection: small reads, deadlines, and an answer to what the parser refuses.
 
-    A BufferedProtocol, because the loop then reads no more at a time than its buffer holds.
+    It is a BufferedProtocol so that the loop reads no more at a time than its buffer holds.
     """
 
     conn: BoundedConnection
 
-    def __init__(self, *args: Any, limits: Limits, metrics: Metrics, is_proxy: Callable[[str], bool], **more: Any):
-        super().__init__(*args, **more)
+    def __init__(
+        self, *args: Any, limits: Limits, metrics: middleware.Metrics, proxies: Proxies, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
         self.conn = BoundedConnection(limits)
-        self._limits, self._metrics, self._is_proxy = limits, metrics, is_proxy
+        self._limits, self._metrics, self._proxies = limits, metrics, proxies
         self._buffer = bytearray(READ_BYTES)
         self._phase, self._refused = "", False
         self._timer: asyncio.TimerHandle | None = None
@@ -106,51 +105,49 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, unless there are too many."""
         super().connection_made(transport)
-        _send_at_once(transport.get_extra_info("socket"))
+        connection: socket.socket = transport.get_extra_info("socket")
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            # asyncio asks for this only if the listening socket names its protocol.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.set_write_buffer_limits(high=0)  # so that pause_writing is called whenever a client does not read
         address = self.client[0] if self.client else ""
         same = sum(other.client is not None and other.client[0] == address for other in self.connections)  # type: ignore[union-attr]
         if len(self.connections) > self._limits.connections:
             self._refuse(RefusedError("overloaded", "too many connections are open; try again later", retry_after=1))
-        elif same > self._limits.client_connections and not self._is_proxy(address):
+        elif same > self._limits.client_connections and address not in self._proxies:
             most = self._limits.client_connections
-            words = f"{same} connections are open from this address; at most {most} are taken; close some"
-            self._refuse(RefusedError("too-many-requests", words, retry_after=1))
+            message = f"{same} connections are open from this address; at most {most} are taken; close some"
+            self._refuse(RefusedError("too-many-requests", message, retry_after=1))
         else:
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
         super().connection_lost(exc)
         self._set_timer(0, None)
         self.resume_writing()
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Where the loop puts what it reads."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse what was read; of a refused request, nothing more."""
+        """Parse what was read, unless the request was refused already."""
         if not self._refused:
             self.data_received(bytes(self._buffer[:nbytes]))
             self._watch()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request on this connection."""
         super().on_response_complete()
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what the parser refused."""
         self._refuse(self.conn.problem or RefusedError("bad-request", "this is not valid HTTP/1.1"))
 
     def pause_writing(self) -> None:
-        """The client does not read: it has as long as a request may take."""
+        """Give a client that does not read as long as a request may take."""
         super().pause_writing()
         self._write_timer = self._write_timer or self.loop.call_later(self._limits.deadline, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read everything."""
         super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()
@@ -172,8 +169,8 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def _late(self) -> None:
         if self._phase == "head" and self.conn.trailing_data[0]:
-            words = f"the headers did not arrive within {self._limits.head_seconds:g} s; send them at once"
-            self._refuse(RefusedError("body-too-slow", words))
+            message = f"the headers did not arrive within {self._limits.head_seconds:g} s; send them at once"
+            self._refuse(RefusedError("body-too-slow", message))
         else:
             self.transport.abort()
 
@@ -187,9 +184,8 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
             if cycle.response_started:
                 self.transport.abort()
                 return
-        self._metrics.problems.labels(problem.code).inc()
         self._unset_keepalive_if_required()
-        self.transport.write(_raw_answer(problem))
+        self.transport.write(_raw_answer(problem, self._metrics))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
@@ -201,42 +197,31 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self._timer = None if action is None else self.loop.call_later(seconds, action)
 
 
-def _send_at_once(connection: socket.socket) -> None:
-    """Do not wait for more to send. asyncio asks for that only if the listening socket names its protocol."""
-    if connection.family in (socket.AF_INET, socket.AF_INET6):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
 def server_config(app: FastAPI, *, root_path: str = "") -> Config:
-    """A server for the app that reads as above."""
+    """Settings of a uvicorn server that reads requests with BoundedProtocol."""
     service: Service = app.state.service
-    settings = service.settings
-    http = partial(
-        BoundedProtocol,
-        limits=settings.limits,
-        metrics=service.metrics,
-        is_proxy=Proxies(settings.proxies).__contains__,
-    )
+    limits, proxies = service.settings.limits, Proxies(service.settings.proxies)
+    http = partial(BoundedProtocol, limits=limits, metrics=service.metrics, proxies=proxies)
     return Config(
         app,
         http=cast("type[asyncio.Protocol]", http),
         loop="asyncio",
         ws="none",
         root_path=root_path,
-        proxy_headers=False,  # clients.py reads X-Forwarded-For
+        proxy_headers=False,  # access.py reads X-Forwarded-For
         log_config=None,
         access_log=False,
         server_header=False,
     )
 
 
-def _raw_answer(problem: RefusedError) -> bytes:
+def _raw_answer(problem: RefusedError, metrics: middleware.Metrics) -> bytes:
     """A whole HTTP response, for a request that never reaches the app."""
     request_id = uuid.uuid4().hex
-    token = REQUEST_ID.set(request_id)
-    answer = problem_answer(problem)
-    log.info("a request was refused", extra={"request_id": request_id, "facts": {"code": problem.code}})
-    REQUEST_ID.reset(token)
+    token = middleware.REQUEST_ID.set(request_id)
+    answer = middleware.problem_answer(problem, metrics)
+    log.info("a request was refused", extra={"facts": {"code": problem.code}})
+    middleware.REQUEST_ID.reset(token)
     fields = [*answer.raw_headers, (b"x-request-id", request_id.encode()), (b"connection", b"close")]
     head = f"HTTP/1.1 {answer.status_code} {HTTPStatus(answer.status_code).phrase}\r\n".encode()
     return head + b"".join(name + b": " + value + b"\r\n" for name, value in fields) + b"\r\n" + bytes(answer.body)

@@ -1,4 +1,4 @@
-"""What is asked and answered over HTTP, typed; the OpenAPI page and the client are made from this."""
+"""Typed requests and answers of the HTTP API; the OpenAPI document and the client are made from them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ TINY_PNG = (
 """An image of 8×8 px for the examples."""
 
 
-class Model(BaseModel):
+class Schema(BaseModel):
     """Unknown fields are refused, so that a misspelt option is not silently ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Options(Model):
+class Options(Schema):
     """What any request about images may say besides them."""
 
     masks: int | None = Field(
@@ -65,7 +65,7 @@ class CertifyBody(CertifyOptions):
     images: Images
 
 
-class Box(Model):
+class Box(Schema):
     """A rectangle of pixels on the threat's grid."""
 
     top: int
@@ -74,7 +74,7 @@ class Box(Model):
     width: int
 
 
-class Spread(Model):
+class Spread(Schema):
     """Softmax confidences of the one-mask labels. High ones prove nothing."""
 
     lowest: float
@@ -82,21 +82,21 @@ class Spread(Model):
     highest: float
 
 
-class Named(Model):
+class Named(Schema):
     """A class."""
 
     label: int
     name: str | None
 
 
-class Row(Model):
+class Row(Schema):
     """The second round of one first mask: with every second one, null where it was not needed."""
 
     mask: int
     labels: list[int | None]
 
 
-class Details(Model):
+class Details(Schema):
     """Everything the answer rests on."""
 
     height: int
@@ -109,7 +109,7 @@ class Details(Model):
     second_round: list[Row]
 
 
-class Recovered(Model):
+class Recovered(Schema):
     """A defended label. Never a certificate: nobody knows whether this image was clean."""
 
     kind: Literal["recovery"] = "recovery"
@@ -127,7 +127,7 @@ class Recovered(Model):
     details: Details | None = None
 
 
-class Detected(Model):
+class Detected(Schema):
     """An undefended label, or an alert in its place (Minority Reports)."""
 
     kind: Literal["detection"] = "detection"
@@ -145,7 +145,7 @@ class Detected(Model):
 Prediction = Annotated[Recovered | Detected, Field(discriminator="kind")]
 
 
-class PredictAnswer(Model):
+class PredictAnswer(Schema):
     """Predictions in the order of the images."""
 
     request_id: str
@@ -153,7 +153,7 @@ class PredictAnswer(Model):
     milliseconds: float = Field(description="From the first byte of the request to its answer.")
 
 
-class PositionMap(Model):
+class PositionMap(Schema):
     """Where a patch of one shape is proved harmless."""
 
     height: int = Field(description="Of the patch.")
@@ -161,7 +161,7 @@ class PositionMap(Model):
     rows: list[str] = Field(description="For each top row a string over the left columns: 1 is proved, 0 is not.")
 
 
-class RecoveryCertificate(Model):
+class RecoveryCertificate(Schema):
     """Whether no patch of the threat changes the defended label of this clean image."""
 
     kind: Literal["recovery"] = "recovery"
@@ -178,7 +178,7 @@ class RecoveryCertificate(Model):
     classifications: int
 
 
-class DetectionCertificate(Model):
+class DetectionCertificate(Schema):
     """Whether no patch of the threat changes the label of this clean image unnoticed; a weaker promise."""
 
     kind: Literal["detection"] = "detection"
@@ -194,7 +194,7 @@ class DetectionCertificate(Model):
 Certificate = Annotated[RecoveryCertificate | DetectionCertificate, Field(discriminator="kind")]
 
 
-class CertifyAnswer(Model):
+class CertifyAnswer(Schema):
     """Certificates in the order of the images."""
 
     request_id: str
@@ -202,7 +202,7 @@ class CertifyAnswer(Model):
     milliseconds: float
 
 
-class MasksAnswer(Model):
+class MasksAnswer(Schema):
     """The masks for images of one size, proved to cover the threat."""
 
     height: int
@@ -215,7 +215,7 @@ class MasksAnswer(Model):
     covered: Literal[True] = Field(description="Checked exactly for every placement; a set that misses one is refused.")
 
 
-class LimitsAnswer(Model):
+class LimitsAnswer(Schema):
     """What requests must keep to."""
 
     body_bytes: int
@@ -227,7 +227,7 @@ class LimitsAnswer(Model):
     deadline_seconds: float
 
 
-class ModelAnswer(Model):
+class ModelAnswer(Schema):
     """What answers here."""
 
     version: str
@@ -247,7 +247,7 @@ class ModelAnswer(Model):
     limits: LimitsAnswer
 
 
-class SampleInfo(Model):
+class SampleInfo(Schema):
     """One of the samples."""
 
     number: int
@@ -255,19 +255,19 @@ class SampleInfo(Model):
     name: str | None
 
 
-class SamplesAnswer(Model):
+class SamplesAnswer(Schema):
     """Clean images that come with the service; /v1/samples/0 is the first, a PNG."""
 
     samples: list[SampleInfo]
 
 
-class Health(Model):
+class Health(Schema):
     """Whether the process lives, or takes requests."""
 
     status: Literal["ok"] = "ok"
 
 
-class ErrorFacts(Model):
+class ErrorFacts(Schema):
     """What went wrong."""
 
     code: str = Field(description="Keeps its meaning within /v1; see the documentation.", examples=["too-large"])
@@ -276,7 +276,7 @@ class ErrorFacts(Model):
     image: int | None = Field(None, description="Which of the images, counted from 0.")
 
 
-class ErrorAnswer(Model):
+class ErrorAnswer(Schema):
     """Every answer that is not a success."""
 
     error: ErrorFacts

@@ -1,4 +1,4 @@
-// Questions to the service. Addresses are relative, so that the page works behind any prefix.
+// Requests to the service. Addresses are relative, so that the page works behind any prefix.
 
 export class Trouble extends Error {
   constructor(code, message, wait = 0) {
@@ -10,9 +10,9 @@ export class Trouble extends Error {
 
 let key = sessionStorage.getItem("key");
 
-export function useKey(given) {
-  key = given;
-  sessionStorage.setItem("key", given);
+export function useKey(value) {
+  key = value;
+  sessionStorage.setItem("key", value);
 }
 
 async function fetched(address, options = {}) {
@@ -26,9 +26,9 @@ async function fetched(address, options = {}) {
 
 async function checked(response) {
   if (response.ok) return response;
-  const said = await response.json().catch(() => null);
+  const body = await response.json().catch(() => null);
   const wait = Number(response.headers.get("retry-after")) || 0;
-  throw new Trouble(said?.error?.code ?? "unknown", said?.error?.message ?? `HTTP ${response.status}`, wait);
+  throw new Trouble(body?.error?.code ?? "unknown", body?.error?.message ?? `HTTP ${response.status}`, wait);
 }
 
 export async function facts(address) {
@@ -43,7 +43,7 @@ export async function send(address, blobs, fields) {
   const form = new FormData();
   for (const blob of blobs) form.append("image", blob, "image.png");
   for (const [name, value] of Object.entries(fields)) {
-    for (const one of Array.isArray(value) ? value : [value]) form.append(name, String(one));
+    for (const item of Array.isArray(value) ? value : [value]) form.append(name, String(item));
   }
   return (await checked(await fetched(address, { method: "POST", body: form }))).json();
 }

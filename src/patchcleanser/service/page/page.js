@@ -1,9 +1,9 @@
-// The bench: a picture, a patch that can be moved, and what the service says of them.
+// The page: a picture, a patch that can be moved, and the service's answers about them.
 
 import { facts, picture, send, useKey } from "./api.js";
 import { certify, compare, loadCosts, redrawCosts } from "./proofs.js";
 import { chosenMasks, draw, fits, noise, paste, patchBox, png, state, toCanvas } from "./scene.js";
-import { called, count, element, say, showAnswers, showGrid, showMasks, showSecondRound, showStory, tell } from "./view.js";
+import { nameOf, count, element, say, showAnswers, showGrid, showMasks, showSecondRound, showStory, tell } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
 const LARGEST_SIDE = 256; // uploads are made smaller: masks of a large picture cost as much and show no more
@@ -61,40 +61,40 @@ async function answer() {
   $("cards").setAttribute("aria-busy", "false");
 }
 
-function show(found, scene, shot) {
-  state.found = found;
+function show(prediction, scene, shot) {
+  state.prediction = prediction;
   const patch = scene.box;
-  showAnswers(found, scene.truth, state.model);
-  showStory(found, { patch, patchFits: !patch || fits(patch), shapes: state.shapes, proof: state.proofs.get(scene.masks) }, state.model);
-  showGrid(found, shot, state.model, (boxes) => showMasks(boxes ?? suspected(), found.details));
-  showSecondRound(found, state.model);
-  showMasks(suspected(), found.details);
+  showAnswers(prediction, scene.truth, state.model);
+  showStory(prediction, { patch, patchFits: !patch || fits(patch), shapes: state.shapes, proof: state.proofs.get(scene.masks) }, state.model);
+  showGrid(prediction, shot, state.model, (boxes) => showMasks(boxes ?? suspected(), prediction.details));
+  showSecondRound(prediction, state.model);
+  showMasks(suspected(), prediction.details);
 }
 
 function suspected() {
-  return state.found?.suspected ?? [];
+  return state.prediction?.suspected ?? [];
 }
 
 /* ---------- choosing a picture ---------- */
 
 let turn = 0; // of two pictures chosen quickly the last one stays, whichever arrives first
 
-async function usePicture(blob, truth, words, mine = ++turn) {
+async function usePicture(blob, truth, words, order = ++turn) {
   const source = await toCanvas(blob, truth === undefined ? LARGEST_SIDE : 4096);
-  const asked = `v1/masks?height=${source.height}&width=${source.width}`;
-  const plain = state.model.grid === "source" ? await facts(asked) : null;
-  if (mine !== turn) return;
+  const address = `v1/masks?height=${source.height}&width=${source.width}`;
+  const plain = state.model.grid === "source" ? await facts(address) : null;
+  if (order !== turn) return;
   const side = Math.min(source.height, source.width);
   const shapes = plain?.patch_shapes ?? []; // on the network's own grid nobody knows their size here
-  Object.assign(state, { source, truth: truth ?? null, shapes, found: null, proofs: new Map(), costs: [], masks: state.wish });
+  Object.assign(state, { source, truth: truth ?? null, shapes, prediction: null, proofs: new Map(), costs: [], masks: state.wish });
   $("stage").style.setProperty("--ratio", source.width / source.height);
   $("stage").classList.toggle("tall", source.height > source.width);
   $("size").max = Math.max(2, Math.floor(side / 2));
   $("picture-note").textContent = words;
   $("certificate").hidden = true;
-  const known = state.truth !== null;
-  $("certify").disabled = $("compare").disabled = !known;
-  $("certify-note").textContent = known ? "" : "The true label of this picture is not known here.";
+  const labelled = state.truth !== null;
+  $("certify").disabled = $("compare").disabled = !labelled;
+  $("certify-note").textContent = labelled ? "" : "The true label of this picture is not known here.";
   const guess = Math.ceil(side / 7);
   const [height, width] = shapes.reduce((a, b) => (a[0] * a[1] >= b[0] * b[1] ? a : b), shapes[0] ?? [guess, guess]);
   state.top = Math.round((source.height - height) / 2);
@@ -104,16 +104,15 @@ async function usePicture(blob, truth, words, mine = ++turn) {
 }
 
 async function useSample(sample, button) {
-  const mine = ++turn;
+  const order = ++turn;
   try {
     say("");
     for (const other of $("samples").children) {
       other.setAttribute("aria-checked", String(other === button));
       other.tabIndex = other === button ? 0 : -1;
     }
-    const known = sample.label !== null;
-    const words = known ? `a clean sample: ${called(sample.label, state.model.names)}` : "a sample";
-    await usePicture(await picture(`v1/samples/${sample.number}`), sample.label, words, mine);
+    const words = sample.label !== null ? `a clean sample: ${nameOf(sample.label, state.model.names)}` : "a sample";
+    await usePicture(await picture(`v1/samples/${sample.number}`), sample.label, words, order);
   } catch (error) {
     tell(error);
   }
@@ -208,7 +207,7 @@ async function attack() {
       const blobs = await Promise.all(some.map((spot) => png(paste(document.createElement("canvas"), spot))));
       const { predictions } = await send("v1/predict", blobs, { details: true, ...chosenMasks(1) });
       predictions.forEach(({ details }, j) => {
-        const clean = state.truth ?? state.found?.label;
+        const clean = state.truth ?? state.prediction?.label;
         const gain = details.undefended.label === clean ? -details.undefended_confidence : details.undefended_confidence;
         if (!best || gain > best.gain) best = { gain, ...some[j] };
       });
@@ -241,7 +240,7 @@ function listen() {
     state.art.set("picture", await toCanvas(file, LARGEST_SIDE));
     useKind("picture");
   }));
-  // Who chooses no file stays with the patch that was there.
+  // Without a file the patch stays as it was.
   $("patch-file").addEventListener("cancel", () => {
     document.querySelector(`input[name=kind][value=${state.kind}]`).checked = true;
   });
@@ -293,15 +292,15 @@ async function begin() {
     state.art.set("noise", noise(state.size));
     $("kind-note").textContent = NOTES.printed;
     const samples = await addSamples();
-    const known = model.model === "zoo:tiny" && samples[START.sample];
-    const first = samples[known ? START.sample : 0];
+    const packaged = model.model === "zoo:tiny" && samples[START.sample];
+    const first = samples[packaged ? START.sample : 0];
     if (!first) {
       $("patch").hidden = true;
       $("picture-note").textContent = "There are no samples here. Upload a picture to begin.";
       return;
     }
     await useSample(first, $("samples").children[first.number]);
-    if (known) place(START.top, START.left);
+    if (packaged) place(START.top, START.left);
   } catch (error) {
     tell(error);
   }

@@ -34,8 +34,8 @@ export async function loadCosts() {
 export function redrawCosts() {
   const shares = new Map([...state.proofs].map(([masks, proof]) => [masks, proof.proved_share ?? Number(proof.detection_certified)]));
   showCosts(state.costs, state.masks, shares);
-  const found = state.costs.find(({ masks }) => masks === state.masks);
-  const looks = found ? `, ${count(found.facts.predict_classifications, "look")} an answer` : "";
+  const cost = state.costs.find(({ masks }) => masks === state.masks);
+  const looks = cost ? `, ${count(cost.facts.predict_classifications, "look")} an answer` : "";
   $("masks-out").textContent = state.masks === null ? "the service’s own" : `${state.masks}×${state.masks}${looks}`;
 }
 

@@ -1,4 +1,4 @@
-// What lies on the bench: the picture, the patch on it, and how both become one.
+// The scene: the picture, the patch, and how one is pasted on the other.
 
 import { Trouble } from "./api.js";
 import { element } from "./view.js";
@@ -17,7 +17,7 @@ export const state = {
   size: 5,
   masks: 6,
   wish: 6, // masks as they were chosen; a small picture may have room for fewer
-  found: null,
+  prediction: null, // the latest answer
   proofs: new Map(), // certificates of this sample by number of masks
   costs: [],
 };

@@ -1,4 +1,4 @@
-// What is shown of an answer, or of trouble. Nothing here asks the service.
+// Shows answers and errors. Nothing here calls the service.
 
 import { Trouble } from "./api.js";
 
@@ -10,7 +10,7 @@ export function say(words) {
   $("trouble").hidden = !words;
 }
 
-// `again` is whether the caller tries again by itself.
+// `again`: whether the caller tries again by itself.
 export function tell(error, again = false) {
   if (!(error instanceof Trouble)) throw error;
   if (error.code === "unauthorized") $("key-form").hidden = false;
@@ -18,18 +18,18 @@ export function tell(error, again = false) {
 }
 
 export function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
 }
 
-export function called(label, names) {
+export function nameOf(label, names) {
   return names?.[label] ?? `class ${label}`;
 }
 
-// "a" and "b" that only differ in one being a number of things.
-export function count(number, one, many = `${one}s`) {
-  return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+// A number with its noun: "1 mask", "2 masks".
+export function count(number, singular, plural = `${singular}s`) {
+  return `${number.toLocaleString("en")} ${number === 1 ? singular : plural}`;
 }
 
 export function showMasks(boxes, size) {
@@ -50,15 +50,15 @@ function percent(share) {
 }
 
 // The two answers side by side, and which of them a patch has changed.
-export function showAnswers(found, truth, model) {
-  const details = found.details;
-  const alert = found.kind === "detection" && found.alert;
-  $("undefended").textContent = called(details.undefended.label, model.names);
+export function showAnswers(prediction, truth, model) {
+  const details = prediction.details;
+  const alert = prediction.kind === "detection" && prediction.alert;
+  $("undefended").textContent = nameOf(details.undefended.label, model.names);
   $("undefended-note").textContent = `one look at the whole picture, ${percent(details.undefended_confidence)} sure of itself`;
-  $("defended").textContent = alert ? "alert" : called(found.label, model.names);
-  $("defended-note").textContent = `${count(found.classifications, "look")} through ${count(found.masks, "mask")}`;
+  $("defended").textContent = alert ? "alert" : nameOf(prediction.label, model.names);
+  $("defended-note").textContent = `${count(prediction.classifications, "look")} through ${count(prediction.masks, "mask")}`;
   mark($("undefended-card"), truth === null ? null : details.undefended.label === truth);
-  mark($("defended-card"), truth === null ? null : alert || found.label === truth);
+  mark($("defended-card"), truth === null ? null : alert || prediction.label === truth);
 }
 
 function mark(card, right) {
@@ -68,39 +68,39 @@ function mark(card, right) {
 
 const BADGES = { agreed: "Case I: all agree", disagreer: "Case II: a disagreer won", majority: "Case III: the majority" };
 
-export function showStory(found, scene, model) {
-  const detection = found.kind === "detection";
+export function showStory(prediction, scene, model) {
+  const detection = prediction.kind === "detection";
   const badge = $("case");
-  badge.textContent = detection ? (found.alert ? "Alert" : "No alert") : BADGES[found.case];
-  badge.classList.toggle("unsure", detection ? found.alert : found.case === "majority");
-  $("words").textContent = detection ? detected(found, model) : decided(found, model);
-  $("promise").textContent = promised(found, scene, model);
+  badge.textContent = detection ? (prediction.alert ? "Alert" : "No alert") : BADGES[prediction.case];
+  badge.classList.toggle("unsure", detection ? prediction.alert : prediction.case === "majority");
+  $("words").textContent = detection ? detected(prediction, model) : decided(prediction, model);
+  $("promise").textContent = promised(scene, model);
 }
 
-function decided(found, model) {
-  const name = called(found.label, model.names);
-  if (found.case !== "agreed" && model.defense === "challenger-masking") {
-    const side = found.case === "disagreer" ? `one that says ${name}, dashed on the picture if it hides a patch` : `one that says ${name}, as most do`;
-    return `${count(found.disagreers.length, "mask")} of ${found.masks} ${found.disagreers.length === 1 ? "disagrees" : "disagree"}. Masks of different labels were played against each other, two at a time, until one label was left: ${side}.`;
+function decided(prediction, model) {
+  const name = nameOf(prediction.label, model.names);
+  if (prediction.case !== "agreed" && model.defense === "challenger-masking") {
+    const side = prediction.case === "disagreer" ? `one that says ${name}, dashed on the picture if it hides a patch` : `one that says ${name}, as most do`;
+    return `${count(prediction.disagreers.length, "mask")} of ${prediction.masks} ${prediction.disagreers.length === 1 ? "disagrees" : "disagree"}. Masks of different labels challenged each other, two at a time, until one label was left: ${side}.`;
   }
-  if (found.case === "agreed") {
+  if (prediction.case === "agreed") {
     return `Whichever piece is hidden, the model says ${name}. One of the masks hides the patch, if there is one, so it cannot be what makes the model say so.`;
   }
-  if (found.case === "disagreer") {
-    const mask = found.details.one_mask_labels.findIndex((label, i) => label === found.label && found.disagreers.includes(i) && sameBoxes(found.details.masks[i], found.suspected));
+  if (prediction.case === "disagreer") {
+    const mask = prediction.details.one_mask_labels.findIndex((label, i) => label === prediction.label && prediction.disagreers.includes(i) && sameBoxes(prediction.details.masks[i], prediction.suspected));
     return `Hiding piece ${mask + 1} turns the answer into ${name}, and hiding any second piece as well changes nothing any more. That is how it looks when a patch is gone, so ${name} it is. The patch is suspected under that mask, dashed on the picture.`;
   }
-  const odd = found.disagreers.length;
-  return `${count(odd, "mask")} of ${found.masks} ${odd === 1 ? "disagrees" : "disagree"}, but a second mask changes each one's mind again: no single piece explains the difference. So the majority, ${name}, decides.`;
+  const odd = prediction.disagreers.length;
+  return `${count(odd, "mask")} of ${prediction.masks} ${odd === 1 ? "disagrees" : "disagree"}, but a second mask changes each one's mind again: no single piece explains the difference. So the majority, ${name}, decides.`;
 }
 
-function detected(found, model) {
-  const name = called(found.label, model.names);
-  if (!found.alert) return `No mask confidently contradicts ${name}, so that is the answer.`;
-  return `${count(found.reporters.length, "mask")} confidently ${found.reporters.length === 1 ? "contradicts" : "contradict"} the undefended answer ${name}. A patch may be there, so no answer is given.`;
+function detected(prediction, model) {
+  const name = nameOf(prediction.label, model.names);
+  if (!prediction.alert) return `No mask confidently contradicts ${name}, so that is the answer.`;
+  return `${count(prediction.reporters.length, "mask")} confidently ${prediction.reporters.length === 1 ? "contradicts" : "contradict"} the undefended answer ${name}. A patch may be there, so no answer is given.`;
 }
 
-function promised(found, scene, model) {
+function promised(scene, model) {
   const exact = scene.shapes.length === 1;
   const size = exact ? `of up to ${scene.shapes[0].join("×")} px` : `of the threat (${model.threat})`;
   const unsure = scene.patch && !scene.shapes.length ? " Whether yours is one of them depends on how the picture is resized." : "";
@@ -119,14 +119,14 @@ function promised(found, scene, model) {
   return `Nothing is proved about a picture that is handed in, since it may carry a patch already. Proofs are about clean pictures with a known label, and a patch ${size}: certify a sample below.`;
 }
 
-function sameBoxes(one, other) {
-  return JSON.stringify(one) === JSON.stringify(other);
+function sameBoxes(a, b) {
+  return JSON.stringify(a) === JSON.stringify(b);
 }
 
 // The first round: the picture under each mask, coloured by agreement with most of them.
-export function showGrid(found, source, model, onShow) {
-  const { masks, one_mask_labels: labels, one_mask_confidences: sure } = found.details;
-  const odd = new Set(found.kind === "detection" ? found.reporters : found.disagreers);
+export function showGrid(prediction, source, model, onShow) {
+  const { masks, one_mask_labels: labels, one_mask_confidences: confidences } = prediction.details;
+  const odd = new Set(prediction.kind === "detection" ? prediction.reporters : prediction.disagreers);
   const across = new Set(masks.map((boxes) => boxes[0].left)).size;
   const grid = $("grid");
   grid.style.setProperty("--across", Math.min(across, 9));
@@ -136,13 +136,13 @@ export function showGrid(found, source, model, onShow) {
     const pen = canvas.getContext("2d");
     pen.drawImage(source, 0, 0);
     pen.fillStyle = GREY;
-    for (const box of scaled(boxes, found.details, source)) pen.fillRect(box.left, box.top, box.width, box.height);
-    const decides = found.case === "disagreer" && sameBoxes(boxes, found.suspected);
-    const name = called(labels[i], model.names);
+    for (const box of scaled(boxes, prediction.details, source)) pen.fillRect(box.left, box.top, box.width, box.height);
+    const decides = prediction.case === "disagreer" && sameBoxes(boxes, prediction.suspected);
+    const name = nameOf(labels[i], model.names);
     const cell = element("button", { type: "button", className: "cell" }, canvas, element("span", { textContent: `${odd.has(i) ? "≠ " : ""}${name}` }));
     cell.classList.toggle("differ", odd.has(i) && !decides);
     cell.classList.toggle("decides", decides);
-    cell.setAttribute("aria-label", `mask ${i + 1}: ${name}, ${percent(sure[i])} sure${odd.has(i) ? ", disagrees" : ""}${decides ? ", decided" : ""}`);
+    cell.setAttribute("aria-label", `mask ${i + 1}: ${name}, ${percent(confidences[i])} sure${odd.has(i) ? ", disagrees" : ""}${decides ? ", decided" : ""}`);
     cell.title = cell.getAttribute("aria-label");
     for (const when of ["mouseenter", "focus"]) cell.addEventListener(when, () => onShow(boxes));
     for (const when of ["mouseleave", "blur"]) cell.addEventListener(when, () => onShow(null));
@@ -165,13 +165,13 @@ function scaled(boxes, size, source) {
 
 const ROWS = 12;
 
-export function showSecondRound(found, model) {
-  const rows = found.details.second_round;
-  const across = new Set(found.details.masks.map((boxes) => boxes[0].left)).size;
-  const drawn = rows.slice(0, ROWS).map((row) => showRow(row, found, model, across));
+export function showSecondRound(prediction, model) {
+  const rows = prediction.details.second_round;
+  const across = new Set(prediction.details.masks.map((boxes) => boxes[0].left)).size;
+  const drawn = rows.slice(0, ROWS).map((row) => showRow(row, prediction, model, across));
   $("rows").replaceChildren(...drawn);
   if (!rows.length) {
-    $("round-two-words").textContent = found.kind === "detection"
+    $("round-two-words").textContent = prediction.kind === "detection"
       ? "This defense has none: it raises an alert, or answers."
       : "Not needed: no mask disagrees.";
     return;
@@ -181,13 +181,13 @@ export function showSecondRound(found, model) {
     $("round-two-words").textContent = `Masks of different labels meet two at a time, and the loser leaves. Pale squares were not needed.${more}`;
     return;
   }
-  $("round-two-words").textContent = found.case === "disagreer"
+  $("round-two-words").textContent = prediction.case === "disagreer"
     ? `Each mask that disagrees is tried together with every other one. One of them keeps its label throughout, as the one that hides a patch would: it decides.${more}`
     : `Each mask that disagrees is tried together with every other one. None keeps its label throughout, so none is believed.${more}`;
 }
 
-function showRow(row, found, model, across) {
-  const own = found.details.one_mask_labels[row.mask];
+function showRow(row, prediction, model, across) {
+  const own = prediction.details.one_mask_labels[row.mask];
   const dots = element("div", { className: "dots" });
   dots.style.setProperty("--across", Math.min(across, 9));
   let against = 0;
@@ -199,10 +199,10 @@ function showRow(row, found, model, across) {
       dot.textContent = "≠";
       against += 1;
     }
-    dot.title = label === null ? "not asked" : called(label, model.names);
+    dot.title = label === null ? "not asked" : nameOf(label, model.names);
     dots.append(dot);
   }
-  const decides = found.case === "disagreer" && sameBoxes(found.details.masks[row.mask], found.suspected);
+  const decides = prediction.case === "disagreer" && sameBoxes(prediction.details.masks[row.mask], prediction.suspected);
   const words = model.defense === "challenger-masking"
     ? `${count(against, "other mask")} won against it`
     : against
@@ -211,7 +211,7 @@ function showRow(row, found, model, across) {
   return element(
     "div",
     { className: decides ? "row decides" : "row" },
-    element("h3", { textContent: `mask ${row.mask + 1}: ${called(own, model.names)}${decides ? ", decides" : ""}` }),
+    element("h3", { textContent: `mask ${row.mask + 1}: ${nameOf(own, model.names)}${decides ? ", decides" : ""}` }),
     dots,
     element("p", { className: "note", textContent: words }),
   );
@@ -243,36 +243,36 @@ function bar(share) {
 }
 
 // Weak positions over the clean picture: a cell for the centre of each patch position.
-export function showCertificate(found, source, model) {
+export function showCertificate(certificate, source, model) {
   $("certificate").hidden = false;
   const title = $("certificate-title");
-  const detection = found.kind === "detection";
-  const proved = detection ? found.detection_certified : found.row_certified;
+  const detection = certificate.kind === "detection";
+  const proved = detection ? certificate.detection_certified : certificate.row_certified;
   title.textContent = proved ? (detection ? "certified for detection" : "certified") : "not certified";
   title.classList.toggle("yes", proved);
   title.classList.toggle("no", !proved);
-  $("certificate-words").textContent = detection ? detectionWords(found, model) : recoveryWords(found, model);
+  $("certificate-words").textContent = detection ? detectionWords(certificate, model) : recoveryWords(certificate, model);
   // A map of the network's own grid does not lie on the picture.
-  const drawn = found.maps && model.grid === "source";
-  if (drawn) drawMap(found.maps[0], source);
+  const drawn = certificate.maps && model.grid === "source";
+  if (drawn) drawMap(certificate.maps[0], source);
   $("map").hidden = $("map-legend").hidden = !drawn;
 }
 
-function recoveryWords(found, model) {
-  const name = called(found.label, model.names);
-  const cost = `It took ${count(found.classifications, "look")}.`;
-  if (found.row_certified) {
+function recoveryWords(certificate, model) {
+  const name = nameOf(certificate.label, model.names);
+  const cost = `It took ${count(certificate.classifications, "look")}.`;
+  if (certificate.row_certified) {
     return `Whatever an attacker prints, at every position of the threat (${model.threat}), the defended answer stays ${name}. ${cost}`;
   }
-  const where = found.failing_placement?.[0];
+  const where = certificate.failing_placement?.[0];
   const spot = where ? ` The proof fails first for a patch at row ${where.top}, column ${where.left}.` : "";
-  const share = found.proved_share === null ? "" : `${percent(found.proved_share)} of all positions are proved harmless. `;
+  const share = certificate.proved_share === null ? "" : `${percent(certificate.proved_share)} of all positions are proved harmless. `;
   return `${share}At the others some patch might change ${name}; that does not say that one does.${spot} ${cost}`;
 }
 
-function detectionWords(found, model) {
-  const name = called(found.label, model.names);
-  return found.detection_certified
+function detectionWords(certificate, model) {
+  const name = nameOf(certificate.label, model.names);
+  return certificate.detection_certified
     ? `No patch of the threat (${model.threat}) makes the answer wrong unnoticed: it is ${name}, or an alert.`
     : `Some patch might change ${name} without an alert.`;
 }

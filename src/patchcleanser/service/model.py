@@ -1,11 +1,12 @@
-"""The defended model behind the service: images in, games out; and the samples of the page."""
+"""The defended model behind the service: a classifier, its defense, and sample images for the page."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import PurePath
 from typing import Any
@@ -30,55 +31,53 @@ from patchcleanser.engine.masking import ImageState
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
 from patchcleanser.evaluation.class_names import match_labels
 from patchcleanser.evaluation.jobs import Pair
-from patchcleanser.service.decoding import Pixels, unpacked
-from patchcleanser.service.settings import ServiceSettings
+from patchcleanser.service.config import ServiceSettings
+from patchcleanser.service.decoding import Pixels, unpack
+from patchcleanser.service.schemas import CertifyOptions, Options, PredictOptions
 
 SAMPLES = 30
 """Images that the page offers, of every class as many where labels are known."""
-
 BLANKS = (64, 224, 512, 1024)
-"""Sides of images without content, for a model without samples; the threat must fit one to warm up."""
+"""Sides of gray images, for a model without samples; the threat must fit one to warm up."""
 
-Start = Callable[[LabelTable], LabelFlow[Any]]
+StartFlow = Callable[[LabelTable], LabelFlow[Any]]
 
 SERVED = {name: kind for name, entry in DEFENSES.items() if issubclass(kind := entry.load(), MaskDefense)}
-"""Requests are games about labels under masks, so these are the defenses that can be served."""
+"""Requests are flows of labels under masks, so these are the defenses that can be served."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """A clean image that comes with the service."""
 
-    content: bytes
-    """A PNG."""
+    png: bytes
     label: int | None
 
 
-class Engine:
-    """A classifier, its defense for every number of masks, and what can be asked of them.
+class DefendedModel:
+    """A classifier, and its defense for every number of masks that is asked for.
 
-    Images are prepared in any thread; only the worker lets the model look at them.
+    Images are prepared in any thread; only the scheduler's thread runs the classifier on them.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
         if settings.defense not in SERVED:
             raise InputError(f"no defense {settings.defense!r} with masks to serve; there are {', '.join(SERVED)}")
         self.settings = settings
-        model, named = settings.model, isinstance(settings.model, str)
-        self.classifier: Classifier = (
-            load_classifier(model, device=settings.device, trust_code=settings.trust_code)
-            if named
-            else as_classifier(model)
-        )
-        self.name = _shown(model) if named else type(model).__name__
+        self.classifier: Classifier
+        if isinstance(settings.model, str):
+            self.classifier = load_classifier(settings.model, device=settings.device, trust_code=settings.trust_code)
+            self.name = _shown(settings.model)
+        else:
+            self.classifier, self.name = as_classifier(settings.model), type(settings.model).__name__
         self.fingerprint: str | None = None
         with suppress(ClassifierError):  # a plain function has none, and nothing is stored here
             self.fingerprint = self.classifier.fingerprint
         self.defense = self._build(settings.masks, settings.stride)
-        self._variants: dict[int, MaskDefense[Any, Any]] = {}
+        self._variants: dict[int | None, MaskDefense[Any, Any]] = {None: self.defense}
         self._lock = threading.Lock()
-        found = _samples(settings.samples, self.classifier) if settings.samples else ()
-        self.samples = tuple(sample for sample in found if self._fits(self._decoded(sample.content)))
+        samples = _samples(settings.samples, self.classifier) if settings.samples else ()
+        self.samples = tuple(sample for sample in samples if self._fits(self._decode(sample.png)))
         self._warm_up()
 
     @property
@@ -86,9 +85,9 @@ class Engine:
         """Whether a request may name its own number of masks; with several patches that grows too fast."""
         return self.settings.threat.count == 1
 
-    def subject(self, picture: Pixels, masks: int | None) -> ImageState:
-        """A decoded picture, on the device, with an empty table."""
-        pixels = checked_image(torch.from_numpy(unpacked(picture)), self.classifier.preprocessing.channels)
+    def image_state(self, picture: Pixels, masks: int | None) -> ImageState:
+        """A decoded image, on the device, with an empty table."""
+        pixels = checked_image(torch.from_numpy(unpack(picture)), self.classifier.preprocessing.channels)
         with self._lock:  # mask sets are built once for each size
             return self._variant(masks).subject(pixels)
 
@@ -97,32 +96,30 @@ class Engine:
         with self._lock:
             return self._variant(masks).mask_set(size)
 
-    def prediction(self, masks: int | None, *, undefended: bool) -> Start:
-        """The game of `predict`; the undefended label comes after it and changes nothing."""
-        defense = self._variant(masks)
+    def flows(self, options: Options, images: int) -> list[StartFlow]:
+        """What starts the label flow of each image: that of `predict`, or of `certify`."""
+        defense = self._variant(options.masks)
+        if isinstance(options, CertifyOptions):
+            return [partial(defense.certifying, label=label, maps=options.maps) for label in options.labels]
+        undefended = isinstance(options, PredictOptions) and options.details
 
-        def start(table: LabelTable) -> LabelFlow[Any]:
+        def predict(table: LabelTable) -> LabelFlow[Any]:
             verdict = yield from defense.predicting(table)
             if undefended:
-                yield np.array([UNMASKED])
+                yield np.array([UNMASKED])  # after the verdict, which it does not change
             return verdict
 
-        return start
-
-    def certificate(self, masks: int | None, label: int, *, maps: bool) -> Start:
-        """The game of `certify`."""
-        defense = self._variant(masks)
-        return lambda table: defense.certifying(table, label, maps=maps)
+        return [predict] * images
 
     def _warm_up(self) -> None:
-        """Play one game outside the queue: what is wrong with the model is said now, and kernels are made.
+        """Predict one image before any request: a broken model is an error now, and kernels are compiled.
 
         Fast labels are calibrated by the samples, which are trusted; never by what clients send.
         """
-        trusted = [self._decoded(sample.content) for sample in self.samples[:MIN_IMAGES]]
+        trusted = [self._decode(sample.png) for sample in self.samples[:MIN_IMAGES]]
         channels = self.classifier.preprocessing.channels or 3
-        blank = (torch.full((channels, side, side), 0.5) for side in BLANKS)
-        first = next((image for image in (*trusted, *blank) if self._fits(image)), None)
+        blanks = (torch.full((channels, side, side), 0.5) for side in BLANKS)
+        first = next((image for image in (*trusted, *blanks) if self._fits(image)), None)
         if first is not None:
             self.defense.predict([first])
         if trusted:
@@ -136,50 +133,45 @@ class Engine:
             return False
         return True
 
-    def _decoded(self, content: bytes) -> torch.Tensor:
+    def _decode(self, content: bytes) -> torch.Tensor:
         return decode(content, "sent", formats=self.settings.limits.formats)
 
     def _variant(self, masks: int | None) -> MaskDefense[Any, Any]:
-        if masks is None:
-            return self.defense
         if masks not in self._variants:
             self._variants[masks] = self._build(masks, None)
         return self._variants[masks]
 
     def _build(self, masks: Pair, stride: Pair) -> MaskDefense[Any, Any]:
         chosen = self.settings
-        plan = {"masks": masks, "stride": stride, "precision": chosen.precision, **chosen.options}
-        defense: MaskDefense[Any, Any] = SERVED[chosen.defense](self.classifier, chosen.threat, **plan)
+        options = {"masks": masks, "stride": stride, "precision": chosen.precision, **chosen.options}
+        defense: MaskDefense[Any, Any] = SERVED[chosen.defense](self.classifier, chosen.threat, **options)
         return defense
 
 
 def _shown(spec: str) -> str:
-    """What clients may know of a model's name: no folders, no options."""
+    """The part of a model's spec that clients may see: no folders, no options."""
     kind, _, rest = spec.partition(":")
     if kind in WRAPPERS:
         return f"{kind}:{','.join(map(_shown, rest.split(',') if kind == 'mean' else [rest]))}"
     return f"{kind}:{PurePath(rest.partition('?')[0]).name}"
 
 
-def _samples(name: str, classifier: Classifier) -> tuple[Sample, ...]:
-    """A few images of each class; if the model knows other classes, pictures are still pictures."""
+def _samples(name: str, classifier: Classifier) -> Iterator[Sample]:
+    """A few images of each class; without labels if the model has other classes."""
     dataset = load_dataset(name)
     labels = None
     with suppress(DataError):
         dataset, _ = match_labels(dataset, classifier)
         labels = dataset.labels
-    chosen = range(min(len(dataset), SAMPLES)) if labels is None else _some_of_each(labels)
-    return tuple(Sample(_png(dataset.image(i)), None if labels is None else int(labels[i])) for i in chosen)
+    for index in range(min(len(dataset), SAMPLES)) if labels is None else _some_of_each(labels):
+        file = BytesIO()
+        as_picture(dataset.image(index)).save(file, format="PNG")
+        yield Sample(file.getvalue(), None if labels is None else int(labels[index]))
 
 
 def _some_of_each(labels: NDArray[np.int64]) -> list[int]:
-    """The first of each class, then the second of each, and so on."""
-    firsts = [np.flatnonzero(labels == label)[:SAMPLES] for label in np.unique(labels)]
-    rounds = ([mine[turn] for mine in firsts if len(mine) > turn] for turn in range(SAMPLES))
-    return [int(i) for some in rounds for i in some][:SAMPLES]
-
-
-def _png(pixels: torch.Tensor) -> bytes:
-    file = BytesIO()
-    as_picture(pixels).save(file, format="PNG")
-    return file.getvalue()
+    """Indices of the first image of each class, then the second of each, and so on."""
+    occurrence = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        occurrence[labels == label] = np.arange(np.count_nonzero(labels == label))
+    return [int(i) for i in np.lexsort((labels, occurrence))[:SAMPLES]]

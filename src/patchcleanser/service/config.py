@@ -1,4 +1,4 @@
-"""What is served, and how much of it anybody may ask for."""
+"""What is served, and within which limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Limits:
     pixels: int = 16_777_216
     """Of one image, as its header says, before it is decoded."""
     formats: tuple[str, ...] = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
-    """Fewer than the library opens: every decoder is something to attack."""
+    """Fewer than the library opens: every decoder can be attacked."""
     masks: int = 8
     """The most masks per axis that a request may choose."""
     map_positions: int = 1_000_000
@@ -59,53 +59,49 @@ class Limits:
     small_share: float = 0.25
     """Part of the queue's pixels, and of the decoders, that large requests leave to small ones."""
     decoders: int = 2
-    """Processes that decode pictures."""
+    """Processes that decode images."""
     decode_seconds: float = 5.0
-    """For one picture; then its decoder is killed."""
+    """For one image; then its decoder is killed."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name != "formats" and not value > 0:
                 raise InputError(f"the limit {item.name} must be above 0, got {value}")
-        for whole, part in (("queue_pixels", "pixels"), ("queue_bytes", "body_bytes"), ("queue", "files")):
-            if getattr(self, whole) < getattr(self, part):
-                raise InputError(
-                    f"{whole} ({getattr(self, whole)}) must have room for one request's {part} ({getattr(self, part)})"
-                )
+        for queue, request in (("queue_pixels", "pixels"), ("queue_bytes", "body_bytes"), ("queue", "files")):
+            size, need = getattr(self, queue), getattr(self, request)
+            if size < need:
+                raise InputError(f"{queue} ({size}) must have room for one request's {request} ({need})")
         if self.client_share > 1:
             raise InputError(f"client_share is a part, above 0 and at most 1, got {self.client_share}")
         if self.small_share >= 1:
             raise InputError(f"small_share is a part, above 0 and below 1, got {self.small_share}")
 
+    # What one client may hold, and what large requests may hold together.
+
     @property
     def client_images(self) -> int:
-        """Images of one client in the queue."""
         return max(self.files, int(self.queue * self.client_share))
 
     @property
     def client_pixels(self) -> int:
-        """Pixels of one client in the queue; one request has no more either."""
+        """Also the most that one request may have."""
         return min(self.large_pixels, max(self.pixels, int(self.queue_pixels * self.client_share)))
 
     @property
     def client_bytes(self) -> int:
-        """Bytes of one client's request bodies."""
         return max(self.body_bytes, int(self.queue_bytes * self.client_share))
 
     @property
     def client_decoders(self) -> int:
-        """Decoders that work for one client."""
         return max(1, int(self.decoders * self.client_share))
 
     @property
     def large_pixels(self) -> int:
-        """Pixels of large requests in the queue."""
         return max(self.pixels, int(self.queue_pixels * (1 - self.small_share)))
 
     @property
     def large_decoders(self) -> int:
-        """Decoders that work on large pictures."""
         return max(1, int(self.decoders * (1 - self.small_share)))
 
 
@@ -130,7 +126,7 @@ class ServiceSettings:
     hosts: tuple[str, ...] = ()
     """Names that requests may give as their Host, besides localhost and IP addresses; "*" is any."""
     proxies: tuple[str, ...] = ()
-    """Addresses or networks of proxies, which say in X-Forwarded-For whose requests they pass on."""
+    """Addresses or networks of proxies. Their X-Forwarded-For names the client."""
     limits: Limits = field(default_factory=Limits)
     trust_code: bool = False
     """Whether a card that `model` leads to may name code, as in load_classifier."""

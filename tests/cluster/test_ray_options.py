@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"address": "127.0.0.1:1"}, ClusterError, "no Ray cluster answers at 127.0.0.1:1 .*ray start --head"),
         ({"address": "ray://somewhere:10001"}, InputError, "ray job submit"),
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
     ],
 )
 def test_nonsense_is_refused_before_anything_is_written(
-    asked: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+    options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     job = Job(load_classifier("zoo:tiny"), load_dataset("sample"), Threat.square(2))
-    with pytest.raises(error, match=said):
-        evaluate(job, tmp_path / "run", runner=RayRunner(**asked))
+    with pytest.raises(error, match=message):
+        evaluate(job, tmp_path / "run", runner=RayRunner(**options))
     assert not (tmp_path / "run").exists()
 
 

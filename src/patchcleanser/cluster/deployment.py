@@ -1,4 +1,4 @@
-"""The same HTTP app as a Ray Serve deployment: replicas, autoscaling, rolling updates, health."""
+"""The HTTP app as a Ray Serve deployment: replicas, autoscaling, rolling updates, health."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchcleanser.errors import ClusterError, InputError, MissingDependencyError
-from patchcleanser.service.settings import ServiceSettings
+from patchcleanser.service.config import ServiceSettings
 
 try:
     from ray import serve
 except ImportError as error:
     raise MissingDependencyError.of("ray", "ray") from error
 
-from patchcleanser.cluster.runner import connect, room_for
+from patchcleanser.cluster.runner import connect, worker_count
 
 NAME = "patchcleanser"
 """The application's name in Ray Serve: deploying under it again is a rolling update."""
@@ -27,7 +27,7 @@ class Replicas:
 
     least: int = 1
     most: int = 1
-    """More than `least`: as many as the load asks for."""
+    """More than `least`: as many as the load needs."""
     cpus: int = 1
     gpus: float = 0
     ongoing: int = 16
@@ -38,16 +38,16 @@ class Replicas:
             raise InputError(f"replicas are 1 or more, from the least to the most, got {self.least}-{self.most}")
 
     @classmethod
-    def parse(cls, text: str, **more: Any) -> Replicas:
+    def parse(cls, text: str, **resources: Any) -> Replicas:
         """2, or 1-8 to follow the load.
 
         >>> Replicas.parse("1-8").most
         8
         """
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-        if found is None:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+        if match is None:
             raise InputError(f"--replicas is a number, or a range as 1-8, got {text!r}")
-        return cls(int(found[1]), int(found[2] or found[1]), **more)
+        return cls(int(match[1]), int(match[2] or match[1]), **resources)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def deploy(
     port: int = 8000,
     root_path: str = "",
 ) -> None:
-    """Serve the app on a Ray cluster. Over a deployment that is there it is a rolling update: old replicas answer
+    """Serve the app on a Ray cluster. If it is deployed there already this is a rolling update: old replicas answer
     until new ones, with the new weights, are ready.
 
     Every replica loads the model for itself, so what `settings` names must be there on every node.
@@ -76,13 +76,13 @@ def deploy(
     replicas = replicas or Replicas()
     connect(address)
     if NAME not in serve.status().applications:
-        room_for(replicas.least, cpus=replicas.cpus, gpus=replicas.gpus)
+        worker_count(replicas.least, cpus=replicas.cpus, gpus=replicas.gpus)
     serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port})
     settings = replace(settings, device="cuda" if replicas.gpus else "cpu")
     try:
         serve.run(_application(settings, replicas), name=NAME, route_prefix=root_path or "/")
     except RuntimeError as error:
-        raise ClusterError(f"the replicas do not start: {_reason(str(error))}") from error
+        raise ClusterError(f"the replicas do not start: {_failure() or str(error)[:500]}") from error
 
 
 def undeploy() -> None:
@@ -91,21 +91,22 @@ def undeploy() -> None:
 
 
 def _application(settings: ServiceSettings, replicas: Replicas) -> Any:
-    made: list[Any] = []
+    services: list[Any] = []
 
     def build() -> Any:
         """The plain app, on the replica."""
         from patchcleanser.service.app import create_app
 
-        made.append(create_app(settings))
-        return made[0]
+        app = create_app(settings)
+        services.append(app.state.service)
+        return app
 
     class Defended:
         """One replica."""
 
         def check_health(self) -> None:
-            """Asked now and then by Ray Serve, which replaces a replica that does not answer or raises."""
-            if made and not made[0].state.service.closing and not made[0].state.service.worker.alive:
+            """Called now and then by Ray Serve, which replaces a replica that does not answer or raises."""
+            if any(not service.closing and not service.scheduler.alive for service in services):
                 raise ClusterError("the thread that runs the model is dead")
 
     deployed = serve.deployment(serve.ingress(build)(Defended)).options(
@@ -118,13 +119,13 @@ def _application(settings: ServiceSettings, replicas: Replicas) -> Any:
     return deployed.bind()
 
 
-def _reason(otherwise: str) -> str:
-    """The last line of the replicas' complaints that names an error; they may take a moment to arrive."""
-    until = time.monotonic() + 5
-    while True:
-        found = serve.status().applications.get(NAME)
-        said = [one.message for one in found.deployments.values()] if found else []
-        lines = [line.strip() for line in "\n".join(said).splitlines() if "Error" in line]
-        if lines or time.monotonic() > until:
-            return (lines or [otherwise])[-1][:500]
+def _failure() -> str:
+    """The last line of the replicas' messages that names an error; they may take a moment to arrive."""
+    for _ in range(25):
+        application = serve.status().applications.get(NAME)
+        messages = [status.message for status in application.deployments.values()] if application else []
+        lines = [line.strip() for line in "\n".join(messages).splitlines() if "Error" in line]
+        if lines:
+            return lines[-1][:500]
         time.sleep(0.2)
+    return ""
