@@ -24,7 +24,7 @@ from patchcleanser.classifiers.trained import read_card
 from patchcleanser.cli.certify import about_run, run_job
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
-from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline, measured_by
+from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline, row_key
 from patchcleanser.records.metrics import COLUMNS, summary
 from patchcleanser.records.provenance import versions
 
@@ -50,7 +50,7 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
         "network": card["model"],
         "patch": PATCHES[patch],
         **measured(job, folder, spec, "cifar10", words.split),
-        "printed": baseline.said(patch),
+        "printed": baseline.printed_for(patch),
         "recipe": card["recipe"],
         "seed": card["seed"],
         "weights_sha256": card["weights_sha256"],
@@ -77,7 +77,7 @@ def measured(job: Job, folder: Path, spec: str, data: str, split: str = "test") 
 def keep(row: dict[str, Any], out: Path) -> None:
     """Write a row, in place of one of the same defense, network, recipe, patch and options."""
     rows = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else []
-    rows = [old for old in rows if measured_by(old) != measured_by(row)]
+    rows = [old for old in rows if row_key(old) != row_key(row)]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
 
@@ -107,7 +107,7 @@ def smoke_row(defense: str, spec: str, options: dict[str, Any], words: argparse.
 
 def commands(root: Path, out: Path) -> list[str]:
     """Every command, in order; weights that several defenses share are made once."""
-    made = dict.fromkeys(b.training(str(root), patch) for b in BASELINES for patch in PATCHES)
+    made = dict.fromkeys(b.command(str(root), patch) for b in BASELINES for patch in PATCHES)
     lines = dict.fromkeys(made, "one or two minutes on an H200 (a guess)")
     names = list(dict.fromkeys(baseline.defense for baseline in BASELINES))
     measure = ["python", "benchmarks/baselines.py", *names, "--models", str(root), "--out", str(out)]

