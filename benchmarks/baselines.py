@@ -50,7 +50,7 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
         "network": card["model"],
         "patch": PATCHES[patch],
         **measured(job, folder, spec, "cifar10", words.split),
-        "printed": baseline.printed_for(patch),
+        "printed": list(baseline.printed(patch).values()) or None,
         "recipe": card["recipe"],
         "seed": card["seed"],
         "weights_sha256": card["weights_sha256"],
@@ -107,8 +107,8 @@ def smoke_row(defense: str, spec: str, options: dict[str, Any], words: argparse.
 
 def commands(root: Path, out: Path) -> list[str]:
     """Every command, in order; weights that several defenses share are made once."""
-    made = dict.fromkeys(b.command(str(root), patch) for b in BASELINES for patch in PATCHES)
-    lines = dict.fromkeys(made, "one or two minutes on an H200 (a guess)")
+    training = [f"{b.command(patch)} --out {root}/{b.name(patch)}" for b in BASELINES for patch in PATCHES]
+    lines = dict.fromkeys(training, "one or two minutes on an H200 (a guess)")
     names = list(dict.fromkeys(baseline.defense for baseline in BASELINES))
     measure = ["python", "benchmarks/baselines.py", *names, "--models", str(root), "--out", str(out)]
     lines[shlex.join(measure)] = "about 15 min for 10,000 images and both patches (a guess)"

@@ -81,7 +81,7 @@ def imagenet(rows: list[dict[str, Any]]) -> Measurements:
         if how is None or (row["patch"], row["input"]) != ("2%", 224):
             continue
         name = NAMES[row["model"]] + how
-        if not row["photos"] or _settings(row["harden_command"]) == _settings(PAPER_MODELS[name].template):
+        if not row["photos"] or _settings(row["harden_command"]) == _settings(PAPER_MODELS[name].training):
             measurements |= certified(row, 32, name)
     return measurements
 

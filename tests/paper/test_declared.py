@@ -40,7 +40,6 @@ FAMILIES = {"resnet": "ResNetV2-50", "vit": "ViT-B/16", "mlp": "ResMLP-24"}
 
 
 def test_the_authors_rows_carry_the_numbers_that_the_reports_print_for_them() -> None:
-    """Both were copied from the paper by hand, by different people."""
     published_rows = {
         (p.method, p.dataset, p.side): {"clean": p.clean, "certified": p.certified}
         for p in published()
@@ -93,7 +92,7 @@ def test_the_commands_that_make_our_models_are_ones_this_version_takes(command: 
 
 def test_every_model_either_comes_with_us_or_says_how_to_have_it() -> None:
     for model in PAPER_MODELS.values():
-        assert model.spec.startswith("zoo:") or model.template or model.download
-        assert "{" not in model.resolved_spec
+        assert model.spec.startswith("zoo:") or model.training or model.download
+        assert "{" not in model.fill(model.spec)
         assert "{" not in model.advice
-    assert sum(model.template is not None for model in PAPER_MODELS.values()) == len(training_commands())
+    assert sum(model.training is not None for model in PAPER_MODELS.values()) == len(training_commands())

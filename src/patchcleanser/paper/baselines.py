@@ -10,26 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from patchcleanser.errors import RecordError
-from patchcleanser.paper.experiments import Measurement, PaperRow, RunSpec, Values
+from patchcleanser.paper.experiments import Measurement, PaperRow, RunSpec, Values, published_values
 from patchcleanser.records.metrics import Proportion
 
 PATCHES = {"2": "2x2", "5": "5x5"}
 
 Options = tuple[tuple[str, float], ...]
-Printed = tuple[tuple[float, float], tuple[float, float]] | None
-"""Clean and certified accuracy in percent on CIFAR-10, for 2×2 and for 5×5 px."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A defense, the network it needs and how that is trained, and what the paper prints."""
+    """A defense, the network it needs, and how that network is trained."""
 
     defense: str
+    method: str
+    """Its name among the published methods; empty if the paper does not compare it."""
     folder: str
     network: str
     recipe: str
     epochs: int
-    printed: Printed = None
     changes: tuple[str, ...] = ()
     """Further changes of the recipe."""
     by_patch: bool = False
@@ -41,58 +40,41 @@ class Baseline:
         """The folder of the weights."""
         return f"{self.folder}-{patch}" if self.by_patch else self.folder
 
-    def command(self, root: str, patch: str) -> str:
-        """The command that trains the network into a folder below `root`."""
+    def command(self, patch: str) -> str:
+        """The command that trains the network, without --out."""
         words = ["patchcleanser", "train", "--model", self.network, "--recipe", self.recipe]
         for change in (f"epochs={self.epochs}", *self.changes):
             words += ["--set", change.format(patch=patch)]
-        return f"{shlex.join(words)} --out {root}/{self.name(patch)}"
+        return shlex.join(words)
+
+    def printed(self, patch: str) -> dict[str, float]:
+        """Clean and certified accuracy that the paper prints for CIFAR-10, in percent; empty if none."""
+        return published_values(self.method, "cifar10", int(patch), "clean", "certified")
 
     def row(self, patch: str) -> PaperRow:
         """Its row of Table 2."""
-        printed = dict(zip(("clean", "certified"), self.printed_for(patch) or (), strict=False))
         spec = RunSpec(self.name(patch), "cifar10", patch, defense=self.defense, options=self.options)
-        return PaperRow(spec, printed=printed)
-
-    def printed_for(self, patch: str) -> tuple[float, float] | None:
-        """The paper's clean and certified accuracy for a patch."""
-        return None if self.printed is None else self.printed[list(PATCHES).index(patch)]
+        return PaperRow(spec, printed=self.printed(patch))
 
 
+ABLATED = ("ablated", "net:ablated", "ds-cifar", 60)
 BAGNET = ("bagnet", "net:bagnet?field=5", "bagnet-cifar", 40)
 PATCHGUARD = ("patchguard", "net:bagnet?field=5", "patchguard-cifar", 50)
 """A BagNet, plain or trained for robust masking; 5 px see about what BagNet-17 sees of an image of 192×192."""
-ABLATED = ("ablated", "net:ablated", "ds-cifar", 60)
 SQUASHED = (("scale", 0.15), ("shift", -2.5))
 """For our BagNet, whose logits have another range than the published one's; chosen on 1,000 training images."""
+MARGIN, OWN_SIZE = ("margin=0.4",), ("cutout.smallest={patch}", "cutout.largest={patch}")
 
 BASELINES = (
-    Baseline("ds", *ABLATED, ((83.9, 68.9), (83.9, 56.2))),
-    Baseline("pg-ds", *ABLATED, ((84.7, 69.2), (84.6, 57.7))),
-    Baseline("cbn", *PATCHGUARD, ((84.2, 44.2), (84.2, 9.3)), options=SQUASHED),
-    Baseline("pg-bn", *BAGNET, ((84.5, 63.8), (83.9, 47.3))),
-    Baseline("pg-bn", *PATCHGUARD, ((84.5, 63.8), (83.9, 47.3))),
-    Baseline("patchguard++", *BAGNET),
-    Baseline(
-        "bagcert",
-        "bagcert",
-        "net:bagnet?field=5&votes=true",
-        "bagcert-cifar",
-        80,
-        ((86.0, 72.9), (86.0, 60.0)),
-        ("margin=0.4",),
-    ),
-    Baseline(
-        "ibp",
-        "interval",
-        "net:interval",
-        "ibp-cifar",
-        30,
-        ((65.8, 51.9), (47.8, 30.8)),
-        ("cutout.smallest={patch}", "cutout.largest={patch}"),
-        by_patch=True,
-    ),
-    Baseline("ds", "smoothed-vit", "net:smoothed-vit", "smoothed-vit-cifar", 30),
+    Baseline("ds", "De-randomized smoothing", *ABLATED),
+    Baseline("pg-ds", "PatchGuard, DS-ResNet", *ABLATED),
+    Baseline("cbn", "Clipped BagNet", *PATCHGUARD, options=SQUASHED),
+    Baseline("pg-bn", "PatchGuard, BagNet", *BAGNET),
+    Baseline("pg-bn", "PatchGuard, BagNet", *PATCHGUARD),
+    Baseline("patchguard++", "", *BAGNET),
+    Baseline("bagcert", "BagCert", "bagcert", "net:bagnet?field=5&votes=true", "bagcert-cifar", 80, MARGIN),
+    Baseline("ibp", "IBP", "interval", "net:interval", "ibp-cifar", 30, OWN_SIZE, by_patch=True),
+    Baseline("ds", "", "smoothed-vit", "net:smoothed-vit", "smoothed-vit-cifar", 30),
 )
 
 RECOVERING = tuple(baseline for baseline in BASELINES if baseline.defense != "patchguard++")

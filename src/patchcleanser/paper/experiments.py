@@ -11,6 +11,7 @@ from typing import Any, Literal
 from patchcleanser.core.threats import Grid, Threat
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.reports.drawing import Drawing
+from patchcleanser.reports.published import published
 from patchcleanser.reports.tables import Column
 
 Values = dict[str, Proportion | float]
@@ -109,6 +110,17 @@ class Measurement:
     def from_json(cls, content: Mapping[str, Any]) -> Measurement:
         values = {k: Proportion(*v) if isinstance(v, list) else float(v) for k, v in content["values"].items()}
         return cls(values, content["images"], content["origin"])
+
+
+_PUBLISHED = {
+    (row.method, row.dataset, row.side): row for row in published() if row.count == 1 and row.masks in ("6x6", None)
+}
+
+
+def published_values(method: str, data: str, side: int, *measures: str) -> dict[str, float]:
+    """What the paper prints for a method against one square patch; empty if it prints nothing."""
+    row = _PUBLISHED.get((method, data, side))
+    return {} if row is None else {measure: getattr(row, measure) for measure in measures}
 
 
 def percent(value: Proportion | float) -> float:

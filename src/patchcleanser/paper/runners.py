@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +65,6 @@ class LiveRunner:
     _classifiers: dict[str, Classifier] = field(default_factory=dict, repr=False)
     _datasets: dict[str, Dataset | DataError] = field(default_factory=dict, repr=False)
 
-    @cached_property
-    def device_type(self) -> str:
-        return self.worker_device or pick_device(self.device).type
-
     def run(self, spec: RunSpec) -> Outcome:
         model = find_model(spec.model)
         try:
@@ -95,9 +90,10 @@ class LiveRunner:
             **(masks if spec.defense == MASKING else {"options": dict(spec.options)}),
         )
         # Other images, devices and precisions give other rows.
-        folder = self.runs / f"{spec.slug}-{len(job.dataset)}-{self.device_type}-{self.precision}"
+        device = self.worker_device or pick_device(self.device).type
+        folder = self.runs / f"{spec.slug}-{len(job.dataset)}-{device}-{self.precision}"
         split = PAPER_DATASETS[spec.data].split
-        metadata = {**self.executor.metadata(model.resolved_spec, spec.data, split, job), "seed": self.seed}
+        metadata = {**self.executor.metadata(model.fill(model.spec), spec.data, split, job), "seed": self.seed}
         if spec.kind == "time":
             return time_images(job, folder, metadata=metadata)
         if spec.kind == "attack":
@@ -113,7 +109,7 @@ class LiveRunner:
     def _classifier(self, model: PaperModel) -> Classifier:
         if model.name not in self._classifiers:
             self._classifiers.clear()  # two may not fit into a GPU's memory
-            classifier = load_classifier(model.resolved_spec, device=self.device, trust_code=self.trust_code)
+            classifier = load_classifier(model.fill(model.spec), device=self.device, trust_code=self.trust_code)
             self._classifiers[model.name] = classifier
         return self._classifiers[model.name]
 
