@@ -21,7 +21,7 @@ from patchcleanser.classifiers.trained import read_card, zoo_folder
 from patchcleanser.paper import EXPERIMENTS, Measurement
 from patchcleanser.paper.catalog import PAPER_MODELS, square_patch
 from patchcleanser.paper.measurements import merge_measurements
-from patchcleanser.paper.pages import make_section, write_section
+from patchcleanser.paper.pages import Section
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.training.settings import HardenSettings
 
@@ -126,7 +126,7 @@ def main() -> None:
     for name in ("table2", "table3", "table5", "table8"):
         experiment = EXPERIMENTS[name]
         new = {row.key: measurements[row.spec.slug] for row in experiment.rows if row.spec.slug in measurements}
-        write_section(make_section(experiment, merge_measurements(experiment, new, args.out)), args.out)
+        Section(experiment, merge_measurements(experiment, new, args.out)).write(args.out)
         print(f"{name}: {len(new)} rows")
 
 

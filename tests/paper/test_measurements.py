@@ -10,7 +10,7 @@ from patchcleanser.errors import RecordError
 from patchcleanser.paper import EXPERIMENTS, Measurement, PaperRow
 from patchcleanser.paper.catalog import usual_patch
 from patchcleanser.paper.measurements import collect, merge_measurements, read_measurements
-from patchcleanser.paper.pages import make_section, results_page, why_different, write_page, write_section
+from patchcleanser.paper.pages import Section, results_page, why_different, write_page
 from patchcleanser.paper.runners import StoredRunner
 from patchcleanser.records.derive import verdicts
 from patchcleanser.records.metrics import Proportion
@@ -50,8 +50,8 @@ def test_damaged_measurements_are_named(tmp_path: Path) -> None:
 
 
 def test_the_table_lays_ours_with_an_interval_beside_the_paper_s_with_a_reason(tmp_path: Path) -> None:
-    section = make_section(TABLE2, {ROW.key: measurement(60, 100)})
-    write_section(section, tmp_path)
+    section = Section(TABLE2, {ROW.key: measurement(60, 100)})
+    section.write(tmp_path)
     text = (tmp_path / "tables" / "table2.md").read_text()
     assert "| tiny | CIFAR-10 | 97.8 | 100.0 (96.3–100.0) | 78.8 | 60.0 (50.2–69.1) | 100 |" in text
     assert "It has 1.4 M parameters and saw only CIFAR-10" in text
@@ -70,7 +70,7 @@ def test_every_row_has_one_sentence_on_why_it_differs(row: PaperRow) -> None:
 
 
 def test_the_page_needs_nothing_else_and_says_what_is_not_measured(tmp_path: Path) -> None:
-    page = write_page([make_section(TABLE2, {ROW.key: measurement(60, 100)})], tmp_path).read_text()
+    page = write_page([Section(TABLE2, {ROW.key: measurement(60, 100)})], tmp_path).read_text()
     assert "src=" not in page
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "Table 2: Clean and certified accuracy" in page
@@ -80,7 +80,7 @@ def test_the_page_needs_nothing_else_and_says_what_is_not_measured(tmp_path: Pat
 
 def test_pages_tell_each_reason_once_and_number_it() -> None:
     rows = [row for row in TABLE2.rows if row.spec.model in ("tiny", "resnet")]
-    section = make_section(TABLE2, {row.key: measurement(60, 100) for row in rows})
+    section = Section(TABLE2, {row.key: measurement(60, 100) for row in rows})
     table, reasons = section.numbered
     assert [reasons[int(str(row["why"])) - 1] for row in table.rows] == [row["why"] for row in section.table.rows]
     assert len(reasons) == len(set(reasons)) < len(table.rows)

@@ -15,7 +15,7 @@ from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
 from patchcleanser.evaluation.timing import Times
 from patchcleanser.paper import EXPERIMENTS, RunSpec
-from patchcleanser.paper.catalog import timed, usual_patch
+from patchcleanser.paper.catalog import usual_patch
 from patchcleanser.paper.measurements import collect, read_measurements
 from patchcleanser.paper.runners import Executor, LiveRunner, Missing, StoredRunner
 from patchcleanser.records.run import Run
@@ -68,7 +68,7 @@ def test_images_that_are_not_here_are_left_out_with_where_to_put_them(root: Path
 
 
 def test_times_are_kept_and_say_by_which_clock_they_were_taken(root: Path, tmp_path: Path) -> None:
-    spec = timed(usual_patch("tiny", masks=2))
+    spec = usual_patch("tiny", masks=2).timing
     times = live_runner(root, tmp_path / "runs", limit=2).run(spec)
     assert isinstance(times, Times)
     assert times.images == 2
@@ -118,12 +118,12 @@ def test_tables_follow_from_stored_runs_without_models_and_images(root: Path, tm
     begun = live_runner(root, runs, limit=3).run(usual_patch("tiny", masks=2))
     assert isinstance(begun, Run)
     begun.shard(0).unlink()  # one that is not finished does not count
-    live_runner(root, runs, limit=2).run(timed(usual_patch("tiny", masks=2)))
+    live_runner(root, runs, limit=2).run(usual_patch("tiny", masks=2).timing)
     stored = StoredRunner(runs)
     outcome = stored.run(usual_patch("tiny", masks=2))
     assert isinstance(outcome, Run)
     assert outcome.images == 2
-    assert isinstance(stored.run(timed(usual_patch("tiny", masks=2))), Times)
+    assert isinstance(stored.run(usual_patch("tiny", masks=2).timing), Times)
     missing = stored.run(usual_patch("tiny", masks=3))
     assert isinstance(missing, Missing)
     assert "holds no finished run of tiny-cifar10-5-source-3x3; run it without --stored" in missing.reason

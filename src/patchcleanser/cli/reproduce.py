@@ -167,7 +167,7 @@ def _run_all(chosen: list[Experiment], runner: LiveRunner | StoredRunner, out: P
     from patchcleanser.paper import EXPERIMENTS
     from patchcleanser.paper.baselines import read_baselines
     from patchcleanser.paper.measurements import collect, merge_measurements
-    from patchcleanser.paper.pages import make_section, write_section
+    from patchcleanser.paper.pages import Section
 
     outcomes: dict[RunSpec, Outcome] = {}
     told: list[Told] = []
@@ -185,7 +185,7 @@ def _run_all(chosen: list[Experiment], runner: LiveRunner | StoredRunner, out: P
         kept = merge_measurements(declared, found, out)
         missing = {key: why for key, why in missing.items() if key not in elsewhere}
         if kept:
-            write_section(make_section(declared, kept), out)
+            Section(declared, kept).write(out)
         told.append((declared, kept, missing | _draw_pictures(experiment, runner)))
     _write_page(told, out)
     return told
@@ -195,11 +195,11 @@ def _write_page(told: list[Told], out: Path) -> None:
     """A page with all that the folder holds: of these experiments, and of those run before."""
     from patchcleanser.paper import EXPERIMENTS
     from patchcleanser.paper.measurements import read_measurements
-    from patchcleanser.paper.pages import make_section, write_page
+    from patchcleanser.paper.pages import Section, write_page
 
     known = {name: (experiment, read_measurements(out, name)) for name, experiment in EXPERIMENTS.items()}
     known |= {experiment.name: (experiment, found) for experiment, found, _ in told}
-    sections = [make_section(experiment, found) for experiment, found in known.values() if found]
+    sections = [Section(experiment, found) for experiment, found in known.values() if found]
     if sections:
         write_page(sections, out)
 
@@ -257,7 +257,7 @@ def _tell_list(as_json: bool) -> None:
 
 def _tell(told: list[Told], out: Path, *, as_json: bool) -> None:
     """What was found, and what is not here, each reason once."""
-    from patchcleanser.paper.pages import claim_lines, experiment_table
+    from patchcleanser.paper.pages import Section
     from patchcleanser.reports.tables import to_markdown
 
     if as_json:
@@ -269,8 +269,8 @@ def _tell(told: list[Told], out: Path, *, as_json: bool) -> None:
         return
     for experiment, found, _ in told:
         if found:
-            print(f"\n{to_markdown(experiment_table(experiment, found).shown())}")
-        for line in claim_lines(experiment, found):
+            print(f"\n{to_markdown(Section(experiment, found).table.shown())}")
+        for line in Section(experiment, found).claims:
             print(f"- {line}")
     reasons = dict.fromkeys(why for _, _, missing in told for why in missing.values())
     for why in reasons:

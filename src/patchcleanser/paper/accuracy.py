@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from patchcleanser.paper.baselines import PATCHES, RECOVERING
-from patchcleanser.paper.catalog import FAMILIES, LOW, PAPER_MODELS, USUAL, square_patch, usual_patch
+from patchcleanser.paper.catalog import FAMILIES, PAPER_MODELS, USUAL, square_patch, usual_patch
 from patchcleanser.paper.experiments import Claim, Experiment, PaperRow, Series, percent, published_values
 from patchcleanser.paper.measurements import accuracies
 from patchcleanser.reports.results import CERTIFIED, CLEAN, ROW_CERTIFIED, UNDEFENDED
@@ -32,9 +34,11 @@ MODELS = (
 )
 
 
-def _printed(model: str, side: int, *measures: str, training: str = "") -> dict[str, float]:
-    """The paper's numbers for the family and dataset of a model."""
-    return published_values(METHODS[PAPER_MODELS[model].family] + training, PAPER_MODELS[model].data, side, *measures)
+def _printed(name: str, side: int, *measures: str) -> dict[str, float]:
+    """The paper's numbers for a model's family, dataset and training."""
+    model = PAPER_MODELS[name]
+    method = METHODS[model.family] + (", no cutout training" if model.cutout is False else "")
+    return published_values(method, model.data, side, *measures)
 
 
 def _table2() -> list[PaperRow]:
@@ -67,41 +71,25 @@ TABLE3 = Experiment(
     accuracies,
 )
 
-SUFFIX = {"with cutout": "", "vanilla": "-vanilla"}
+TRAININGS = {"with cutout": True, "vanilla": False}
 
 
 def _by_training(*datasets: str) -> tuple[PaperRow, ...]:
-    """Every model of these datasets, trained with and without cutout."""
+    """Every model of these datasets that was trained with or without cutout."""
     rows: list[PaperRow] = []
-    for data in datasets:
-        for training, method in (("with cutout", ""), ("vanilla", ", no cutout training")):
-            for model in (model for family in FAMILIES for model in _trained(family, data, training)):
-                printed = _printed(model, USUAL[data], "clean", "certified", training=method)
-                rows.append(PaperRow(usual_patch(model), training, printed))
+    for data, training, family in product(datasets, TRAININGS, FAMILIES):
+        group = (data, TRAININGS[training], family)
+        for model in (m.name for m in PAPER_MODELS.values() if (m.data, m.cutout, m.family) == group):
+            rows.append(PaperRow(usual_patch(model), training, _printed(model, USUAL[data], "clean", "certified")))
     return tuple(rows)
-
-
-def _trained(family: str, data: str, training: str) -> list[str]:
-    """Our models of a family, dataset and training, and the authors'."""
-    names = [f"authors-{family.lower()}-{data}{SUFFIX[training]}"]
-    if family == "ResNet":
-        tuned = {"cifar10": ["resnet50-128", "resnet50"], "flowers102": ["resnet50"]}.get(data, [])
-        longer = [f"{data}-resnet50-128-longer"] if (data, training) == ("cifar10", "with cutout") else []
-        names = [*(f"{data}-{network}{SUFFIX[training]}" for network in tuned), *longer, *names]
-    if data in LOW:
-        names = [f"{data}-{family.lower()}{SUFFIX[training]}", *names]
-    if (data, training) == ("cifar10", "with cutout"):
-        names = [family.lower(), *names]  # the zoo's, which trained longer than the others of its family
-    return names
 
 
 def _cutout_helps(series: Series) -> tuple[bool, str] | None:
     certified: dict[str, dict[str, float]] = {}
     for row, measurement in series:
-        # A model is compared with its vanilla twin only, which trained as long.
-        network = row.spec.model.removesuffix(SUFFIX[row.variant])
+        network = row.spec.model.removesuffix("-vanilla")  # compared with its vanilla twin only, which trained as long
         certified.setdefault(network, {})[row.variant] = percent(measurement.values["certified"])
-    pairs = {name: values for name, values in certified.items() if len(values) == len(SUFFIX)}
+    pairs = {name: values for name, values in certified.items() if len(values) == len(TRAININGS)}
     if not pairs:
         return None
     numbers = ", ".join(f"{name} {v['vanilla']:.1f} to {v['with cutout']:.1f}" for name, v in pairs.items())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
@@ -12,7 +13,7 @@ from patchcleanser.data import Dataset, load_dataset
 from patchcleanser.data.named import NAMED
 from patchcleanser.errors import InputError
 from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline
-from patchcleanser.paper.experiments import RunSpec
+from patchcleanser.paper.experiments import PaperRow, RunSpec
 
 FOLDER = "PATCHCLEANSER_MODELS"
 """Environment variable: the folder with the authors' checkpoints and with what the training commands write."""
@@ -86,6 +87,8 @@ class PaperModel:
     spec: str = "trained:{models}/{name}"
     download: str = "it comes with the repository, in zoo/"
     """Where to get its weights, if no command makes them."""
+    cutout: bool | None = None
+    """Whether it was trained with cutout, for Tables 5 and 6; None if it is in neither."""
     side: int = 224
     """Side of its input in px. Small images enter a network of side 32 as they are, any other one enlarged."""
     hardened: bool = False
@@ -109,6 +112,8 @@ class PaperModel:
         return f"make it with: {self.command()}" if self.training else self.fill(self.download)
 
 
+PRINTED = "authors-vit-imagenet"
+"""The model whose numbers the paper prints in the text to its figures."""
 FAMILIES = ("ResNet", "ViT", "MLP")
 TIMM = {
     "ResNet": ("resnetv2_50x1_bit_distilled", "resnetv2_50x1_bit.goog_distilled_in1k"),
@@ -136,6 +141,7 @@ def authors(family: str, data: str, *, cutout: bool = True) -> PaperModel:
         data,
         "these are the authors' own weights, so only the choice of images and rounding differ",
         spec=f"timm:{name}?num_classes={CLASSES[data]}{size}&weights={weights}",
+        cutout=cutout,
         download=f"timm downloads {name} from the hub" if hub else f"put {file} from {CHECKPOINTS} into {{models}}",
     )
 
@@ -145,10 +151,10 @@ SMALL = (
 )
 
 
-def zoo(name: str, family: str, size: str) -> PaperModel:
+def zoo(name: str, family: str, size: str, *, cutout: bool | None = True) -> PaperModel:
     """A classifier that comes with this repository."""
-    difference = SMALL.format(size=size, data="CIFAR-10")
-    return PaperModel(name.removeprefix("cifar10-"), family, "cifar10", difference, spec=f"zoo:{name}", side=32)
+    short, difference = name.removeprefix("cifar10-"), SMALL.format(size=size, data="CIFAR-10")
+    return PaperModel(short, family, "cifar10", difference, spec=f"zoo:{name}", cutout=cutout, side=32)
 
 
 NETS = {
@@ -177,6 +183,7 @@ def from_scratch(family: str, data: str, *, cutout: bool = True) -> PaperModel:
         data,
         difference,
         f"patchcleanser train --model 'net:{net}{classes}' --data {data} --recipe {recipe} {changes}",
+        cutout=cutout,
         side=32,
     )
 
@@ -199,6 +206,7 @@ def tuned(data: str, *, cutout: bool = True) -> PaperModel:
         f"it is fine-tuned {how} {FROM}",
         f"patchcleanser train --model '{RESNET50}?classes={CLASSES[data]}' --data {data} --recipe paper"
         f"{changes}{'' if cutout else VANILLA} --patch {'2.4%' if data in LOW else '2%'}",
+        cutout=cutout,
     )
 
 
@@ -216,6 +224,7 @@ def tuned_at_128(suffix: str, epochs: int, changes: str, model: str = START) -> 
         f"it is fine-tuned at 128×128, for {epochs} epochs, {FROM}",
         f"patchcleanser train --model {model} --data cifar10 --recipe scratch-cifar --set batch=256 "
         f"--set weight_decay=0.0001 --set strength=0.2 --set cutout.tries=3 {changes}",
+        cutout=suffix != "-vanilla",
         side=128,
     )
 
@@ -276,20 +285,20 @@ def compared(baseline: Baseline, patch: str) -> PaperModel:
 PAPER_MODELS: dict[str, PaperModel] = {
     model.name: model
     for model in (
-        zoo("tiny", "ResNet", "1.4"),
+        zoo("tiny", "ResNet", "1.4", cutout=None),
         zoo("cifar10-resnet", "ResNet", "5.9"),
         zoo("cifar10-vit", "ViT", "6.0"),
         zoo("cifar10-mlp", "MLP", "5.8"),
         *(from_scratch(family, data, cutout=c) for data in LOW for family in FAMILIES for c in (True, False)),
         tuned_at_128("", 20, f"--set rate=0.03 --set epochs=20{LONGER_MASKS}"),
         tuned_at_128("-vanilla", 8, f"--set rate=0.03 --set epochs=8{VANILLA}"),
+        *(tuned(data, cutout=c) for data in ("cifar10", "flowers102") for c in (True, False)),
         tuned_at_128(
             "-longer",
             32,
             f"--set rate=0.02 --set epochs=12 --set greedy_from=0.3{LONGER_MASKS}",
             "trained:{models}/cifar10-resnet50-128",
         ),
-        *(tuned(data, cutout=c) for data in ("cifar10", "flowers102") for c in (True, False)),
         *imagenet(
             "resnet50",
             RESNET50,
@@ -357,11 +366,17 @@ def square_patch(model: str, side: int, *, masks: int = 6, data: str | None = No
     )
 
 
+def usual_rows(
+    models: Iterable[str], variants: Iterable[str], printed: Mapping[str, dict[str, float]], *, timed: bool = False
+) -> tuple[PaperRow, ...]:
+    """Rows of models and variants against the usual patch; the paper prints numbers for its ViT on ImageNet."""
+    return tuple(
+        PaperRow(usual_patch(model), variant, printed.get(variant, {}) if model == PRINTED else {}, timed)
+        for model in models
+        for variant in variants
+    )
+
+
 def usual_patch(model: str, *, masks: int = 6, data: str | None = None) -> RunSpec:
     """A run against the dataset's usual patch."""
     return square_patch(model, USUAL[data or PAPER_MODELS[model].data], masks=masks, data=data)
-
-
-def timed(spec: RunSpec) -> RunSpec:
-    """The same masks, timed one image at a time."""
-    return replace(spec, table=False, kind="time")

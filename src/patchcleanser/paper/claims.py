@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from patchcleanser.paper.experiments import Axis, Claim, Measurement, PaperRow, Series, percent
+from patchcleanser.paper.experiments import Axis, Claim, Series, percent
 from patchcleanser.records.metrics import Proportion
 
 NOISE = 1.0
@@ -13,15 +13,6 @@ NOISE = 1.0
 
 ENOUGH = 20
 """Images on each side of a comparison, below which nothing is claimed."""
-
-
-def check_claim(claim: Claim, series: Series) -> list[tuple[bool, tuple[str, ...], str]]:
-    """For each measured group: whether the claim holds, the group, and the compared numbers."""
-    groups: dict[tuple[str, ...], list[tuple[PaperRow, Measurement]]] = {}
-    for row, measurement in series:
-        groups.setdefault(claim.group(row), []).append((row, measurement))
-    results = ((group, claim.holds(part)) for group, part in groups.items())
-    return [(result[0], group, result[1]) for group, result in results if result is not None]
 
 
 def _trend(axis: Axis, measure: str, text: str, check: Callable[[list[float]], bool], least: int = 3) -> Claim:

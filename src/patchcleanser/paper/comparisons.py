@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from patchcleanser.paper.catalog import FAMILIES, timed, usual_patch
+from patchcleanser.paper.catalog import FAMILIES, PAPER_MODELS, usual_patch, usual_rows
 from patchcleanser.paper.claims import compares
-from patchcleanser.paper.experiments import MASKING, Axis, Claim, Experiment, Measurement, PaperRow, Series, percent
+from patchcleanser.paper.experiments import MASKING, Axis, Claim, Experiment, PaperRow, Series, percent
 from patchcleanser.paper.measurements import latency, minority_reports, recovery_defense, under_attack
 from patchcleanser.reports.results import ALERTS, CERTIFIED, CLEAN, DETECTION
 from patchcleanser.reports.tables import Column
@@ -14,8 +15,8 @@ from patchcleanser.reports.tables import Column
 TIME = Column("milliseconds", "Milliseconds an image", 1)
 COST = Column("classifications", "Classifications an image", 1)
 
-OURS = {"tiny": "ResNet", "resnet": "ResNet", "vit": "ViT", "mlp": "MLP", "imagenet-resnet50-hardened": "ResNet"}
-AUTHORS = {f"authors-vit-{data}": data for data in ("imagenette", "imagenet", "cifar10")}
+OURS = ("tiny", "resnet", "vit", "mlp", "imagenet-resnet50-hardened")
+AUTHORS = ("authors-vit-imagenette", "authors-vit-imagenet", "authors-vit-cifar10")
 
 TIMES_PRINTED = {"ResNet": (12.9, 60.2, 569.5), "ViT": (16.7, 78.8, 672.4), "MLP": (21.7, 91.8, 834.8)}
 """Undefended, 2×2 and 6×6 masks, in milliseconds on one RTX 2080 Ti."""
@@ -25,10 +26,10 @@ TABLE7 = Experiment(
     "Time per image",
     "A defended answer takes a few to a few dozen classifications' time.",
     tuple(
-        PaperRow(timed(usual_patch(model, masks=masks)), defense, {"milliseconds": milliseconds})
-        for model, family in (*OURS.items(), *((f"authors-{f.lower()}-imagenet", f) for f in FAMILIES))
+        PaperRow(usual_patch(model, masks=masks).timing, defense, {"milliseconds": milliseconds})
+        for model in (*OURS, *(f"authors-{family.lower()}-imagenet" for family in FAMILIES))
         for (masks, defense), milliseconds in zip(
-            ((6, "undefended"), (2, MASKING), (6, MASKING)), TIMES_PRINTED[family], strict=True
+            ((6, "undefended"), (2, MASKING), (6, MASKING)), TIMES_PRINTED[PAPER_MODELS[model].family], strict=True
         )
     ),
     (TIME, COST),
@@ -41,11 +42,7 @@ FIGURE10 = Experiment(
     "Figure 10",
     "Challenger masking against double-masking",
     "Challenger masking asks less of the classifier for the same certificate, at slightly lower clean accuracy.",
-    tuple(
-        PaperRow(spec := usual_patch(model), defense, timing=timed(spec))
-        for model in (*OURS, *AUTHORS)
-        for defense in (MASKING, "challenger-masking")
-    ),
+    usual_rows((*OURS, *AUTHORS), (MASKING, "challenger-masking"), {}, timed=True),
     (CLEAN, CERTIFIED, COST, TIME),
     recovery_defense,
     variant="Defense",
@@ -56,18 +53,17 @@ FIGURE10 = Experiment(
 )
 
 ATTACKS_PRINTED = {
-    "imagenette": ((7.0, 98.5), (0.0, 97.3), 95.4),
-    "imagenet": ((1.7, 77.2), (0.0, 69.9), 63.6),
-    "cifar10": ((4.2, 96.4), (0.0, 93.7), 90.2),
+    "imagenette": (((7.0, 98.5), (0.0, 97.3)), 95.4),
+    "imagenet": (((1.7, 77.2), (0.0, 69.9)), 63.6),
+    "cifar10": (((4.2, 96.4), (0.0, 93.7)), 90.2),
 }
 """Undefended and defended accuracy under each budget, and certified accuracy, of ViT on 1,000 images."""
 
 
-def _attacks(model: str, data: str) -> list[PaperRow]:
-    *pairs, certified = ATTACKS_PRINTED[data]
+def _attacks(model: str) -> list[PaperRow]:
+    pairs, certified = ATTACKS_PRINTED[PAPER_MODELS[model].data]
     rows = []
-    for (iterations, locations), pair in zip(((100, 1), (200, 10)), pairs, strict=True):
-        undefended, robust = pair
+    for (iterations, locations), (undefended, robust) in zip(((100, 1), (200, 10)), pairs, strict=True):
         printed = {"undefended_under_attack": undefended, "robust": robust, "certified": certified}
         budget = f"{iterations} iterations, {locations} location{'s' if locations > 1 else ''}"
         spec = replace(usual_patch(model), table=False, kind="attack", images=1000)
@@ -81,13 +77,14 @@ def _never_below_certified(series: Series) -> tuple[bool, str] | None:
     return (all(robust >= certified for robust, certified in pairs), numbers) if pairs else None
 
 
-ATTACKED = {"tiny": "cifar10", "resnet": "cifar10", "vit": "cifar10", "imagenet-resnet50-hardened": "imagenet"}
 TABLE8 = Experiment(
     "table8",
     "Table 8",
     "Empirical against certified",
     "Stronger attackers lower the accuracy that is measured, never below the one that is certified.",
-    tuple(row for model, data in {**ATTACKED, **AUTHORS}.items() for row in _attacks(model, data)),
+    tuple(
+        row for model in ("tiny", "resnet", "vit", "imagenet-resnet50-hardened", *AUTHORS) for row in _attacks(model)
+    ),
     (
         Column("undefended_under_attack", "Undefended under attack, %"),
         Column("robust", "Defended under attack, %"),
@@ -112,27 +109,19 @@ def _detection_certifies_more(series: Series) -> tuple[bool, str] | None:
     return max(detected) > recovered[0], numbers
 
 
-def _threshold(row: PaperRow, measurement: Measurement) -> float:
-    return float("nan") if row.variant == MASKING else float(row.variant)
-
-
 FIGURE9 = Experiment(
     "figure9",
     "Figures 9 and 19",
     "Minority Reports",
     "A defense that may abstain certifies more images, and a threshold trades clean accuracy for it.",
-    tuple(
-        PaperRow(
-            usual_patch(model),
-            variant,
-            DETECTION_PRINTED.get(variant, {}) if model == "authors-vit-imagenet" else {},
-        )
-        for model in (*OURS, *AUTHORS)
-        for variant in (MASKING, *THRESHOLDS)
-    ),
+    usual_rows((*OURS, *AUTHORS), (MASKING, *THRESHOLDS), DETECTION_PRINTED),
     (CLEAN, DETECTION, ALERTS, CERTIFIED),
     minority_reports,
     variant="Threshold",
-    axis=Axis("threshold of Minority Reports", _threshold, ("clean", "detection_certified")),
+    axis=Axis(
+        "threshold of Minority Reports",
+        lambda row, _: math.nan if row.variant == MASKING else float(row.variant),
+        ("clean", "detection_certified"),
+    ),
     claims=(Claim("Detection, the weaker promise, certifies more images than recovery", _detection_certifies_more),),
 )

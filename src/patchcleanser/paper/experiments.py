@@ -46,13 +46,17 @@ class RunSpec:
     """Number of images that the paper used, if not all."""
     kind: RunKind = "certify"
     iterations: int = 0
-    """Iterations of the attack."""
     locations: int = 0
-    """Patch locations that the attack tries."""
+    """The budget of an attack: iterations, and patch locations that it tries."""
 
     @property
     def threat(self) -> Threat:
         return Threat.parse(self.patch, count=self.patches, grid=self.grid)
+
+    @property
+    def timing(self) -> RunSpec:
+        """The same masks, timed one image at a time."""
+        return replace(self, table=False, kind="time")
 
     @property
     def slug(self) -> str:
@@ -80,8 +84,8 @@ class PaperRow:
     variant: str = ""
     printed: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The paper's numbers by measure, in percent unless the measure says otherwise."""
-    timing: RunSpec | None = None
-    """Another run, which times the same masks image by image."""
+    timed: bool = False
+    """Whether another run times the same masks image by image."""
 
     @property
     def key(self) -> str:
@@ -89,8 +93,7 @@ class PaperRow:
         return f"{self.spec.slug}|{self.variant}" if self.variant else self.spec.slug
 
     def with_model(self, model: str) -> PaperRow:
-        timing = self.timing and replace(self.timing, model=model)
-        return replace(self, spec=replace(self.spec, model=model), timing=timing)
+        return replace(self, spec=replace(self.spec, model=model))
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,16 @@ Series = Sequence[tuple[PaperRow, Measurement]]
 
 
 @dataclass(frozen=True)
+class Axis:
+    """The x axis of an experiment's figure, and the measures drawn against it."""
+
+    title: str
+    position: Callable[[PaperRow, Measurement], float]
+    measures: tuple[str, ...] = ("clean", "certified")
+    log: bool = False
+
+
+@dataclass(frozen=True)
 class Claim:
     """A trend that the paper claims, checked on the measured rows of one group.
 
@@ -143,19 +156,14 @@ class Claim:
     holds: Callable[[Series], tuple[bool, str] | None]
     across_models: bool = False
 
-    def group(self, row: PaperRow) -> tuple[str, ...]:
-        spec = row.spec
-        return (spec.data, spec.grid) if self.across_models else (spec.model, spec.data, spec.grid)
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The x axis of an experiment's figure, and the measures drawn against it."""
-
-    title: str
-    position: Callable[[PaperRow, Measurement], float]
-    measures: tuple[str, ...] = ("clean", "certified")
-    log: bool = False
+    def check(self, series: Series) -> list[tuple[bool, tuple[str, ...], str]]:
+        """For each measured group: whether the claim holds, the group, and the compared numbers."""
+        groups: dict[tuple[str, ...], list[tuple[PaperRow, Measurement]]] = {}
+        for row, measurement in series:
+            group = (row.spec.data, row.spec.grid)
+            groups.setdefault(group if self.across_models else (row.spec.model, *group), []).append((row, measurement))
+        results = ((group, self.holds(part)) for group, part in groups.items())
+        return [(result[0], group, result[1]) for group, result in results if result is not None]
 
 
 @dataclass(frozen=True)
@@ -186,8 +194,5 @@ class Experiment:
     @property
     def specs(self) -> tuple[RunSpec, ...]:
         """The runs, each once."""
-        return tuple(dict.fromkeys(spec for row in self.rows for spec in (row.spec, row.timing) if spec))
-
-    def measured(self, measurements: Mapping[str, Measurement]) -> list[tuple[PaperRow, Measurement]]:
-        """The rows that have a measurement, in declared order."""
-        return [(row, measurements[row.key]) for row in self.rows if row.key in measurements]
+        pairs = ((row.spec, row.spec.timing) if row.timed else (row.spec,) for row in self.rows)
+        return tuple(dict.fromkeys(spec for pair in pairs for spec in pair))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from patchcleanser.paper.catalog import LOW, PAPER_MODELS, USUAL, scale, square_patch, timed, usual_patch
+from patchcleanser.paper.catalog import LOW, PAPER_MODELS, PRINTED, USUAL, scale, square_patch, usual_patch
 from patchcleanser.paper.claims import falls, rises_and_saturates, stays
-from patchcleanser.paper.experiments import Axis, Experiment, Measurement, PaperRow, RunSpec
+from patchcleanser.paper.experiments import Axis, Experiment, PaperRow, RunSpec
 from patchcleanser.paper.measurements import accuracies
 from patchcleanser.reports.results import CERTIFIED, CLEAN, ROW_CERTIFIED
 from patchcleanser.reports.tables import Column
@@ -18,18 +18,18 @@ COUNTS_PRINTED = {
 """What the text says of ViT on 5,000 ImageNet images; the other points are only drawn."""
 COUNTS = tuple(
     PaperRow(
-        spec := usual_patch(model, masks=masks),
-        printed=COUNTS_PRINTED.get(masks, {}) if model == "authors-vit-imagenet" else {},
-        timing=timed(spec),
+        usual_patch(model, masks=masks),
+        printed=COUNTS_PRINTED.get(masks, {}) if model == PRINTED else {},
+        timed=True,
     )
     for model in ("tiny", "resnet", "vit", "mlp", "imagenet-resnet50-hardened", *AUTHORS)
     for masks in (2, 3, 4, 5, 6)
 )
 TIME = Column("milliseconds", "Milliseconds to answer, one image at a time", 1)
-BY_COUNT = Axis("masks per axis", lambda row, measurement: float(row.spec.masks))
+BY_COUNT = Axis("masks per axis", lambda row, _: float(row.spec.masks))
 BY_TIME = Axis(
     "milliseconds to answer, one image at a time",
-    lambda row, measurement: float(measurement.values.get("milliseconds", float("nan"))),  # type: ignore[arg-type]
+    lambda _, measurement: float(measurement.values.get("milliseconds", float("nan"))),  # type: ignore[arg-type]
     log=True,
 )
 
@@ -72,15 +72,10 @@ def _side(spec: RunSpec) -> float:
     return float(spec.patch) / (scale(spec.model) if spec.grid == "input" else 1)
 
 
-def _area_ratio(row: PaperRow, measurement: Measurement) -> float:
-    return round((_side(row.spec) / USUAL[row.spec.data]) ** 2, 2)
-
-
-def _share_of_side(row: PaperRow, measurement: Measurement) -> float:
-    return round(100 * _side(row.spec) / (32 if row.spec.data in LOW else 224), 1)
-
-
-BY_RATIO = Axis("estimated over actual area of the patch", _area_ratio)
+BY_RATIO = Axis(
+    "estimated over actual area of the patch",
+    lambda row, _: round((_side(row.spec) / USUAL[row.spec.data]) ** 2, 2),
+)
 FIGURE6 = Experiment(
     "figure6",
     "Figures 6, 12 and 15",
@@ -100,16 +95,17 @@ FIGURE6 = Experiment(
     ),
 )
 
-BY_SHARE = Axis("side of the patch, % of the image's side", _share_of_side)
+BY_SHARE = Axis(
+    "side of the patch, % of the image's side",
+    lambda row, _: round(100 * _side(row.spec) / (32 if row.spec.data in LOW else 224), 1),
+)
 FIGURE8 = Experiment(
     "figure8",
     "Figures 7, 8, 13 and 16",
     "Large patches",
     "With ever larger patches clean accuracy falls late and certified accuracy early, but not to nothing.",
     tuple(
-        PaperRow(
-            square_patch(model, side), printed=LARGE_PRINTED.get(side, {}) if model == "authors-vit-imagenet" else {}
-        )
+        PaperRow(square_patch(model, side), printed=LARGE_PRINTED.get(side, {}) if model == PRINTED else {})
         for model in MODELS
         for side in LARGE[USUAL[PAPER_MODELS[model].data]]
     ),

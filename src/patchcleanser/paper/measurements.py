@@ -117,8 +117,8 @@ def collect(experiment: Experiment, outcomes: Outcomes, root: Path | None) -> tu
 
 def _with_timing(measurement: Measurement, row: PaperRow, outcomes: Outcomes) -> Measurement:
     """Add the milliseconds that another run measured under the same masks, with its clock and machine load."""
-    times = outcomes.get(row.timing) if row.timing else None
-    if not isinstance(times, Times):
+    times = outcomes.get(row.spec.timing)
+    if not row.timed or not isinstance(times, Times):
         return measurement
     defense = row.variant if row.variant in times.milliseconds else MASKING
     values = {**measurement.values, "milliseconds": times.milliseconds[defense]}

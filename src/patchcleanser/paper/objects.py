@@ -13,17 +13,16 @@ from patchcleanser.data import Dataset
 from patchcleanser.data.boxes import Boxed, boxed_images
 from patchcleanser.data.pictures import as_bytes
 from patchcleanser.errors import DataError
-from patchcleanser.paper.catalog import PAPER_DATASETS, usual_patch
+from patchcleanser.paper.catalog import PAPER_DATASETS, usual_patch, usual_rows
 from patchcleanser.paper.claims import larger_beyond
 from patchcleanser.paper.experiments import Axis, Experiment, PaperRow
 from patchcleanser.paper.measurements import QUANTILES, accuracies, class_quantile, object_size
 from patchcleanser.reports.drawing import Drawing, settled, style
 from patchcleanser.reports.results import CERTIFIED, CLEAN
-from patchcleanser.reports.tables import Column
 
 BUCKETS = tuple(f"{low}–{low + 10}%" for low in range(0, 100, 10))
 """Shares of the pixels inside the boxes of an image's objects."""
-BY_SIZE = Axis("objects' share of the picture, %", lambda row, measurement: float(row.variant.split("–")[0]) + 5)
+BY_SIZE = Axis("objects' share of the picture, %", lambda row, _: float(row.variant.split("–")[0]) + 5)
 FIGURE20 = Experiment(
     "figure20",
     "Figure 20",
@@ -39,7 +38,7 @@ FIGURE20 = Experiment(
         )
         for bucket in BUCKETS
     ),
-    (CLEAN, CERTIFIED, Column("images", "Images in the bucket")),
+    (CLEAN, CERTIFIED),
     accuracies,
     variant="Objects take",
     read_boxed=object_size,
@@ -57,12 +56,10 @@ FIGURE22 = Experiment(
     "Figure 22",
     "Certified accuracy by class",
     "Classes differ widely: some are certified whole, some hardly at all.",
-    tuple(
-        PaperRow(
-            usual_patch(model), quantile, CLASSES_PRINTED.get(quantile, {}) if model == "authors-vit-imagenet" else {}
-        )
-        for model in ("tiny", "resnet", "vit", "mlp", "imagenet-resnet50-hardened", "authors-vit-imagenet")
-        for quantile in QUANTILES
+    usual_rows(
+        ("tiny", "resnet", "vit", "mlp", "imagenet-resnet50-hardened", "authors-vit-imagenet"),
+        QUANTILES,
+        CLASSES_PRINTED,
     ),
     (CERTIFIED,),
     class_quantile,

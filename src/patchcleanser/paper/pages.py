@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -14,7 +15,6 @@ from matplotlib.ticker import MaxNLocator
 
 from patchcleanser.paper import EXPERIMENTS
 from patchcleanser.paper.catalog import LOW, PAPER_DATASETS, find_model
-from patchcleanser.paper.claims import check_claim
 from patchcleanser.paper.experiments import MASKING, Axis, Experiment, Measurement, PaperRow, percent
 from patchcleanser.paper.measurements import read_measurements
 from patchcleanser.records.atomic import whole_file
@@ -33,30 +33,40 @@ from patchcleanser.reports.tables import (
 )
 
 LOOKS = ((ACCENT, "o"), (INK, "s"), (MUTED, "^"), (SOFT, "D"))
-NAMED_MODELS = 3
-"""Models without measurements that are named; the rest is counted."""
-FACETS = ("Defense", "Model", "Data", "Patch", "Masks")
-PROVENANCE = tuple(
-    Column(key, title, page=False)
-    for key, title in {
-        "device": "Device",
-        "precision": "Labels",
-        "seed": "Seed",
-        "run": "Run",
-        "command": "Command",
-    }.items()
-)
+FACETS = ("defense", "model", "data", "patch", "masks")
+_TITLES = {"device": "Device", "precision": "Labels", "seed": "Seed", "run": "Run", "command": "Command"}
+PROVENANCE = tuple(Column(key, title, page=False) for key, title in _TITLES.items())
 
 
 @dataclass(frozen=True)
 class Section:
-    """What a page shows of one experiment."""
+    """One experiment with its measurements by row key, as pages show it; rows without one are only counted."""
 
     experiment: Experiment
-    table: Table
-    figure: Drawing | None
-    claims: list[str]
-    footnotes: list[str]
+    measurements: Mapping[str, Measurement]
+
+    @property
+    def measured(self) -> list[tuple[PaperRow, Measurement]]:
+        return [(row, self.measurements[row.key]) for row in self.experiment.rows if row.key in self.measurements]
+
+    @cached_property
+    def table(self) -> Table:
+        """The measured rows: each measure as printed and as measured, and why they differ."""
+        experiment = self.experiment
+        rows = [_cells(row, measurement) for row, measurement in self.measured]
+        columns = [
+            Column(name, name.capitalize())
+            for name in FACETS
+            if name in ("model", "data") or len({row[name] for row in rows}) > 1
+        ]
+        if experiment.variant:
+            columns.append(Column("variant", experiment.variant))
+        for measure in experiment.measures:
+            title = f"{measure.title.removesuffix(', %')}, paper"
+            columns += [Column(f"paper_{measure.key}", title, measure.digits), measure]
+        columns += [Column("images", "Images"), Column("why", "Why it differs"), *PROVENANCE]
+        caption = f"{experiment.paper}: {experiment.title}, ours with 95% intervals"
+        return Table(experiment.name, caption, tuple(columns), rows, stacks=True).without_empty()
 
     @property
     def numbered(self) -> tuple[Table, list[str]]:
@@ -66,50 +76,87 @@ class Section:
         columns = tuple(replace(c, title="Why") if c.key == "why" else c for c in self.table.shown().columns)
         return replace(self.table, columns=columns, rows=rows), reasons
 
+    @property
+    def claims(self) -> list[str]:
+        """For each of the paper's claims and each measured group: whether it holds, with the numbers."""
+        return [
+            f"{claim.text}: {'yes' if holds else 'NO'} for {', '.join(group)} ({numbers})."
+            for claim in self.experiment.claims
+            for holds, group, numbers in claim.check(self.measured)
+        ]
 
-def make_section(experiment: Experiment, measurements: Mapping[str, Measurement]) -> Section:
-    """The section of an experiment; rows without a measurement are only counted."""
-    return Section(
-        experiment,
-        experiment_table(experiment, measurements),
-        experiment_figure(experiment, measurements),
-        claim_lines(experiment, measurements),
-        [text for text in (_unmeasured(experiment, measurements), _circumstances(measurements.values())) if text],
-    )
+    @property
+    def footnotes(self) -> list[str]:
+        """How many rows are not measured yet; machines, versions and commands behind the others."""
+        models = [row.spec.model for row in self.experiment.rows if row.key not in self.measurements]
+        names = list(dict.fromkeys(models))
+        listed = ", ".join(names[:3]) + (f" and {len(names) - 3} other models" if len(names) > 3 else "")
+        origins = [measurement.origin for measurement in self.measurements.values()]
+        machines = dict.fromkeys(_machine(origin) for origin in origins)
+        commands = dict.fromkeys(f"`{origin['command']}`" for origin in origins if "command" in origin)
+        sentences = [f"Measured on {'; '.join(machines)}."] if machines else []
+        sentences += [f"Rows made by {', '.join(commands)}."] if commands else []
+        total = len(self.experiment.rows)
+        unmeasured = [f"Declared and not measured yet: {len(models)} of {total} lines ({listed})."] if models else []
+        return [*unmeasured, *([" ".join(sentences)] if sentences else [])]
+
+    @cached_property
+    def figure(self) -> Drawing | None:
+        """The measures against the experiment's axis, a line for each model and measure; None if there is no line."""
+        axis = self.experiment.axis
+        lines = {} if axis is None else self._lines(axis)
+        if axis is None or not lines:
+            return None
+        with style():
+            figure, axes = blank(height=3.1)
+            for number, ((group, measure), points) in enumerate(lines.items()):
+                colour, marker = LOOKS[axis.measures.index(measure) % len(LOOKS)]
+                alpha = 1 - 0.5 * (number // len(axis.measures)) / max(1, len(lines) // len(axis.measures))
+                x, y = zip(*points, strict=True)
+                label = f"{measure.replace('_', ' ')}, {group}"
+                axes.plot(x, y, marker=marker, color=colour, alpha=alpha, label=label, markersize=4.5, clip_on=False)
+            if axis.log:
+                axes.set_xscale("log")
+            elif all(x.is_integer() for points in lines.values() for x, _ in points):
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.set_ylim(0, 100)
+            axes.set_xlabel(axis.title)
+            axes.set_ylabel("percent of the images")
+            columns = 2 if len(lines) > 2 else 1
+            figure.legend(loc="outside upper left", ncols=columns)
+            figure.set_figheight(3.1 + 0.19 * -(-len(lines) // columns))
+            name, title = self.experiment.name, self.experiment.title
+            caption = f"{self.experiment.paper} of the paper, on our data: {self.experiment.takeaway}"
+            return settled([Drawing(name, title, caption, f"{title} against {axis.title}", figure)])[0]
+
+    def _lines(self, axis: Axis) -> dict[tuple[str, str], list[tuple[float, float]]]:
+        """Points from left to right by model and measure; a line needs two."""
+        lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for row, measurement in self.measured:
+            x = axis.position(row, measurement)
+            group = f"{row.spec.model}, {PAPER_DATASETS[row.spec.data].title}"
+            for measure in axis.measures:
+                y = percent(measurement.values.get(measure, math.nan))
+                if not math.isnan(x) and not math.isnan(y):
+                    lines.setdefault((group, measure), []).append((x, y))
+        return {key: sorted(points) for key, points in lines.items() if len(points) > 1}
+
+    def write(self, out: Path) -> None:
+        """Write the table as CSV, Markdown and LaTeX, and the figure as SVG and PNG."""
+        if self.table.rows:
+            write_tables([self.table], out / "tables")
+        if self.figure is not None:
+            save(self.figure, out / "figures")
 
 
-def experiment_table(experiment: Experiment, measurements: Mapping[str, Measurement]) -> Table:
-    """The measured rows: each measure as printed and as measured, and why they differ."""
-    measured = experiment.measured(measurements)
-    facets = [_facets(row) for row, _ in measured]
-    varying = [name for name in FACETS if len({facet[name] for facet in facets}) > 1 or name in ("Model", "Data")]
-    columns = [Column(name.lower(), name) for name in varying]
-    if experiment.variant:
-        columns.append(Column("variant", experiment.variant))
-    for measure in experiment.measures:
-        if measure.key != "images":
-            title = f"{measure.title.removesuffix(', %')}, paper"
-            columns += [Column(f"paper_{measure.key}", title, measure.digits), measure]
-    columns += [Column("images", "Images"), Column("why", "Why it differs"), *PROVENANCE]
-    rows = [_cells(row, measurement, facet) for (row, measurement), facet in zip(measured, facets, strict=True)]
-    caption = f"{experiment.paper}: {experiment.title}, ours with 95% intervals"
-    return Table(experiment.name, caption, tuple(columns), rows, stacks=True).without_empty()
-
-
-def _facets(row: PaperRow) -> dict[str, str]:
+def _cells(row: PaperRow, measurement: Measurement) -> dict[str, Cell]:
     spec = row.spec
     return {
-        "Defense": wording.defense_title(spec.defense),
-        "Model": spec.model,
-        "Data": PAPER_DATASETS[spec.data].title,
-        "Patch": wording.patch(spec.threat),
-        "Masks": f"{spec.masks}×{spec.masks}" if spec.defense == MASKING else "none",
-    }
-
-
-def _cells(row: PaperRow, measurement: Measurement, facets: Mapping[str, str]) -> dict[str, Cell]:
-    return {
-        **{name.lower(): value for name, value in facets.items()},
+        "defense": wording.defense_title(spec.defense),
+        "model": spec.model,
+        "data": PAPER_DATASETS[spec.data].title,
+        "patch": wording.patch(spec.threat),
+        "masks": f"{spec.masks}×{spec.masks}" if spec.defense == MASKING else "none",
         "variant": row.variant or None,
         **measurement.values,
         **{f"paper_{key}": value for key, value in row.printed.items()},
@@ -122,7 +169,9 @@ def _cells(row: PaperRow, measurement: Measurement, facets: Mapping[str, str]) -
 def why_different(row: PaperRow, measurement: Measurement) -> str:
     """One sentence on why our number is not the paper's."""
     spec, model = row.spec, find_model(row.spec.model)
-    clock, sample = _clock(measurement), _sample(spec.images or PAPER_DATASETS[spec.data].images, measurement)
+    images, total = measurement.origin.get("of", measurement.images), spec.images or PAPER_DATASETS[spec.data].images
+    sample = [f"{images:,} images instead of {total:,}"] if images < total else []
+    clock = _clock(measurement)
     if spec.kind == "time":
         hardware = measurement.origin.get("versions", {}).get("hardware", "another machine")
         parts = [f"measured on {hardware}, the paper's on one RTX 2080 Ti at 224×224", *clock, model.difference]
@@ -148,86 +197,6 @@ def _clock(measurement: Measurement) -> list[str]:
     return [f"times are {measurement.origin.get('clock', 'of the wall clock')}{busy}"]
 
 
-def _sample(total: int, measurement: Measurement) -> list[str]:
-    images = measurement.origin.get("of", measurement.images)
-    return [f"{images:,} images instead of {total:,}"] if images < total else []
-
-
-def claim_lines(experiment: Experiment, measurements: Mapping[str, Measurement]) -> list[str]:
-    """For each of the paper's claims and each measured group: whether it holds, with the numbers."""
-    measured = experiment.measured(measurements)
-    return [
-        f"{claim.text}: {'yes' if holds else 'NO'} for {', '.join(group)} ({numbers})."
-        for claim in experiment.claims
-        for holds, group, numbers in check_claim(claim, measured)
-    ]
-
-
-def experiment_figure(experiment: Experiment, measurements: Mapping[str, Measurement]) -> Drawing | None:
-    """The measures against the experiment's axis, a line for each model and measure; None if there is no line."""
-    axis = experiment.axis
-    lines = {} if axis is None else _lines(experiment, axis, measurements)
-    if axis is None or not lines:
-        return None
-    with style():
-        figure, axes = blank(height=3.1)
-        for number, ((group, measure), points) in enumerate(lines.items()):
-            colour, marker = LOOKS[axis.measures.index(measure) % len(LOOKS)]
-            alpha = 1 - 0.5 * (number // len(axis.measures)) / max(1, len(lines) // len(axis.measures))
-            x, y = zip(*points, strict=True)
-            label = f"{measure.replace('_', ' ')}, {group}"
-            axes.plot(x, y, marker=marker, color=colour, alpha=alpha, label=label, markersize=4.5, clip_on=False)
-        if axis.log:
-            axes.set_xscale("log")
-        elif all(x.is_integer() for points in lines.values() for x, _ in points):
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_ylim(0, 100)
-        axes.set_xlabel(axis.title)
-        axes.set_ylabel("percent of the images")
-        columns = 2 if len(lines) > 2 else 1
-        figure.legend(loc="outside upper left", ncols=columns)
-        figure.set_figheight(3.1 + 0.19 * -(-len(lines) // columns))
-        caption = f"{experiment.paper} of the paper, on our data: {experiment.takeaway}"
-        title = f"{experiment.title} against {axis.title}"
-        return settled([Drawing(experiment.name, experiment.title, caption, title, figure)])[0]
-
-
-def _lines(
-    experiment: Experiment, axis: Axis, measurements: Mapping[str, Measurement]
-) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Points from left to right by model and measure; a line needs two."""
-    lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for row, measurement in experiment.measured(measurements):
-        x = axis.position(row, measurement)
-        group = f"{row.spec.model}, {PAPER_DATASETS[row.spec.data].title}"
-        for measure in axis.measures:
-            y = percent(measurement.values.get(measure, math.nan))
-            if not math.isnan(x) and not math.isnan(y):
-                lines.setdefault((group, measure), []).append((x, y))
-    return {key: sorted(points) for key, points in lines.items() if len(points) > 1}
-
-
-def _unmeasured(experiment: Experiment, measurements: Mapping[str, Measurement]) -> str:
-    """How many rows have no measurement yet, and of which models; empty if none."""
-    models = [row.spec.model for row in experiment.rows if row.key not in measurements]
-    names = list(dict.fromkeys(models))
-    if not names:
-        return ""
-    more = f" and {len(names) - NAMED_MODELS} other models" if len(names) > NAMED_MODELS else ""
-    listed = ", ".join(names[:NAMED_MODELS]) + more
-    return f"Declared and not measured yet: {len(models)} of {len(experiment.rows)} lines ({listed})."
-
-
-def _circumstances(measurements: Iterable[Measurement]) -> str:
-    """The machines, versions and commands behind measurements."""
-    origins = [measurement.origin for measurement in measurements]
-    machines = dict.fromkeys(_machine(origin) for origin in origins)
-    commands = dict.fromkeys(f"`{origin['command']}`" for origin in origins if "command" in origin)
-    sentences = [f"Measured on {'; '.join(machines)}."] if machines else []
-    sentences += [f"Rows made by {', '.join(commands)}."] if commands else []
-    return " ".join(sentences)
-
-
 def _machine(origin: Mapping[str, object]) -> str:
     versions = origin.get("versions")
     versions = versions if isinstance(versions, dict) else {}
@@ -236,14 +205,6 @@ def _machine(origin: Mapping[str, object]) -> str:
     packages = [f"{name} {versions[name]}" for name in names if name in versions]
     seed = [f"seed {origin['seed']}"] if "seed" in origin else []
     return ", ".join([*dict.fromkeys(filter(None, hardware)), *packages, *seed])
-
-
-def write_section(section: Section, out: Path) -> None:
-    """Write the table as CSV, Markdown and LaTeX, and the figure as SVG and PNG."""
-    if section.table.rows:
-        write_tables([section.table], out / "tables")
-    if section.figure is not None:
-        save(section.figure, out / "figures")
 
 
 def write_page(sections: Sequence[Section], out: Path) -> Path:
@@ -287,7 +248,7 @@ def results_page(folder: Path) -> str:
     """All measurements in a folder as one Markdown page."""
     parts = [HEAD]
     for name, experiment in EXPERIMENTS.items():
-        section = make_section(experiment, read_measurements(folder, name))
+        section = Section(experiment, read_measurements(folder, name))
         parts.append(f"## {experiment.paper}: {experiment.title} (`{name}`)\n\n{experiment.takeaway}\n")
         if section.table.rows:
             table, reasons = section.numbered
