@@ -6,7 +6,7 @@ from itertools import product
 
 from patchcleanser.paper.baselines import PATCHES, RECOVERING
 from patchcleanser.paper.catalog import FAMILIES, PAPER_MODELS, USUAL, square_patch, usual_patch
-from patchcleanser.paper.experiments import Claim, Experiment, PaperRow, Series, percent, published_values
+from patchcleanser.paper.experiments import Claim, Experiment, PaperRow, Result, Series, percent, published_values
 from patchcleanser.paper.measurements import accuracies
 from patchcleanser.reports.results import CERTIFIED, CLEAN, ROW_CERTIFIED, UNDEFENDED
 
@@ -84,7 +84,7 @@ def _by_training(*datasets: str) -> tuple[PaperRow, ...]:
     return tuple(rows)
 
 
-def _cutout_helps(series: Series) -> tuple[bool, str] | None:
+def _cutout_helps(series: Series) -> Result:
     certified: dict[str, dict[str, float]] = {}
     for row, measurement in series:
         network = row.spec.model.removesuffix("-vanilla")  # compared with its vanilla twin only, which trained as long

@@ -115,15 +115,13 @@ class Measurement:
         return cls(values, content["images"], content["origin"])
 
 
-_PUBLISHED = {
-    (row.method, row.dataset, row.side): row for row in published() if row.count == 1 and row.masks in ("6x6", None)
-}
-
-
 def published_values(method: str, data: str, side: int, *measures: str) -> dict[str, float]:
     """What the paper prints for a method against one square patch; empty if it prints nothing."""
-    row = _PUBLISHED.get((method, data, side))
-    return {} if row is None else {measure: getattr(row, measure) for measure in measures}
+    for row in published():
+        same = (row.method, row.dataset, row.side, row.count) == (method, data, side, 1)
+        if same and row.masks in ("6x6", None):
+            return {measure: getattr(row, measure) for measure in measures}
+    return {}
 
 
 def percent(value: Proportion | float) -> float:
@@ -132,6 +130,8 @@ def percent(value: Proportion | float) -> float:
 
 
 Series = Sequence[tuple[PaperRow, Measurement]]
+Result = tuple[bool, str] | None
+"""Whether rows confirm a claim, and the numbers that were compared; None if too little was measured."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Claim:
-    """A trend that the paper claims, checked on the measured rows of one group.
-
-    `holds` returns whether the rows confirm the claim and the numbers it compared, or None if too little was measured.
-    A group is a model, dataset and grid, or a dataset and grid across models.
-    """
+    """A trend that the paper claims for a model, dataset and grid, or for a dataset and grid across models."""
 
     text: str
-    holds: Callable[[Series], tuple[bool, str] | None]
+    holds: Callable[[Series], Result]
     across_models: bool = False
 
     def check(self, series: Series) -> list[tuple[bool, tuple[str, ...], str]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from patchcleanser.paper.catalog import LOW, PAPER_MODELS, PRINTED, USUAL, scale, square_patch, usual_patch
 from patchcleanser.paper.claims import falls, rises_and_saturates, stays
-from patchcleanser.paper.experiments import Axis, Experiment, PaperRow, RunSpec
+from patchcleanser.paper.experiments import Axis, Claim, Experiment, PaperRow, RunSpec
 from patchcleanser.paper.measurements import accuracies
 from patchcleanser.reports.results import CERTIFIED, CLEAN, ROW_CERTIFIED
 from patchcleanser.reports.tables import Column
@@ -43,7 +45,10 @@ FIGURE4 = Experiment(
     accuracies,
     axis=BY_COUNT,
     claims=(
-        rises_and_saturates(BY_COUNT, "certified", "Certified accuracy rises with the number of masks and saturates"),
+        Claim(
+            "Certified accuracy rises with the number of masks and saturates",
+            partial(rises_and_saturates, BY_COUNT, "certified"),
+        ),
     ),
 )
 
@@ -88,10 +93,11 @@ FIGURE6 = Experiment(
     accuracies,
     axis=BY_RATIO,
     claims=(
-        stays(
-            BY_RATIO, "clean", 3.0, "Over-estimating the area four times costs little clean accuracy (3 points at most)"
+        Claim(
+            "Over-estimating the area four times costs little clean accuracy (3 points at most)",
+            partial(stays, BY_RATIO, "clean", 3.0),
         ),
-        falls(BY_RATIO, "certified", "Certified accuracy falls with the over-estimate"),
+        Claim("Certified accuracy falls with the over-estimate", partial(falls, BY_RATIO, "certified")),
     ),
 )
 
@@ -112,7 +118,7 @@ FIGURE8 = Experiment(
     (CLEAN, CERTIFIED),
     accuracies,
     axis=BY_SHARE,
-    claims=(falls(BY_SHARE, "certified", "Certified accuracy falls as the patch grows"),),
+    claims=(Claim("Certified accuracy falls as the patch grows", partial(falls, BY_SHARE, "certified")),),
 )
 
 THREATS = (("any:1%", 1, 6), ("1%", 1, 6), ("1%", 2, 5), ("2%", 1, 6))

@@ -15,7 +15,7 @@ from patchcleanser.data.boxes import object_shares
 from patchcleanser.errors import DataError, RecordError
 from patchcleanser.evaluation.attack_jobs import attack_shares
 from patchcleanser.evaluation.timing import Times
-from patchcleanser.paper.catalog import PAPER_DATASETS
+from patchcleanser.paper.catalog import PAPER_DATASETS, PaperDataset
 from patchcleanser.paper.experiments import MASKING, Experiment, Measurement, PaperRow, RunSpec, Values
 from patchcleanser.paper.runners import Missing, Outcome
 from patchcleanser.records.atomic import whole_file
@@ -106,13 +106,22 @@ def collect(experiment: Experiment, outcomes: Outcomes, root: Path | None) -> tu
             missing[row.key] = outcome.reason
         elif outcome is not None:
             try:
-                values = _values(experiment, row, outcome, boxes, root)
-                measurement = Measurement(values, _images(outcome, values), origin(outcome))
+                if experiment.read_boxed is not None and isinstance(outcome, Run):
+                    if row.spec not in boxes:
+                        boxes[row.spec] = _object_shares(outcome, PAPER_DATASETS[row.spec.data], root)
+                    values = experiment.read_boxed(outcome, row.variant, boxes[row.spec])
+                else:
+                    values = experiment.read(outcome, row.variant)
+                totals = [value.total for value in values.values() if isinstance(value, Proportion)]
+                measurement = Measurement(values, max(totals, default=outcome.images), _origin(outcome))
+                measurements[row.key] = _with_timing(measurement, row, outcomes)
             except (DataError, RecordError) as error:
                 missing[row.key] = str(error)
-                continue
-            measurements[row.key] = _with_timing(measurement, row, outcomes)
     return measurements, missing
+
+
+def _object_shares(run: Run, dataset: PaperDataset, root: Path | None) -> dict[str, float]:
+    return object_shares(dataset.name, run.read(["id"])["id"].to_pylist(), dataset.folder(root))
 
 
 def _with_timing(measurement: Measurement, row: PaperRow, outcomes: Outcomes) -> Measurement:
@@ -122,33 +131,11 @@ def _with_timing(measurement: Measurement, row: PaperRow, outcomes: Outcomes) ->
         return measurement
     defense = row.variant if row.variant in times.milliseconds else MASKING
     values = {**measurement.values, "milliseconds": times.milliseconds[defense]}
-    clock = {key: value for key, value in origin(times).items() if key in ("clock", "load")}
+    clock = {key: value for key, value in _origin(times).items() if key in ("clock", "load")}
     return replace(measurement, values=values, origin={**measurement.origin, **clock})
 
 
-def _values(
-    experiment: Experiment,
-    row: PaperRow,
-    outcome: Run | Times,
-    boxes: dict[RunSpec, dict[str, float]],
-    root: Path | None,
-) -> Values:
-    if experiment.read_boxed is None or not isinstance(outcome, Run):
-        return experiment.read(outcome, row.variant)
-    data = row.spec.data
-    if row.spec not in boxes:
-        ids = outcome.read(["id"])["id"].to_pylist()
-        boxes[row.spec] = object_shares(data, ids, PAPER_DATASETS[data].folder(root))
-    return experiment.read_boxed(outcome, row.variant, boxes[row.spec])
-
-
-def _images(outcome: Run | Times, values: Values) -> int:
-    """How many images a row is about: those that its proportions count, else all."""
-    totals = [value.total for value in values.values() if isinstance(value, Proportion)]
-    return max(totals, default=outcome.images)
-
-
-def origin(outcome: Run | Times) -> dict[str, Any]:
+def _origin(outcome: Run | Times) -> dict[str, Any]:
     """The circumstances of a run that its measurements keep."""
     keys = ("command", "created", "seed", "versions", "clock", "load")
     facts: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from patchcleanser.data.pictures import as_bytes
 from patchcleanser.errors import DataError
 from patchcleanser.paper.catalog import PAPER_DATASETS, usual_patch, usual_rows
 from patchcleanser.paper.claims import larger_beyond
-from patchcleanser.paper.experiments import Axis, Experiment, PaperRow
+from patchcleanser.paper.experiments import Axis, Claim, Experiment, PaperRow
 from patchcleanser.paper.measurements import QUANTILES, accuracies, class_quantile, object_size
 from patchcleanser.reports.drawing import Drawing, settled, style
 from patchcleanser.reports.results import CERTIFIED, CLEAN
@@ -44,8 +45,9 @@ FIGURE20 = Experiment(
     read_boxed=object_size,
     axis=BY_SIZE,
     claims=(
-        larger_beyond(
-            BY_SIZE, 50, "certified", "Certified accuracy is larger where objects take more than half of the picture"
+        Claim(
+            "Certified accuracy is larger where objects take more than half of the picture",
+            partial(larger_beyond, BY_SIZE, "certified", 50),
         ),
     ),
 )

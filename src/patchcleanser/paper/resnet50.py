@@ -1,7 +1,4 @@
-"""The ImageNet ResNet-50 that experiments start from, as builders that `python:` specs and cards name.
-
-Cards know this module by its first name, patchcleanser.experiments.imagenet (see `classifiers/specs.py`).
-"""
+"""The ImageNet ResNet-50 of the experiments, built for specs and cards that name patchcleanser.experiments.imagenet."""
 
 from __future__ import annotations
 
@@ -47,10 +44,7 @@ def resnet50(classes: int = 1000, size: int = 224) -> TorchClassifier:
 
 
 class Enlarged(Around):
-    """A network that gets inputs of another size and normalisation, and enlarges them itself.
-
-    It can so be ensembled with the networks that those inputs are made for.
-    """
+    """A network that enlarges and normalises another network's inputs itself, so that the two can be ensembled."""
 
     scale: Tensor
     shift: Tensor
