@@ -62,12 +62,12 @@ def measured(job: Job, folder: Path, spec: str, data: str, split: str = "test") 
     """What certifying a job gave, and what it took."""
     command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
     metadata = {**about_run(spec, data, split, job), "command": command}
-    found = summary(run_job(job, folder, metadata, batch=None, skip=False, quiet=False).read(COLUMNS))
+    totals = summary(run_job(job, folder, metadata, batch=None, skip=False, quiet=False).read(COLUMNS))
     return {
-        "images": found.images,
-        **{name: round(share.percent, 2) for name, share in found.shares.items() if share.total},
-        "ms": round(1000 * found.seconds / max(1, found.images), 3),
-        "classifications": found.classifications / max(1, found.images),
+        "images": totals.images,
+        **{name: round(share.percent, 2) for name, share in totals.shares.items() if share.total},
+        "ms": round(1000 * totals.seconds / max(1, totals.images), 3),
+        "classifications": totals.classifications / max(1, totals.images),
         "options": job.options,
         "command": command,
         "versions": versions(),
@@ -101,8 +101,8 @@ def smoke_row(defense: str, spec: str, options: dict[str, Any], words: argparse.
     job = Job(load_classifier(spec), dataset, Threat.parse("2%", grid="input"), defense, options=options)
     folder = (words.runs or words.models) / "-".join(["imagenet", defense, spec.split(":")[-1].partition("?")[0]])
     row = measured(job, folder, spec, words.smoke)
-    kept = ("images", "ms", "classifications", "options", "command", "versions")
-    return {"defense": defense, "network": spec, "patch": "2%", **{name: row[name] for name in kept}}
+    columns = ("images", "ms", "classifications", "options", "command", "versions")
+    return {"defense": defense, "network": spec, "patch": "2%", **{name: row[name] for name in columns}}
 
 
 def commands(root: Path, out: Path) -> list[str]:
