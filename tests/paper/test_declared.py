@@ -9,7 +9,16 @@ import typer
 
 from patchcleanser.cli.app import app
 from patchcleanser.paper import EXPERIMENTS
-from patchcleanser.paper.catalog import PAPER_DATASETS, PAPER_MODELS, square_patch, training_commands, usual_patch
+from patchcleanser.paper.catalog import (
+    PAPER_DATASETS,
+    PAPER_MODELS,
+    PRINTED,
+    USUAL,
+    scale,
+    square_patch,
+    training_commands,
+    usual_patch,
+)
 from patchcleanser.reports.published import published
 from patchcleanser.training.recipes import RECIPES
 
@@ -72,6 +81,15 @@ def test_the_paper_s_patch_lies_on_the_enlarged_input_and_ours_on_the_pixels_as_
     assert theirs in EXPERIMENTS["table2"].specs
     assert sound in EXPERIMENTS["table2"].specs
     assert (usual_patch("imagenet-resnet50").patch, usual_patch("imagenet-resnet50").grid) == ("32", "input")
+
+
+@pytest.mark.parametrize(
+    ("model", "times"),
+    [("tiny", 1), ("svhn-vit", 1), ("ablated", 1), ("cifar10-resnet50-128", 4), ("authors-mlp-svhn", 7), (PRINTED, 1)],
+)
+def test_a_small_image_is_enlarged_to_the_side_of_the_model_s_input(model: str, times: int) -> None:
+    assert scale(model) == times
+    assert usual_patch(model).patch == str(USUAL[PAPER_MODELS[model].data] * times)
 
 
 def test_experiments_share_the_runs_they_have_in_common() -> None:

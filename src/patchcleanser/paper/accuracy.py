@@ -18,13 +18,9 @@ METHODS = {
     "MLP": "PatchCleanser, ResMLP-24",
 }
 
+OURS = ("tiny", "resnet", "vit", "mlp", "cifar10-resnet50-128-longer", "cifar10-resnet50")
 MODELS = (
-    "tiny",
-    "resnet",
-    "vit",
-    "mlp",
-    "cifar10-resnet50-128-longer",
-    "cifar10-resnet50",
+    *OURS,
     *(
         f"imagenet-{network}{suffix}"
         for network in ("resnet50", "mobilenet")

@@ -96,7 +96,8 @@ def read_baselines(path: Path) -> dict[str, Measurement]:
     try:
         rows = {row_key(row): _measurement(row) for row in json.loads(path.read_text(encoding="utf-8"))}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"{path} is no file of rows from benchmarks/baselines.py ({error!r})") from error
+        message = f"{path} holds no rows of benchmarks/baselines.py ({error!r}); name another file with --baselines"
+        raise RecordError(message) from error
     keys: dict[Key, str] = {
         (b.defense, b.network, b.recipe, PATCHES[patch], tuple(sorted(b.options))): b.row(patch).key
         for b in RECOVERING

@@ -21,7 +21,7 @@ def _trend(axis: Axis, measure: str, series: Series, check: Callable[[list[float
     if len(points) < least:
         return None
     numbers = ", ".join(f"{value:.1f} at {position:g}" for position, value in points)
-    return check([value for _, value in points]), f"{_plain(measure)} {numbers}"
+    return check([value for _, value in points]), f"{measure} {numbers}"
 
 
 def rises_and_saturates(axis: Axis, measure: str, series: Series) -> Result:
@@ -53,7 +53,7 @@ def larger_beyond(axis: Axis, measure: str, middle: float, series: Series) -> Re
     if min(before.total, beyond.total) < ENOUGH:
         return None
     numbers = (
-        f"{_plain(measure)} {before.percent:.1f} up to {middle:g} and {beyond.percent:.1f} beyond, of "
+        f"{measure} {before.percent:.1f} up to {middle:g} and {beyond.percent:.1f} beyond, of "
         f"{before.total:,} and {beyond.total:,} images"
     )
     return beyond.percent > before.percent + NOISE, numbers
@@ -64,10 +64,6 @@ def has_more(measure: str, more: str, less: str, series: Series, *, tolerance: f
     values = {row.variant: percent(m.values[measure]) for row, m in series if measure in m.values}
     if more not in values or less not in values:
         return None
-    numbers = f"{_plain(measure)} {values[more]:.1f} ({more}) and {values[less]:.1f} ({less})"
+    numbers = f"{measure} {values[more]:.1f} ({more}) and {values[less]:.1f} ({less})"
     gap = values[more] - values[less]
     return gap > 0 if tolerance is None else gap >= -tolerance, numbers
-
-
-def _plain(measure: str) -> str:
-    return measure.replace("_", " ")

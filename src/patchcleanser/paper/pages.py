@@ -19,18 +19,9 @@ from patchcleanser.paper.experiments import MASKING, Axis, Experiment, Measureme
 from patchcleanser.paper.measurements import read_measurements
 from patchcleanser.records.atomic import whole_file
 from patchcleanser.reports import page as report_page
-from patchcleanser.reports import wording
+from patchcleanser.reports import tables, wording
 from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, inline, save, settled, style
-from patchcleanser.reports.tables import (
-    Cell,
-    Column,
-    Table,
-    interval_of,
-    markdown_text,
-    text_of,
-    to_markdown,
-    write_tables,
-)
+from patchcleanser.reports.tables import Cell, Column, Table
 
 LOOKS = ((ACCENT, "o"), (INK, "s"), (MUTED, "^"), (SOFT, "D"))
 FACETS = ("defense", "model", "data", "patch", "masks")
@@ -144,7 +135,7 @@ class Section:
     def write(self, out: Path) -> None:
         """Write the table as CSV, Markdown and LaTeX, and the figure as SVG and PNG."""
         if self.table.rows:
-            write_tables([self.table], out / "tables")
+            tables.write_tables([self.table], out / "tables")
         if self.figure is not None:
             save(self.figure, out / "figures")
 
@@ -217,7 +208,8 @@ def write_page(sections: Sequence[Section], out: Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    jinja.filters.update(number=text_of, interval=interval_of, svg=lambda drawing: Markup(inline(drawing)), code=_code)
+    jinja.filters.update(number=tables.text_of, interval=tables.interval_of, code=_code)
+    jinja.filters["svg"] = lambda drawing: Markup(inline(drawing))
     css = Markup((folder / "page.css").read_text(encoding="utf-8"))
     target = out / "results.html"
     with whole_file(target) as part:
@@ -252,10 +244,10 @@ def results_page(folder: Path) -> str:
         parts.append(f"## {experiment.paper}: {experiment.title} (`{name}`)\n\n{experiment.takeaway}\n")
         if section.table.rows:
             table, reasons = section.numbered
-            parts.append(to_markdown(table).split("\n\n", 1)[1])
-            listed = "\n".join(f"{n}. {markdown_text(reason)}" for n, reason in enumerate(reasons, 1))
+            parts.append(tables.to_markdown(table).split("\n\n", 1)[1])
+            listed = "\n".join(f"{n}. {tables.markdown_text(reason)}" for n, reason in enumerate(reasons, 1))
             parts.append(f"Why it differs:\n\n{listed}\n")
         if section.claims:
-            parts.append("\n".join(f"- {markdown_text(line)}" for line in section.claims) + "\n")
+            parts.append("\n".join(f"- {tables.markdown_text(line)}" for line in section.claims) + "\n")
         parts += [f"{text}\n" for text in section.footnotes]
     return "\n".join(parts)
