@@ -24,7 +24,7 @@ from patchcleanser.classifiers.trained import read_card
 from patchcleanser.cli.certify import about_run, run_job
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
-from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline, measured_by
+from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline, row_key
 from patchcleanser.records.metrics import COLUMNS, summary
 from patchcleanser.records.provenance import versions
 
@@ -50,7 +50,7 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
         "network": card["model"],
         "patch": PATCHES[patch],
         **measured(job, folder, spec, "cifar10", words.split),
-        "printed": baseline.said(patch),
+        "printed": list(baseline.printed(patch).values()) or None,
         "recipe": card["recipe"],
         "seed": card["seed"],
         "weights_sha256": card["weights_sha256"],
@@ -62,12 +62,12 @@ def measured(job: Job, folder: Path, spec: str, data: str, split: str = "test") 
     """What certifying a job gave, and what it took."""
     command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
     metadata = {**about_run(spec, data, split, job), "command": command}
-    found = summary(run_job(job, folder, metadata, batch=None, skip=False, quiet=False).read(COLUMNS))
+    totals = summary(run_job(job, folder, metadata, batch=None, skip=False, quiet=False).read(COLUMNS))
     return {
-        "images": found.images,
-        **{name: round(share.percent, 2) for name, share in found.shares.items() if share.total},
-        "ms": round(1000 * found.seconds / max(1, found.images), 3),
-        "classifications": found.classifications / max(1, found.images),
+        "images": totals.images,
+        **{name: round(share.percent, 2) for name, share in totals.shares.items() if share.total},
+        "ms": round(1000 * totals.seconds / max(1, totals.images), 3),
+        "classifications": totals.classifications / max(1, totals.images),
         "options": job.options,
         "command": command,
         "versions": versions(),
@@ -77,7 +77,7 @@ def measured(job: Job, folder: Path, spec: str, data: str, split: str = "test") 
 def keep(row: dict[str, Any], out: Path) -> None:
     """Write a row, in place of one of the same defense, network, recipe, patch and options."""
     rows = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else []
-    rows = [old for old in rows if measured_by(old) != measured_by(row)]
+    rows = [old for old in rows if row_key(old) != row_key(row)]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
 
@@ -101,14 +101,14 @@ def smoke_row(defense: str, spec: str, options: dict[str, Any], words: argparse.
     job = Job(load_classifier(spec), dataset, Threat.parse("2%", grid="input"), defense, options=options)
     folder = (words.runs or words.models) / "-".join(["imagenet", defense, spec.split(":")[-1].partition("?")[0]])
     row = measured(job, folder, spec, words.smoke)
-    kept = ("images", "ms", "classifications", "options", "command", "versions")
-    return {"defense": defense, "network": spec, "patch": "2%", **{name: row[name] for name in kept}}
+    columns = ("images", "ms", "classifications", "options", "command", "versions")
+    return {"defense": defense, "network": spec, "patch": "2%", **{name: row[name] for name in columns}}
 
 
 def commands(root: Path, out: Path) -> list[str]:
     """Every command, in order; weights that several defenses share are made once."""
-    made = dict.fromkeys(b.training(str(root), patch) for b in BASELINES for patch in PATCHES)
-    lines = dict.fromkeys(made, "one or two minutes on an H200 (a guess)")
+    training = [f"{b.command(patch)} --out {root}/{b.name(patch)}" for b in BASELINES for patch in PATCHES]
+    lines = dict.fromkeys(training, "one or two minutes on an H200 (a guess)")
     names = list(dict.fromkeys(baseline.defense for baseline in BASELINES))
     measure = ["python", "benchmarks/baselines.py", *names, "--models", str(root), "--out", str(out)]
     lines[shlex.join(measure)] = "about 15 min for 10,000 images and both patches (a guess)"

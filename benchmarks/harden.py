@@ -24,8 +24,8 @@ from patchcleanser.classifiers.torch import input_size, load_weights
 from patchcleanser.classifiers.trained import read_card
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job
-from patchcleanser.paper.imagenet import file_preprocessing, resnet50
 from patchcleanser.paper.models import models_folder
+from patchcleanser.paper.resnet50 import file_preprocessing, resnet50
 
 __all__ = ["mobilenet_v2", "resnet50"]  # as python:harden:NAME
 

@@ -55,12 +55,12 @@ def outlines(images: NDArray[np.uint8]) -> Tensor:
     return functional.normalize((halved - halved.mean((1, 2, 3), keepdim=True)).flatten(1))
 
 
-def likeness(images: NDArray[np.uint8], others: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Each image's highest correlation with any of the others, or with their mirror images."""
-    known = torch.cat([outlines(others), outlines(others[:, :, ::-1].copy())])
-    parts = [(outlines(images[at : at + AT_ONCE]) @ known.T).amax(1) for at in range(0, len(images), AT_ONCE)]
-    found: NDArray[np.float32] = torch.cat(parts).numpy()
-    return found
+def likeness(images: NDArray[np.uint8], references: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Each image's highest correlation with any of the references, or with their mirror images."""
+    outlined = torch.cat([outlines(references), outlines(references[:, :, ::-1].copy())])
+    parts = [(outlines(images[at : at + AT_ONCE]) @ outlined.T).amax(1) for at in range(0, len(images), AT_ONCE)]
+    highest: NDArray[np.float32] = torch.cat(parts).numpy()
+    return highest
 
 
 def main() -> None:
@@ -76,15 +76,15 @@ def main() -> None:
         raise SystemExit(f"there is 1 part or more, of 2 px or more, got --parts {given.parts} --size {given.size}")
     numbers = [""] if given.parts == 1 else map(str, range(given.parts))
     files = [given.out.with_stem(f"{given.out.stem}{number}") for number in numbers]
-    if others := sorted(set(given.out.parent.glob(f"{given.out.stem}*{given.out.suffix}")) - set(files)):
+    if leftovers := sorted(set(given.out.parent.glob(f"{given.out.stem}*{given.out.suffix}")) - set(files)):
         raise SystemExit(
-            f"{others[0]} would be taken for a part of what is to be written; remove it or use another --out"
+            f"{leftovers[0]} would be taken for a part of what is to be written; remove it or use another --out"
         )
     sets = [read(named, given.size) for named in given.datasets]
-    classes = [f"{found.name}: {name}" for found in sets for name in found.classes]
-    first = np.cumsum([0, *(len(found.classes) for found in sets)])
-    images = np.concatenate([found.images for found in sets])
-    labels = np.concatenate([found.labels + start for found, start in zip(sets, first, strict=False)])
+    classes = [f"{dataset.name}: {name}" for dataset in sets for name in dataset.classes]
+    first = np.cumsum([0, *(len(dataset.classes) for dataset in sets)])
+    images = np.concatenate([dataset.images for dataset in sets])
+    labels = np.concatenate([dataset.labels + start for dataset, start in zip(sets, first, strict=False)])
     order = np.random.default_rng(given.shuffle).permutation(len(images))
     if given.apart:
         alike = likeness(images, read(given.apart, given.size, "test").images) > ALIKE
@@ -92,16 +92,16 @@ def main() -> None:
         print(f"{alike.sum()} images look like test images of {given.apart.partition('=')[0]} and are left out")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor() as pool:
-        for out, mine in zip(files, np.array_split(order, given.parts), strict=True):
-            contents = pool.map(encoded, images[mine])
+        for out, part in zip(files, np.array_split(order, given.parts), strict=True):
+            contents = pool.map(encoded, images[part])
             table = pa.table(
                 {
                     "image": [{"bytes": content, "path": None} for content in contents],
-                    "label": pa.array(labels[mine], pa.int32()),
+                    "label": pa.array(labels[part], pa.int32()),
                 }
             ).replace_schema_metadata({"class_names": json.dumps(classes)})
             pq.write_table(table, out, row_group_size=500)
-            print(f"{out}: {len(mine)} images of {len(classes)} classes")
+            print(f"{out}: {len(part)} images of {len(classes)} classes")
 
 
 if __name__ == "__main__":

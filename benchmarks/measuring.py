@@ -75,8 +75,8 @@ def power(device: torch.device) -> Iterator[list[float]]:
         yield watts
         return
     query = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits", "-lms", "200"]
-    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as asking:
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as process:
         yield watts
-        asking.terminate()
-        said = (asking.stdout.read() if asking.stdout else "").split()
-    watts += [float(word) for word in said if word.replace(".", "", 1).isdigit()]
+        process.terminate()
+        output = (process.stdout.read() if process.stdout else "").split()
+    watts += [float(word) for word in output if word.replace(".", "", 1).isdigit()]

@@ -29,18 +29,18 @@ ROUNDS = 20
 
 def kernels(work: Callable[[], object], most: int) -> list[dict[str, object]]:
     """The kernels that take longest, in one of the rounds."""
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         work()
         torch.cuda.synchronize()
-    found = [event for event in seen.key_averages() if event.self_device_time_total > 0]
-    found.sort(key=lambda event: -event.self_device_time_total)
+    events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
+    events.sort(key=lambda event: -event.self_device_time_total)
     return [
         {
             "kernel": event.key[:100],
             "times": event.count / ROUNDS,
             "ms": round(event.self_device_time_total / ROUNDS / 1000, 3),
         }
-        for event in found[:most]
+        for event in events[:most]
     ]
 
 
@@ -58,11 +58,11 @@ def main() -> None:
         way.expected = way.half.expected = 10**9
         number = block_size(3 * SIDE * SIDE)
         images = torch.randn(number, 3, SIDE, SIDE, device="cuda").half()
-        for row in told(name, way, images.contiguous(memory_format=torch.channels_last), given.kernels):
+        for row in block_rows(name, way, images.contiguous(memory_format=torch.channels_last), given.kernels):
             print(json.dumps(row), flush=True)
 
 
-def told(name: str, way: Float8Backend, images: Tensor, most: int) -> Iterator[dict[str, object]]:
+def block_rows(name: str, way: Float8Backend, images: Tensor, most: int) -> Iterator[dict[str, object]]:
     """A block's time, and then its kernels'."""
 
     def blocks() -> None:

@@ -40,7 +40,7 @@ def reduced(path: Path) -> bytes:
     return file.getvalue()
 
 
-def found(folders: list[Path], under: str) -> Iterator[tuple[Path, str]]:
+def find_photos(folders: list[Path], under: str) -> Iterator[tuple[Path, str]]:
     """All JPEG files, folder by folder, by name, with their names in it."""
     for folder in folders:
         files = (path for path in (folder / under).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--as-they-are", action="store_true", help="keep the files' bytes: small photos")
     given = parser.parse_args()
     read = Path.read_bytes if given.as_they_are else reduced
-    photos = list(found(given.folders, given.under))
+    photos = list(find_photos(given.folders, given.under))
     if not photos or given.parts < 1:
         raise SystemExit(f"no JPEG files in {', '.join(map(str, given.folders))}, or no parts to write ({given.parts})")
     if given.shuffle is not None:
@@ -66,9 +66,9 @@ def main() -> None:
     each = -(-len(photos) // given.parts)
     with ProcessPoolExecutor() as pool:
         for part in range(given.parts):
-            mine = photos[part * each : (part + 1) * each]
-            contents = pool.map(read, [path for path, _ in mine], chunksize=50)
-            images = [{"bytes": content, "path": name} for (_, name), content in zip(mine, contents, strict=True)]
+            chosen = photos[part * each : (part + 1) * each]
+            contents = pool.map(read, [path for path, _ in chosen], chunksize=50)
+            images = [{"bytes": content, "path": name} for (_, name), content in zip(chosen, contents, strict=True)]
             out = given.out if given.parts == 1 else given.out.with_stem(f"{given.out.stem}{part}")
             table = pa.table({"image": images, "label": pa.array([0] * len(images), pa.int32())})
             pq.write_table(table, out, row_group_size=500)

@@ -27,8 +27,8 @@ def pruned(weights: dict[str, Tensor], units: int) -> dict[str, Tensor]:
     for name in [name.removesuffix("fc1.weight") for name in weights if name.endswith("mlp.fc1.weight")]:
         reads, bias, writes = (weights[name + part].float() for part in ("fc1.weight", "fc1.bias", "fc2.weight"))
         matters = (reads.norm(dim=1) ** 2 + bias**2).sqrt() * writes.norm(dim=0)
-        kept = matters.argsort(descending=True)[:units].sort().values
-        for part, tensor in (("fc1.weight", reads[kept]), ("fc1.bias", bias[kept]), ("fc2.weight", writes[:, kept])):
+        top = matters.argsort(descending=True)[:units].sort().values
+        for part, tensor in (("fc1.weight", reads[top]), ("fc1.bias", bias[top]), ("fc2.weight", writes[:, top])):
             weights[name + part] = tensor.to(weights[name + part].dtype).contiguous()
     return weights
 

@@ -112,13 +112,13 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         run = made_up_run(given.run or Path(scratch) / "run", given.rows)
-        found = measured(run.folder, Path(scratch) / "report")
+        costs = measured(run.folder, Path(scratch) / "report")
         page = Path(scratch) / "report" / "report.html"
         row = {
             "rows": given.rows,
             "masks": 36,
             "labels_per_image": 666,
-            **found,
+            **costs,
             "page_mb": round(page.stat().st_size / 1e6, 2),
             "cores": os.cpu_count(),
             "seed": "each batch's number",

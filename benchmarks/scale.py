@@ -92,7 +92,7 @@ def plain(run: Run) -> Any:
 def speed(repeats: int) -> dict[str, Any]:
     """Seconds of each way to do the same work, and what follows."""
     job = heavy()
-    found: dict[str, list[Took]] = {}
+    times: dict[str, list[Took]] = {}
     with RayRunner("local", workers=2) as two:
         timed(job, BATCH, two)  # warm
         ways: dict[str, tuple[RayRunner | None, int]] = {
@@ -102,17 +102,17 @@ def speed(repeats: int) -> dict[str, Any]:
         }
         for _ in range(repeats):  # in turn, so that a busy minute harms all of them
             for name, (runner, threads) in ways.items():
-                found.setdefault(name, []).append(timed(job, BATCH, runner, threads))
-    with RayRunner("local", workers=1) as one:
-        timed(job, BATCH, one)
-        found["ray, 1 worker"] = [timed(job, BATCH, one) for _ in range(repeats)]
-    clock = {name: statistics.median(t.clock for t in took) for name, took in found.items()}
-    cpu = {name: statistics.median(t.here + t.workers for t in took) for name, took in found.items()}
-    one_thread, two_workers = found["one process, 1 thread"][0].run, found["ray, 2 workers"][0].run
+                times.setdefault(name, []).append(timed(job, BATCH, runner, threads))
+    with RayRunner("local", workers=1) as single:
+        timed(job, BATCH, single)
+        times["ray, 1 worker"] = [timed(job, BATCH, single) for _ in range(repeats)]
+    clock = {name: statistics.median(t.clock for t in took) for name, took in times.items()}
+    cpu = {name: statistics.median(t.here + t.workers for t in took) for name, took in times.items()}
+    one_thread, two_workers = times["one process, 1 thread"][0].run, times["ray, 2 workers"][0].run
     return {
         "what": f"{IMAGES} images, zoo:tiny, 6×6 masks, every label, batches of {BATCH}",
-        "seconds": {name: [round(t.clock, 2) for t in took] for name, took in found.items()},
-        "cpu_seconds": {name: [round(t.here + t.workers, 2) for t in took] for name, took in found.items()},
+        "seconds": {name: [round(t.clock, 2) for t in took] for name, took in times.items()},
+        "cpu_seconds": {name: [round(t.here + t.workers, 2) for t in took] for name, took in times.items()},
         "rows_equal": plain(one_thread).equals(plain(two_workers)),
         "efficiency_1_to_2_workers": round(clock["ray, 1 worker"] / (2 * clock["ray, 2 workers"]), 3),
         "efficiency_against_one_thread": round(clock["one process, 1 thread"] / (2 * clock["ray, 2 workers"]), 3),
@@ -195,13 +195,13 @@ def simulate(
         begun.setdefault(batch, driver)
         ends[batch] = min(end, ends.get(batch, end))
         heapq.heappush(free, (end, worker))
-    whole = max(ends.values())
+    longest = max(ends.values())
     useful = batches * statistics.fmean(seconds)
     return {
-        "seconds": round(whole, 1),
-        "efficiency": round(useful / (workers * whole), 3),
+        "seconds": round(longest, 1),
+        "efficiency": round(useful / (workers * longest), 3),
         "batches_lost": lost,
-        "driver_busy": round(batches * handing / whole, 4),
+        "driver_busy": round(batches * handing / longest, 4),
     }
 
 
@@ -261,7 +261,7 @@ def main() -> None:
     each = run.read(["seconds"])["seconds"].to_pylist()
     batches = [sum(each[at : at + BATCH]) for at in range(0, len(each), BATCH)]
     handing, start = costs["driver_ms_a_batch"] / 1000, statistics.median(costs["worker_start_seconds"])
-    told = {
+    content = {
         "command": " ".join(["python", "benchmarks/scale.py", *sys.argv[1:]]),
         "versions": {**versions(), "ray": __import__("ray").__version__},
         "seed": SEED,
@@ -275,8 +275,8 @@ def main() -> None:
         "simulated_64_workers": scenarios(batches, handing, start),
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(json.dumps(told, indent=1, ensure_ascii=False))
+    given.out.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(json.dumps(content, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

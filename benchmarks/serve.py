@@ -53,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     contents = images(options.seed)
     torch.set_num_threads(options.cores)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "36 masks": under_load(contents, 6, options.seconds, options.cores),
         "4 masks": under_load(contents, 2, options.seconds // 3, options.cores),
         "short queue": flooded(contents, options.cores),
@@ -65,26 +65,26 @@ def main() -> None:
         "settings": settings,
         "versions": versions() | {name: version(name) for name in ("fastapi", "uvicorn", "httpx")},
         "machine": {"cores": os.cpu_count(), "cpu": cpu(), "system": platform.system(), "shared": True},
-        **found,
+        **results,
     }
     options.out.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(found, indent=1))
+    print(json.dumps(results, indent=1))
 
 
 def under_load(contents: list[bytes], masks: int, seconds: int, cores: int) -> dict[str, Any]:
     """One client, then many; between them, what batching gives the library itself."""
     expected, floor = offline(contents, masks)
-    found: dict[str, Any] = {"offline_images_per_cpu_second": floor}
+    results: dict[str, Any] = {"offline_images_per_cpu_second": floor}
     with server(cores, "--masks", str(masks)) as (address, process):
         load = Load(address, process, contents, expected)
         asyncio.run(load.run(1, seconds / 3))  # kernels for batches of every size are made once
         asyncio.run(load.run(CLIENTS, seconds / 3))
-        found["one_client"] = asyncio.run(load.run(1, seconds / 2))
-        found["many_clients"] = asyncio.run(load.run(CLIENTS, seconds))
-        found["batches"] = batches(address)
+        results["one_client"] = asyncio.run(load.run(1, seconds / 2))
+        results["many_clients"] = asyncio.run(load.run(CLIENTS, seconds))
+        results["batches"] = batches(address)
     for measure in ("images_per_second", "images_per_cpu_second"):
-        found[f"ratio_{measure}"] = round(found["many_clients"][measure] / found["one_client"][measure], 2)
-    return found
+        results[f"ratio_{measure}"] = round(results["many_clients"][measure] / results["one_client"][measure], 2)
+    return results
 
 
 def flooded(contents: list[bytes], cores: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def images(seed: int) -> list[bytes]:
     sample = load_dataset("sample")
     patch = PrintedPatch.load(str(files("patchcleanser.service") / "page" / "patch.png"))
     draw = np.random.default_rng(seed)
-    found = []
+    contents = []
     for number, index in enumerate(draw.choice(len(sample), IMAGES, replace=False)):
         pixels = sample.image(int(index))
         if number % 2:
@@ -108,8 +108,8 @@ def images(seed: int) -> list[bytes]:
             pixels = apply_patch(pixels, patch.pixels, Window(top, left, 5, 5))
         file = BytesIO()
         as_picture(pixels).save(file, format="PNG")
-        found.append(file.getvalue())
-    return found
+        contents.append(file.getvalue())
+    return contents
 
 
 def offline(contents: list[bytes], masks: int) -> tuple[list[tuple[Any, ...]], dict[str, float]]:
@@ -202,8 +202,8 @@ class Load:
             self.times.append(time.monotonic() - began)
             self.statuses[answer.status_code] += 1
             if answer.status_code == 200:
-                (found,) = answer.json()["predictions"]
-                facts = (found["label"], found["case"], found["disagreers"], found["classifications"])
+                (prediction,) = answer.json()["predictions"]
+                facts = tuple(prediction[name] for name in ("label", "case", "disagreers", "classifications"))
                 self.wrong += facts != self.expected[at]
             else:
                 self.retry_after += [int(answer.headers["retry-after"])] if answer.status_code == 503 else []
@@ -233,13 +233,13 @@ class Load:
 
 def batches(address: str) -> dict[str, float]:
     """What the server says of its batches."""
-    said = dict(line.rsplit(" ", 1) for line in httpx.get(f"{address}/metrics").text.splitlines() if line[0] != "#")
-    number = float(said["patchcleanser_batch_images_count"])
+    metrics = dict(line.rsplit(" ", 1) for line in httpx.get(f"{address}/metrics").text.splitlines() if line[0] != "#")
+    number = float(metrics["patchcleanser_batch_images_count"])
     return {
-        "images_a_batch": round(float(said["patchcleanser_batch_images_sum"]) / number, 1),
-        "labels_a_batch": round(float(said["patchcleanser_batch_labels_sum"]) / number, 1),
-        "model_seconds": round(float(said["patchcleanser_model_seconds_total"]), 1),
-        "cpu_seconds": round(float(said["process_cpu_seconds_total"]), 1),
+        "images_a_batch": round(float(metrics["patchcleanser_batch_images_sum"]) / number, 1),
+        "labels_a_batch": round(float(metrics["patchcleanser_batch_labels_sum"]) / number, 1),
+        "model_seconds": round(float(metrics["patchcleanser_model_seconds_total"]), 1),
+        "cpu_seconds": round(float(metrics["process_cpu_seconds_total"]), 1),
     }
 
 

@@ -101,7 +101,7 @@ def undefended(classifier: TorchClassifier, images: list[Tensor]) -> list[int]:
     """What the classifier says of the images as they are."""
     with torch.inference_mode(), strict_float32(classifier.device):
         prepared = (classifier.prepare(image[None].to(classifier.device)) for image in images)
-        return [int(classifier.checked_logits(one).argmax()) for one in prepared]
+        return [int(classifier.checked_logits(inputs).argmax()) for inputs in prepared]
 
 
 def unchecked(defense: DoubleMasking, images: list[Tensor]) -> None:
@@ -122,10 +122,10 @@ def unchecked(defense: DoubleMasking, images: list[Tensor]) -> None:
 
 def tables_equal(defense: DoubleMasking, images: list[Tensor], authors: list[Tensor]) -> tuple[float, dict[str, Any]]:
     """Share of two-mask labels equal to those of the authors' loop."""
-    found = defense.examine(images, [0] * len(images), maps=True)
-    index = found[0].table.mask_set.unions.index
+    examined = defense.examine(images, [0] * len(images), maps=True)
+    index = examined[0].table.mask_set.unions.index
     first, second = np.triu_indices(len(index))
-    ours = np.stack([e.table.labels[index[first, second]] for e in found])
+    ours = np.stack([e.table.labels[index[first, second]] for e in examined])
     theirs = torch.stack(authors, 1).cpu().numpy()
     stats = defense.engine.stats
     facts = {"rechecked": stats.rechecked, "audited": stats.audited, "labels": stats.labels}
@@ -209,18 +209,18 @@ class Duel:
         """Those that were asked for, by name."""
         defense, more, some = self.defense, self.more, self.more[:256]  # labels take as long for each image
         labels = undefended(self.classifier, more)
-        loop, one = self.their_table, self.images[:1]
-        found = {
+        loop, image = self.their_table, self.images[:1]
+        tasks = {
             "labels": Task(lambda: unchecked(defense, some), len(some), loop, BATCH),
             "table": Task(lambda: defense.certify(more, labels, maps=True), len(more), loop, BATCH),
             "certify": Task(lambda: defense.certify(more, labels), len(more), loop, BATCH),
-            "predict clean": Task(lambda: defense.predict(one), 1, lambda: self.authors.clean(self.inputs[:1]), 1),
-            "predict worst": Task(lambda: self.worst.predict(one), 1, lambda: self.authors.worst(self.inputs[:1]), 1),
+            "predict clean": Task(lambda: defense.predict(image), 1, lambda: self.authors.clean(self.inputs[:1]), 1),
+            "predict worst": Task(lambda: self.worst.predict(image), 1, lambda: self.authors.worst(self.inputs[:1]), 1),
         }
         if self.wants("predict clean"):  # of one whose masks agree, as they do for most images
-            agreed = next((i for i in self.images if defense.predict([i])[0].case is Case.AGREED), one[0])
-            found["predict clean"] = found["predict clean"]._replace(ours=lambda: defense.predict([agreed]))
-        return {name: task for name, task in found.items() if self.wants(name)}
+            agreed = next((i for i in self.images if defense.predict([i])[0].case is Case.AGREED), image[0])
+            tasks["predict clean"] = tasks["predict clean"]._replace(ours=lambda: defense.predict([agreed]))
+        return {name: task for name, task in tasks.items() if self.wants(name)}
 
     def timed(self, name: str, task: Task) -> tuple[float, list[float]]:
         """Seconds of ours, and the ratios of turns if it was timed in turns with the loop, which is timed once."""
@@ -242,8 +242,8 @@ class Duel:
         """Seconds of the network without any defense, an image: one alone, or as many as the authors' loop takes."""
         number = min(task.images, BATCH)
         if number not in self.bare:
-            asked = self.inputs[:number]
-            self.bare[number] = timed(lambda: self.authors.undefended(asked), self.device, 8) / number
+            inputs = self.inputs[:number]
+            self.bare[number] = timed(lambda: self.authors.undefended(inputs), self.device, 8) / number
         return self.bare[number]
 
     def row(self, name: str, task: Task) -> dict[str, Any]:
@@ -347,9 +347,9 @@ def main() -> None:
     parser.add_argument("--mobilenet", help="weight file of torchvision's mobilenet_v2")
     parser.add_argument("--out", type=Path, default=Path("results/speed/speed.json"))
     given = parser.parse_args()
-    known = [model.name for model in SUITES[given.suite]]
-    if wrong := set(given.models or []) - set(known):
-        parser.error(f"--suite {given.suite} has no {', '.join(sorted(wrong))}; it has {', '.join(known)}")
+    names = [model.name for model in SUITES[given.suite]]
+    if wrong := set(given.models or []) - set(names):
+        parser.error(f"--suite {given.suite} has no {', '.join(sorted(wrong))}; it has {', '.join(names)}")
     if wrong := set(given.tasks or []) - set(TASKS):
         parser.error(f"no task is called {', '.join(sorted(wrong))}; there are {', '.join(map(repr, TASKS))}")
     try:
@@ -370,11 +370,11 @@ def main() -> None:
 def keep(row: dict[str, Any], path: Path) -> None:
     """A row into the file, in place of an older one of the same kind."""
     words = shlex.join(re.sub(r"[^:]*/.*", "PATH", word) for word in sys.argv[1:])  # whose machine it was is nobody's
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    kept = [other for other in kept if any(other.get(k) != row.get(k) for k in SAME)]
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    rows = [other for other in rows if any(other.get(k) != row.get(k) for k in SAME)]
     path.parent.mkdir(parents=True, exist_ok=True)
     stamped = {**dict.fromkeys(ALWAYS), **row, "command": f"python benchmarks/speed.py {words}", "versions": versions()}
-    path.write_text(json.dumps([*kept, stamped], indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps([*rows, stamped], indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

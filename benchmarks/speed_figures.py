@@ -84,13 +84,13 @@ def growth(rows: list[Row], device: str, name: str) -> Drawing | None:
     lines: list[str] = []
     networks = list(dict.fromkeys(row["model"] for row in shown))
     for model, marker in zip(networks, cycle("os^D"), strict=False):
-        mine = sorted((row for row in shown if row["model"] == model), key=_labels)
-        usual = Counter(row["images"] for row in mine if row["patches"] == 1).most_common(1)[0][0]
-        for row in mine:
+        points = sorted((row for row in shown if row["model"] == model), key=_labels)
+        usual = Counter(row["images"] for row in points if row["patches"] == 1).most_common(1)[0][0]
+        for row in points:
             colour = INK if row["patches"] > 1 else ACCENT if row["images"] == usual else MUTED
             axes.plot(_labels(row), _seconds(row), marker, color=colour, markersize=4.5, linewidth=0)
-        most = mine[-1]
-        ends = np.array([_labels(mine[0]), _labels(most)], dtype=float)
+        most = points[-1]
+        ends = np.array([_labels(points[0]), _labels(most)], dtype=float)
         axes.plot(ends, ends * _seconds(most) / _labels(most), color=SOFT, linewidth=1.2, zorder=0)
         lines.append(f"{model} {most['ms_a_union']:.2g}")
         if len(networks) > 1:

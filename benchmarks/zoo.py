@@ -34,13 +34,13 @@ def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]
     command = shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
     metadata = {**about_run(model, data, "test", job), "command": command}
     started = time.monotonic()
-    found = summary(run_job(job, folder, metadata, batch=None, skip=False, quiet=False).read(COLUMNS))
+    totals = summary(run_job(job, folder, metadata, batch=None, skip=False, quiet=False).read(COLUMNS))
     stats = job.masking.engine.stats
     return {
-        "images": found.images,
-        **{name: round(share.percent, 2) for name, share in found.shares.items() if share.total},
+        "images": totals.images,
+        **{name: round(share.percent, 2) for name, share in totals.shares.items() if share.total},
         "seconds": round(time.monotonic() - started, 1),
-        "classifications": found.classifications,
+        "classifications": totals.classifications,
         "labels_rechecked": stats.rechecked,
         "labels_flipped_by_recheck": stats.flipped,
         "labels_audited": stats.audited,
@@ -49,26 +49,26 @@ def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]
     }
 
 
-def asked(spec: str) -> list[tuple[str, dict[str, Any]]]:
+def cards_of(spec: str) -> list[tuple[str, dict[str, Any]]]:
     """What each network that a spec asks is called, and its card."""
-    found = []
+    cards = []
     for member in members(spec):
         inner = innermost(member)
         kind, _, name = inner.partition(":")
         called = member.removesuffix(inner).replace(":", "-") + Path(name).name
-        found.append((called, read_card(zoo_folder(name) if kind == "zoo" else Path(name))))
-    return found
+        cards.append((called, read_card(zoo_folder(name) if kind == "zoo" else Path(name))))
+    return cards
 
 
 def row_of(spec: str, patch: str, limit: int | None, runs: Path) -> dict[str, object]:
-    cards = asked(spec)
+    cards = cards_of(spec)
     around = spec.removesuffix(innermost(spec)).replace(":", "-")
     called = around + ("mean-" if len(cards) > 1 else "") + "+".join(name for name, _ in cards)
     dataset = chosen(load_dataset("cifar10", split="test"), limit, subset="first")
     job = Job(load_classifier(spec), dataset, Threat.parse(patch), masks=6, precision="fast")
     row: dict[str, object] = {"model": called, "patch": f"{patch}x{patch}", "masks": "6x6", "grid": "source"}
     row |= measured(job, runs / f"{called}-{patch}", spec, "cifar10")
-    told = [
+    facts = [
         {
             "recipe": card.get("recipe", HARDENED)["name"],
             "epochs": card.get("recipe", card.get("settings", {})).get("epochs"),
@@ -79,7 +79,7 @@ def row_of(spec: str, patch: str, limit: int | None, runs: Path) -> dict[str, ob
         }
         for _, card in cards
     ]
-    row |= told[0] if len(told) == 1 else {key: [one[key] for one in told] for key in told[0]}
+    row |= facts[0] if len(facts) == 1 else {key: [entry[key] for entry in facts] for key in facts[0]}
     print(json.dumps(row), flush=True)
     return row
 

@@ -43,7 +43,7 @@ from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
 from patchcleanser.evaluation.audit import audit
 from patchcleanser.evaluation.workloads import Batch, CertifyWorkload, Progress
-from patchcleanser.paper.collecting import read_found
+from patchcleanser.paper.measurements import read_measurements
 from patchcleanser.records.run import Run
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
@@ -340,7 +340,7 @@ def test_reproduce_on_ray_finds_what_it_finds_here(cluster: Cluster, runner: Ray
     for place, more in (("here", []), ("ray", ["--address", cluster.address, "--workers", "1"])):
         done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / place), "--on", place, *more])
         assert done.exit_code == 0, done.output
-    here, there = (read_found(tmp_path / place, "table3") for place in ("here", "ray"))
+    here, there = (read_measurements(tmp_path / place, "table3") for place in ("here", "ray"))
     assert here.keys() == there.keys() != set()
     shares = ("undefended", "clean", "certified", "classifications")
     assert all(here[key].values[name] == there[key].values[name] for key in here for name in shares)

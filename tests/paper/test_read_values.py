@@ -8,8 +8,9 @@ import torch
 
 from patchcleanser import CallableClassifier, Job, MinorityReports, Run, Threat, evaluate
 from patchcleanser.data import ArrayDataset
-from patchcleanser.paper import reading
-from patchcleanser.paper.objects import BUCKETS, in_bucket
+from patchcleanser.paper import measurements
+from patchcleanser.paper.experiments import MASKING
+from patchcleanser.paper.objects import BUCKETS
 from patchcleanser.records.metrics import Proportion
 
 CLASSES = ("a", "b", "c")
@@ -31,23 +32,23 @@ def noise(number: int = 60) -> ArrayDataset:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     job = Job(linear(), noise(), Threat.square(2), masks=3, table=True)
-    found = evaluate(job, tmp_path_factory.mktemp("run"))
-    certified = found.read(["certified"])["certified"].to_pylist()
+    run = evaluate(job, tmp_path_factory.mktemp("run"))
+    certified = run.read(["certified"])["certified"].to_pylist()
     assert 5 < sum(certified) < 55  # or the tests below would show nothing
-    return found
+    return run
 
 
 def test_accuracies_are_the_shares_of_the_rows(run: Run) -> None:
     rows = run.read().to_pylist()
-    found = reading.accuracies(run)
-    assert found["certified"] == Proportion(sum(row["certified"] for row in rows), 60)
-    assert found["undefended"] == Proportion(60, 60)
-    assert found["classifications"] == 46  # 9 masks make 45 unions, and one label is the undefended one's
+    values = measurements.accuracies(run)
+    assert values["certified"] == Proportion(sum(row["certified"] for row in rows), 60)
+    assert values["undefended"] == Proportion(60, 60)
+    assert values["classifications"] == 46  # 9 masks make 45 unions, and one label is the undefended one's
 
 
 def test_both_defenses_follow_from_the_same_tables(run: Run) -> None:
-    double, challenger = (reading.answers(run, name) for name in ("double-masking", "challenger-masking"))
-    assert double["clean"] == reading.accuracies(run)["clean"]
+    double, challenger = (measurements.recovery_defense(run, name) for name in ("double-masking", "challenger-masking"))
+    assert double["clean"] == measurements.accuracies(run)["clean"]
     assert double["certified"] == challenger["certified"]
     assert isinstance(double["classifications"], float)
     assert isinstance(challenger["classifications"], float)
@@ -60,17 +61,17 @@ def test_thresholds_give_what_the_detecting_defense_says(run: Run, threshold: st
     defense = MinorityReports(linear(), Threat.square(2), masks=3, threshold=float(threshold))
     certificates = defense.certify([data.image(n) for n in range(60)], data.labels)
     want = sum(certificate.detection_certified for certificate in certificates)
-    assert reading.promises(run, threshold)["detection_certified"] == Proportion(want, 60)
+    assert measurements.minority_reports(run, threshold)["detection_certified"] == Proportion(want, 60)
 
 
 def test_recovery_stands_beside_detection(run: Run) -> None:
-    assert reading.promises(run, reading.RECOVERY) == reading.accuracies(run)
+    assert measurements.minority_reports(run, MASKING) == measurements.accuracies(run)
 
 
 def test_classes_are_ordered_from_the_least_to_the_most_certified(run: Run) -> None:
     rows = run.read(["label", "certified"]).to_pylist()
     per_class = sorted(np.mean([row["certified"] for row in rows if row["label"] == y]) for y in range(3))
-    got = [reading.by_class(run, part)["certified"] for part in reading.PARTS]
+    got = [measurements.class_quantile(run, part)["certified"] for part in measurements.QUANTILES]
     shares = [share.percent / 100 for share in got if isinstance(share, Proportion)]
     assert [shares[0], shares[2], shares[-1]] == pytest.approx(per_class)
 
@@ -78,8 +79,10 @@ def test_classes_are_ordered_from_the_least_to_the_most_certified(run: Run) -> N
 def test_buckets_of_object_sizes_hold_each_image_once(run: Run) -> None:
     rows = run.read(["id", "certified"]).to_pylist()
     shares = {row["id"]: (n + 1) / 60 for n, row in enumerate(rows)}  # from 1/60 to the whole picture
-    found = [in_bucket(run, bucket, shares)["certified"] for bucket in BUCKETS]
-    assert sum(share.total for share in found if isinstance(share, Proportion)) == 60
+    certified = [measurements.object_size(run, bucket, shares)["certified"] for bucket in BUCKETS]
+    assert sum(share.total for share in certified if isinstance(share, Proportion)) == 60
     first = [row["certified"] for row in rows if shares[row["id"]] <= 0.1]
-    assert found[0] == Proportion(sum(first), len(first))
-    assert in_bucket(run, BUCKETS[0], {})["certified"] == Proportion(0, 0)  # images without boxes are in none
+    assert certified[0] == Proportion(sum(first), len(first))
+    assert measurements.object_size(run, BUCKETS[0], {})["certified"] == Proportion(
+        0, 0
+    )  # images without boxes are in none

@@ -33,15 +33,15 @@ def test_it_has_the_file_s_weights_normalisation_and_strides_and_a_head_for_othe
     }
     mean, std = [0.5, 0.4, 0.3], [0.004] * 3
     save_file(state, tmp_path / "resnet50_v1_imagenet.safetensors", {"mean": json.dumps(mean), "std": json.dumps(std)})
-    whole = load_classifier(SPEC, device="cpu")
-    assert (whole.classes, whole.names and whole.names[1]) == (1000, "goldfish")
-    assert whole.preprocessing.mean == tuple(mean)
-    assert whole.module.layer2[0].conv1.stride == (2, 2)  # type: ignore[attr-defined]
-    assert whole.module.layer2[0].conv2.stride == (1, 1)  # type: ignore[attr-defined]
+    full = load_classifier(SPEC, device="cpu")
+    assert (full.classes, full.names and full.names[1]) == (1000, "goldfish")
+    assert full.preprocessing.mean == tuple(mean)
+    assert full.module.layer2[0].conv1.stride == (2, 2)  # type: ignore[attr-defined]
+    assert full.module.layer2[0].conv2.stride == (1, 1)  # type: ignore[attr-defined]
     part = load_classifier(f"{SPEC}?classes=7", device="cpu")
     assert part.logits(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
     assert part.names is None
-    assert whole.preprocessing.crop == (224, 224)
+    assert full.preprocessing.crop == (224, 224)
     smaller = load_classifier(f"{SPEC}?classes=7&size=128", device="cpu").preprocessing
     assert (smaller.resize, smaller.crop) == (146, (128, 128))
     same = part.module.conv1.weight == state["conv1.weight"].float()  # type: ignore[attr-defined]
@@ -53,6 +53,6 @@ def test_it_has_the_file_s_weights_normalisation_and_strides_and_a_head_for_othe
     images = torch.rand(2, 3, 32, 32)
     larger = functional.interpolate(images, size=(64, 64), mode="bicubic")
     with torch.inference_mode():  # it is given images as CIFAR-10's networks see them, and sees them as its own
-        found = inside.logits(inside.prepare(images))
-        assert torch.allclose(found, outside.logits(outside.preprocessing.normalise(larger)), atol=1e-2)
+        logits = inside.logits(inside.prepare(images))
+        assert torch.allclose(logits, outside.logits(outside.preprocessing.normalise(larger)), atol=1e-2)
     assert inside.preprocessing == load_classifier("zoo:tiny", device="cpu").preprocessing

@@ -1,4 +1,4 @@
-"""The ImageNet ResNet-50 that the experiments start from; its weights lie with the other models."""
+"""The ImageNet ResNet-50 of the experiments, built for specs and cards that name patchcleanser.experiments.imagenet."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from patchcleanser.paper.models import models_folder
 
 
 def resnet50(classes: int = 1000, size: int = 224) -> TorchClassifier:
-    """ResNet-50 as first published (strides in the 1×1 convolutions), which these weights were trained with.
+    """ResNet-50 as first published, with its strides in the 1×1 convolutions: these weights were trained with it.
 
-    Another number of classes gets a last layer of its own, to be trained. `size` is the side of its input.
+    Another number of classes gets a last layer that is still to be trained. `size` is the side of the input in px.
     """
     path = models_folder() / "resnet50_v1_imagenet.safetensors"
     if not path.is_file():
@@ -43,38 +43,38 @@ def resnet50(classes: int = 1000, size: int = 224) -> TorchClassifier:
 
 
 class Enlarged(Around):
-    """A network that is given images as others see them and enlarges them itself: it can be asked beside those."""
+    """A network that enlarges and normalises another network's inputs itself, so that the two can be ensembled."""
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, network: nn.Module, size: int, seen: Preprocessing, wanted: Preprocessing) -> None:
+    def __init__(self, network: nn.Module, size: int, given: Preprocessing, wanted: Preprocessing) -> None:
         super().__init__(network)
         self.size = size
-        (mean, std), (own, spread) = ((torch.tensor(p.mean), torch.tensor(p.std)) for p in (seen, wanted))
+        (mean, std), (own, spread) = ((torch.tensor(p.mean), torch.tensor(p.std)) for p in (given, wanted))
         self.register_buffer("scale", (std / spread)[:, None, None], persistent=False)
         self.register_buffer("shift", ((mean - own) / spread)[:, None, None], persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[N, 3, H, W] as `seen` normalises → the network's output for images of its own size and colours."""
+        """Inputs [N, 3, H, W], normalised as `given`, to the network's output for inputs of its own kind."""
         larger = functional.interpolate(inputs, size=(self.size, self.size), mode="bicubic")
         output: Tensor = self.network(larger * self.scale + self.shift)
         return output
 
 
 def resnet50_at_32(classes: int = 10, size: int = 128) -> TorchClassifier:
-    """The same for 32×32 images as CIFAR-10's networks see them, which it enlarges to `size` itself, behind the masks.
+    """The same for inputs of CIFAR-10's networks (32×32 px), which it enlarges to `size` itself, behind the masks.
 
-    A mask is so put on the image itself in training too, and its edges are as soft as they are in use.
+    Training so masks the 32×32 image too, and mask edges are as soft as at inference.
     """
     plain = resnet50(classes, size)
-    seen = Preprocessing((32, 32), None, "bicubic", CIFAR_MEAN, CIFAR_STD)
-    module = Enlarged(plain.module, size, seen, plain.preprocessing).eval().to(plain.device)
-    return TorchClassifier(module, seen, classes=classes)
+    preprocessing = Preprocessing((32, 32), None, "bicubic", CIFAR_MEAN, CIFAR_STD)
+    module = Enlarged(plain.module, size, preprocessing, plain.preprocessing).eval().to(plain.device)
+    return TorchClassifier(module, preprocessing, classes=classes)
 
 
 def file_preprocessing(path: Path, size: int = 224) -> Preprocessing:
-    """The mean and standard deviation that the file itself names; 224 px are cut from 256, other sizes likewise."""
+    """The mean and standard deviation that the file's metadata names; 224 px are cropped from 256, others likewise."""
     with safe_open(path, "pt") as file:
         mean, std = (tuple(json.loads(file.metadata()[key])) for key in ("mean", "std"))
     return Preprocessing(size * 8 // 7, (size, size), "bicubic", mean, std)
