@@ -20,7 +20,7 @@ from patchcleanser.classifiers.trained import bare_spec, read_card, zoo_folder
 from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture
 from patchcleanser.errors import PatchCleanserError
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 from patchcleanser.training.cards import write_model
 
 from .conftest import Command

@@ -19,7 +19,7 @@ from patchcleanser.engine.fast.float8.layers import EightBlock, EightResBlock, S
 from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, halved
 from patchcleanser.engine.fast.split import TripleTf32Backend, in_tf32
 from patchcleanser.engine.float32 import exclusive_float32, strict_float32
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.training import RECIPES, fit

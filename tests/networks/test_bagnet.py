@@ -12,7 +12,7 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.defenses import BagCert
 from patchcleanser.errors import ClassifierError
 from patchcleanser.networks.bagnet import BagNet
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 
 
 def seen(network: nn.Module, side: int, place: tuple[int, int]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from patchcleanser import CallableClassifier, DoubleMasking, Threat, TorchClassi
 from patchcleanser.classifiers.wrappers import mean_of
 from patchcleanser.engine.fast.onnxruntime import OnnxRuntimeBackend
 from patchcleanser.errors import InputError, PatchCleanserError, TrainModeError
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 
 BOTH = "mean:zoo:tiny,net:resnet?wider=0.25"
 

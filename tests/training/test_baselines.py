@@ -15,7 +15,7 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import InputError, TrainingError
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 from patchcleanser.training import RECIPES, Ablation, fit
 from patchcleanser.training.losses import window_loss
 

@@ -15,7 +15,7 @@ from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.errors import InputError, TrainingError
-from patchcleanser.networks.cifar import resnet
+from patchcleanser.networks.builders import resnet
 from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.training import RECIPES, Cutout, GreedyCutout, Recipe, fit
 from patchcleanser.training.fit import rate_at

@@ -14,7 +14,7 @@ from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.errors import InputError, TrainingError
-from patchcleanser.networks.cifar import resnet
+from patchcleanser.networks.builders import resnet
 from patchcleanser.training import Cutout, Recipe, fit
 from patchcleanser.training.journal import Epoch
 

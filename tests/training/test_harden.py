@@ -23,7 +23,7 @@ from patchcleanser.core.threats import Grid
 from patchcleanser.data import in_memory, load_dataset, together
 from patchcleanser.data.base import Subset
 from patchcleanser.errors import InputError, TrainingError
-from patchcleanser.networks.cifar import resnet
+from patchcleanser.networks.builders import resnet
 from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.training import Recipe, checkpoints, fit
 from patchcleanser.training.choice import Check, chosen, eligible

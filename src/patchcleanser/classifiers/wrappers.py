@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import InputError
-from patchcleanser.networks.base import Around
 from patchcleanser.networks.ensemble import Mean
 from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.networks.token_dropping import without_hidden
+from patchcleanser.networks.wrapper import Around
 
 MEAN = "a mean can be taken over the answers of"
 INPAINT = "hidden pixels can be filled in for"

@@ -18,7 +18,7 @@ from patchcleanser.classifiers.trained import CIFAR_MEAN, CIFAR_STD
 from patchcleanser.classifiers.weights import load_weights
 from patchcleanser.data.imagenet import imagenet_classes
 from patchcleanser.errors import ClassifierError
-from patchcleanser.networks.base import Around
+from patchcleanser.networks.wrapper import Around
 from patchcleanser.paper.models import models_folder
 
 

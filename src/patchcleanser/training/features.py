@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser.errors import InputError
-from patchcleanser.networks.base import logits_in
+from patchcleanser.networks.wrapper import logits_in
 
 
 def tell_features(module: nn.Module, inputs: Tensor) -> nn.Linear:

@@ -22,8 +22,8 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import Dataset
 from patchcleanser.engine.float32 import cudnn_benchmark
 from patchcleanser.errors import InputError, TrainingError
-from patchcleanser.networks.base import Around, logits_in
 from patchcleanser.networks.flip_ensemble import Mirrored
+from patchcleanser.networks.wrapper import Around, logits_in
 from patchcleanser.training.augment import coloured
 from patchcleanser.training.choice import Check, chosen, eligible
 from patchcleanser.training.cutout import Cutout, GreedyCutout, OwnMasks, shown
