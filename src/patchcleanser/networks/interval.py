@@ -60,7 +60,7 @@ def _half_widths(layer: nn.Conv2d | nn.Linear, half: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
         return functional.linear(half, weight, bias)
     if layer.padding_mode != "zeros":
-        raise ClassifierError(f"interval bounds need convolutions with zero padding, got {layer.padding_mode!r}")
+        raise ClassifierError(f"interval bounds need convolutions padded by zeros, got {layer.padding_mode!r}")
     return functional.conv2d(half, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
