@@ -114,9 +114,7 @@ def reference_of(run: Run) -> str:
     reference = DEFENSES[name].reference if name in DEFENSES else None
     if reference is None:
         having = ", ".join(name for name, entry in DEFENSES.items() if entry.reference)
-        raise RecordError(
-            f"{run.folder} was made by {name}, which has no reference to audit it with; {having} have one"
-        )
+        raise RecordError(f"{run.folder} was made by {name}, which cannot be audited; {having} can")
     return reference
 
 
