@@ -24,7 +24,7 @@ from patchcleanser.paper.models import MODELS
 from patchcleanser.paper.pages import section, write_section
 from patchcleanser.paper.plans import plan_of
 from patchcleanser.records.metrics import Proportion
-from patchcleanser.training.settings import HardenSettings
+from patchcleanser.training.recipes import HardenSettings
 
 NAMES = {
     "tiny": "tiny",

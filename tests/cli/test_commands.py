@@ -21,7 +21,7 @@ from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture
 from patchcleanser.errors import PatchCleanserError
 from patchcleanser.networks.builders import build_network
-from patchcleanser.training.cards import write_model
+from patchcleanser.training.artifacts import write_model
 
 from .conftest import Command
 

@@ -13,7 +13,7 @@ from patchcleanser.classifiers.trained import bare_spec
 from patchcleanser.classifiers.wrappers import mirrored
 from patchcleanser.engine.fast.onnxruntime import OnnxRuntimeBackend
 from patchcleanser.errors import InputError
-from patchcleanser.training.cards import write_model
+from patchcleanser.training.artifacts import write_model
 
 
 def sample(number: int) -> Tensor:

@@ -143,7 +143,7 @@ def test_a_classifier_whose_answers_are_not_only_its_networks_is_refused() -> No
 
 def test_one_that_was_trained_is_found_again_without_the_folder_it_began_with(tmp_path: Path) -> None:
     from patchcleanser.classifiers.trained import bare_spec
-    from patchcleanser.training.cards import write_model
+    from patchcleanser.training.artifacts import write_model
 
     classifier = load_classifier("inpaint:zoo:tiny", device="cpu")
     assert isinstance(classifier, TorchClassifier)
