@@ -17,7 +17,7 @@ from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.networks.builders import build_network
 from patchcleanser.training import RECIPES, Ablation, fit
-from patchcleanser.training.steps import window_loss
+from patchcleanser.training.training_run import window_loss
 
 NORM = Preprocessing(mean=(0.49, 0.48, 0.45), std=(0.25, 0.25, 0.26))
 SMALL_RESNET = {"layers": (1, 1, 1, 1), "channels": (16, 24, 32, 48), "stem_stride": 2}

@@ -125,7 +125,7 @@ def test_copies_part_of_the_way_back_to_the_original_are_looked_at_too(
     monkeypatch.setattr("patchcleanser.training.harden.eligible", lambda checks: checks[1:])  # all may be chosen
     settings = HardenSettings(epochs=2, batch=25, rate=1e-3, tries=1, holdout=0.4, every=1)
     work = HardeningStudent(classifier, together([load_dataset("sample")]), THREAT, settings, seed=0)
-    work.check(None)
+    work.check(None, way=0.0)
     work.train_epoch()
     work.train_epoch()
     epoch = choose(work.candidates).epoch
@@ -343,7 +343,7 @@ def test_features_are_kept_where_that_is_asked_for(classifier: TorchClassifier) 
     for weight in (0.0, 20.0):
         settings = HardenSettings(epochs=4, batch=25, rate=1e-3, tries=1, every=4, features=weight)
         work = HardeningStudent(classifier, photos, THREAT, settings, seed=0)
-        work.check(None)
+        work.check(None, way=0.0)
         while not work.finished:
             work.train_epoch()
         done = work.averaged
@@ -366,7 +366,7 @@ def test_frozen_layers_stay_as_they_are_whatever_is_around_the_network(classifie
     layers = list(dict.fromkeys(name.partition(".")[0] for name, _ in classifier.module.named_parameters()))
     photos, settings = together([load_dataset("sample")], limit=60), HardenSettings(epochs=1, batch=25, rate=1e-3)
     work = HardeningStudent(around, photos, THREAT, replace(settings, frozen=(layers[-1],)), seed=0)
-    work.check(None)
+    work.check(None, way=0.0)
     work.train_epoch()
     moved = {
         name.split(".")[1]

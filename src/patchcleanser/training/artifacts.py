@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from patchcleanser.data.cache import checksum
 from patchcleanser.errors import TrainingError
@@ -118,14 +118,10 @@ def write_model(module: nn.Module, folder: Path, card: dict[str, Any]) -> dict[s
     folder.mkdir(parents=True, exist_ok=True)
     weights = folder / "model.safetensors"
     with whole_file(weights) as part:
-        save_file({name: _half(tensor) for name, tensor in module.state_dict().items()}, part)
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in module.state_dict().items()}
+        save_file({name: t.half() if t.is_floating_point() else t for name, t in tensors.items()}, part)
     card = {**card, "weights_sha256": checksum(weights)}
     with whole_file(folder / "card.json") as part:
         part.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
     (folder / CHECKPOINT).unlink(missing_ok=True)  # last: a kill before loses nothing
     return card
-
-
-def _half(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().cpu().contiguous()
-    return tensor.half() if tensor.is_floating_point() else tensor

@@ -49,12 +49,17 @@ class Cutout:
             bands.append((offset >= 0) & (offset < side[:, None]))
         return bands[0][:, :, None] & bands[1][:, None, :]
 
-    def choose(self, inputs: Tensor, losses: Losses, generator: torch.Generator) -> Tensor:
-        """Pixels to hide in inputs [N, C, H, W], bool [N, H, W]."""
+    def choose(self, inputs: Tensor, losses: Losses, generator: torch.Generator, *, tries: int = 1) -> Tensor:
+        """Pixels to hide in inputs [N, C, H, W], bool [N, H, W]: of `tries` random masks that with the largest loss."""
         number, _, height, width = inputs.shape
         hidden = torch.zeros(number, height, width, dtype=torch.bool, device=inputs.device)
         for _ in range(self.count):
-            hidden |= self.random_masks(number, (height, width), generator, inputs.device)
+            masks = [self.random_masks(number, (height, width), generator, inputs.device) for _ in range(tries)]
+            trials = hidden | torch.stack(masks)
+            hidden = trials[0]
+            if tries > 1:
+                worst = torch.stack([losses(trial) for trial in trials]).nan_to_num(-torch.inf).argmax(0)
+                hidden = trials[worst, torch.arange(number, device=inputs.device)]
         return hidden
 
 
@@ -89,9 +94,9 @@ class Ablation(Cutout):
 class GreedyCutout(Cutout):
     """Masks where the current model's loss is largest, chosen one after the other.
 
-    For each image, `tries` random masks are tried, and the one with the largest loss is used; then the same for a
-    second mask beside it. That takes count × tries forward passes without gradients. Only a `share` of the steps is
-    greedy; the rest have random masks.
+    For each image, the worst of `tries` random masks is used; then the worst of as many second masks beside it. That
+    takes count × tries forward passes without gradients. Only a `share` of the steps is greedy; the rest have random
+    masks.
     """
 
     tries: int = 4
@@ -102,22 +107,9 @@ class GreedyCutout(Cutout):
         if self.tries < 1 or not 0 <= self.share <= 1:
             raise InputError(f"tries is at least 1 and share lies in [0, 1], got {self.tries} and {self.share}")
 
-    def choose(self, inputs: Tensor, losses: Losses, generator: torch.Generator) -> Tensor:
-        if float(torch.rand((), generator=generator, device=inputs.device)) >= self.share:
-            return super().choose(inputs, losses, generator)
-        number, _, height, width = inputs.shape
-        hidden = torch.zeros(number, height, width, dtype=torch.bool, device=inputs.device)
-        for _ in range(self.count):
-            largest = torch.full((number,), -torch.inf, device=inputs.device)
-            worst = hidden
-            for _ in range(self.tries):
-                trial = hidden | self.random_masks(number, (height, width), generator, inputs.device)
-                loss = losses(trial)
-                worse = loss > largest
-                largest = torch.where(worse, loss, largest)
-                worst = torch.where(worse[:, None, None], trial, worst)
-            hidden = worst
-        return hidden
+    def choose(self, inputs: Tensor, losses: Losses, generator: torch.Generator, *, tries: int = 1) -> Tensor:
+        greedy = float(torch.rand((), generator=generator, device=inputs.device)) < self.share
+        return super().choose(inputs, losses, generator, tries=self.tries if greedy else tries)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,21 @@ class FeatureTap(nn.Module):
     `inputs` are a few to try it with.
     """
 
-    def __init__(self, network: nn.Module, inputs: Tensor, depth: float) -> None:
+    def __init__(self, network: Any, inputs: Tensor, depth: float) -> None:
         super().__init__()
-        self.network: Any = network
-        maps = self._all_maps(inputs)
+        self.network = network
+        training = network.training
+        try:
+            with torch.no_grad():
+                last_map, maps = self.network.eval().forward_intermediates(inputs)
+                self.network.forward_head(last_map)
+        except Exception as error:  # a network that is not timm's, or is built of its layers
+            raise TrainingError(
+                f"{type(network).__name__} has no feature maps (timm's forward_intermediates: {error}), "
+                "so feature distillation cannot use it; use guidance=0"
+            ) from error
+        finally:
+            network.train(training)
         last = len(maps) - 1
         if last < 1:
             raise TrainingError(
@@ -32,21 +43,6 @@ class FeatureTap(nn.Module):
             )
         self.indices = [max(0, min(round(depth * len(maps)), last) - 1), last]
         self.channels = [maps[index].shape[1] for index in self.indices]
-
-    def _all_maps(self, inputs: Tensor) -> list[Tensor]:
-        training = self.network.training
-        try:
-            with torch.no_grad():
-                last, maps = self.network.eval().forward_intermediates(inputs)
-                self.network.forward_head(last)
-        except Exception as error:  # a network that is not timm's, or is built of its layers
-            raise TrainingError(
-                f"{type(self.network).__name__} has no feature maps (timm's forward_intermediates: {error}), "
-                "so feature distillation cannot use it; use guidance=0"
-            ) from error
-        finally:
-            self.network.train(training)
-        return list(maps)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Logits, and feature maps [N, channels, h, w]."""
@@ -78,17 +74,17 @@ class FeatureProjector(nn.Module):
 class Teacher:
     """A network to learn from, which sees images [N, 3, H, W] in [0, 1] through its own preprocessing.
 
-    With `images` to try it with it returns feature maps, too. It is compiled where `steps` steps are enough for that.
+    With `examples` to try it with it returns feature maps, too. It is compiled if `steps` steps are enough for that.
     """
 
     def __init__(
-        self, classifier: TorchClassifier, device: torch.device, *, steps: int, images: Tensor | None = None
+        self, classifier: TorchClassifier, device: torch.device, *, steps: int, examples: Tensor | None
     ) -> None:
         self.preprocessing = classifier.preprocessing.uncropped
         self.module = classifier.module.to(device).eval()
         if device.type == "cuda":
             self.module.to(memory_format=torch.channels_last)
-        self.tap = None if images is None else FeatureTap(self.module, self._inputs(images), depth=1.0)
+        self.tap = None if examples is None else FeatureTap(self.module, self._inputs(examples), depth=1.0)
         self.forward = compile_for(steps, self.tap or self.module, device)
 
     def __call__(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:

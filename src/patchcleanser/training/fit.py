@@ -28,11 +28,11 @@ from patchcleanser.training.artifacts import (
     open_tensorboard,
     write_metrics,
 )
-from patchcleanser.training.cutout import Cutout, GreedyCutout, masked_inputs
-from patchcleanser.training.distillation import FeatureProjector, FeatureTap, Teacher
+from patchcleanser.training.cutout import Cutout, GreedyCutout
+from patchcleanser.training.distillation import Teacher
 from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.selection import Selector, two_mask_views, within_standard_error
-from patchcleanser.training.steps import Step, TrainingRun, require_inner
+from patchcleanser.training.training_run import TrainingRun, require_inner
 
 CRITERION = "the last within one standard error of the highest survival"
 
@@ -74,24 +74,20 @@ def fit(
     accelerator = _accelerator(next(module.parameters()).device)
     device, alone = accelerator.device, accelerator.num_processes == 1
     require_inner(module, recipe.loss, accelerator.num_processes)
-    torch.manual_seed(seed)
-    permutation = torch.from_numpy(np.random.default_rng(seed).permutation(len(data)))
-    held_out, training = permutation.tensor_split([int(recipe.holdout * len(data))])
-    steps = recipe.epochs * len(training) // recipe.batch if alone else 0
-    pixels, labels = torch.from_numpy(data.images).to(device), torch.from_numpy(data.labels).to(device)
     if recipe.guidance and (teacher is None or not alone):
         raise TrainingError(
             "feature distillation (guidance) needs a teacher, and a single process: start it without accelerate launch"
         )
-    examples = _floats(pixels[:2])
-    tutor = tap = projector = None
-    if teacher is not None:
-        tutor = Teacher(teacher, device, steps=steps, images=examples if recipe.guidance else None)
-    if tutor is not None and tutor.tap is not None:
-        module.to(device)
-        tap = FeatureTap(module, masked_inputs(module, preprocessing(examples)), depth=2 / 3)
-        projector = FeatureProjector(tap.channels, tutor.tap.channels)
-    run = TrainingRun(module, recipe, seed, accelerator, projector)
+    torch.manual_seed(seed)
+    permutation = torch.from_numpy(np.random.default_rng(seed).permutation(len(data)))
+    held_out, training = permutation.tensor_split([int(recipe.holdout * len(data))])
+    pixels, labels = torch.from_numpy(data.images).to(device), torch.from_numpy(data.labels).to(device)
+    steps = recipe.epochs * len(training) // recipe.batch if alone else 0
+    examples = _floats(pixels[:2]) if recipe.guidance else None
+    tutor = None if teacher is None else Teacher(teacher, device, steps=steps, examples=examples)
+    run = TrainingRun(
+        module, recipe, preprocessing, accelerator, seed=seed, steps=steps, teacher=tutor, examples=examples
+    )
     threat = threat or Threat.share(0.024)
     checkpoint = Checkpoint(out, _key(data, recipe, seed, threat, teacher))
     if (state := checkpoint.read(device)) is not None:
@@ -100,11 +96,10 @@ def fit(
     inputs = preprocessing(_floats(pixels[held_out.to(device)]))
     views = two_mask_views(threat, (inputs.shape[2], inputs.shape[3]), device)
     selector = Selector(inputs, labels[held_out.to(device)], views, batch=2000)
-    step = Step(run, preprocessing, steps, tutor, tap)
     tensorboard = open_tensorboard(out) if accelerator.is_main_process else None
     while len(run.history) < recipe.epochs:
         with cudnn_benchmark(device):
-            _epoch(run, step, pixels, labels, training)
+            _epoch(run, pixels, labels, training)
         number = len(run.history)
         if len(held_out) and (number % every == 0 or number == recipe.epochs):
             _select(run, selector)
@@ -139,12 +134,12 @@ def _key(
     }
 
 
-def _epoch(run: TrainingRun, step: Step, pixels: Tensor, labels: Tensor, training: Tensor) -> None:
+def _epoch(run: TrainingRun, pixels: Tensor, labels: Tensor, training: Tensor) -> None:
     """Train on all images whose numbers are in `training`, and log it."""
     recipe, accelerator, started = run.recipe, run.accelerator, time.monotonic()
-    step.cutout = cutout = recipe.cutout
+    run.cutout = cutout = recipe.cutout
     if isinstance(cutout, GreedyCutout) and len(run.history) < recipe.greedy_from * recipe.epochs:
-        step.cutout = Cutout(cutout.count, cutout.smallest, cutout.largest, cutout.inside)
+        run.cutout = Cutout(cutout.count, cutout.smallest, cutout.largest, cutout.inside)
     order = torch.from_numpy(run.order.permutation(training.numpy())).to(run.device)  # one copy: each waits for the GPU
     steps = max(1, len(order) // recipe.batch)
     share = max(1, recipe.batch // accelerator.num_processes)
@@ -152,13 +147,12 @@ def _epoch(run: TrainingRun, step: Step, pixels: Tensor, labels: Tensor, trainin
     losses, accuracies = [], []
     for number in range(steps):
         batch = order[number * recipe.batch :][accelerator.process_index * share :][:share]
-        step.progress = run.step / (steps * recipe.epochs)
+        run.progress = run.step / (steps * recipe.epochs)
         for group in run.optimizer.param_groups:
-            group["lr"] = recipe.rate * rate_at(step.progress, recipe)
-        loss, accuracy = step(_floats(pixels[batch]), labels[batch])
+            group["lr"] = recipe.rate * rate_at(run.progress, recipe)
+        loss, accuracy = run.train_step(_floats(pixels[batch]), labels[batch])
         losses.append(loss)
         accuracies.append(accuracy)
-        run.step += 1
     mean_loss, mean_accuracy = (
         float(accelerator.reduce(torch.stack(values).mean(), "mean")) for values in (losses, accuracies)
     )

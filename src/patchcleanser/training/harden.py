@@ -88,7 +88,7 @@ def harden(
     checkpoint = None if out is None else Checkpoint(out, _key(classifier, photos, threat, settings, seed))
     state = None if checkpoint is None else checkpoint.read(classifier.device)
     if state is None:
-        student.check(None)
+        student.check(None, way=0.0)  # the untouched classifier
     else:
         student.restore(state)
         del state  # frees its tensors on the device
@@ -127,7 +127,10 @@ class HardeningStudent:
     ) -> None:
         self.settings, self.device, self.size = settings, classifier.device, input_size(classifier)
         self.preprocessing = classifier.preprocessing
-        self.original, self.module = (_copy(classifier.module, self.device) for _ in range(2))
+        self.original, self.module = (copy.deepcopy(classifier.module) for _ in range(2))
+        if self.device.type == "cuda":
+            self.original.to(memory_format=torch.channels_last)
+            self.module.to(memory_format=torch.channels_last)
         self.module.requires_grad_(True)
         _freeze(self.module, settings.frozen)
         self.ema = moving_average(self.module, settings.average)
@@ -201,7 +204,7 @@ class HardeningStudent:
             "done": (self.epochs_done, self.steps_done),
             "checks": [asdict(check) for check in self.checks],
             "weights": self.weights,
-            "seconds": self._seconds,
+            "seconds": time.monotonic() - self.started,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -224,10 +227,9 @@ class HardeningStudent:
         with cudnn_benchmark(self.device):
             for step in range(self.steps):
                 progress = (self.epochs_done + step / self.steps) / settings.epochs
+                rate = settings.rate * min(1.0, 20 * progress + 0.05) * (0.5 + 0.5 * math.cos(math.pi * progress))
                 for group in self.optimizer.param_groups:
-                    group["lr"] = (
-                        settings.rate * min(1.0, 20 * progress + 0.05) * (0.5 + 0.5 * math.cos(math.pi * progress))
-                    )
+                    group["lr"] = rate
                 losses.append(self._step(order[step * settings.batch : (step + 1) * settings.batch]))
                 if time.monotonic() - reported > PROGRESS_SECONDS:
                     recent = float(torch.stack(losses[-50:]).mean())
@@ -244,14 +246,11 @@ class HardeningStudent:
             self._report(on_progress, self.epochs_done, loss)
 
     def check(self, loss: float | None, *, epoch: int | None = None, way: float = 1.0) -> None:
-        """Score the averaged copy, and store its weights for as long as they may be chosen.
-
-        Without a `loss` it is the untouched classifier.
-        """
+        """Score the averaged copy, and store its weights for as long as they may be chosen."""
         with torch.no_grad(), bfloat16(self.device):
             agrees, survived = self.selector(self.averaged)
-        agreement, way = float(agrees.float().mean()), 0.0 if loss is None else way
-        check = Check(epoch or self.epochs_done, loss, agreement, tuple(survived.tolist()), self._seconds, way)
+        agreement, seconds = float(agrees.float().mean()), time.monotonic() - self.started
+        check = Check(epoch or self.epochs_done, loss, agreement, tuple(survived.tolist()), seconds, way)
         self.checks.append(check)
         self.weights[check.key] = {name: t.detach().clone() for name, t in self.averaged.state_dict().items()}
         self.weights = {check.key: self.weights[check.key] for check in eligible(self.candidates)}
@@ -277,10 +276,6 @@ class HardeningStudent:
             check = self.checks[-1]
             text = f"loss {loss:.3f}  agreement {check.agreement:.3f}  invariance {check.invariance:.3f}"
             on_progress(round(done, 2), self.settings.epochs, text)
-
-    @property
-    def _seconds(self) -> float:
-        return time.monotonic() - self.started
 
     def _step(self, numbers: NDArray[np.intp]) -> Tensor:
         """Train on crops of these photos; return the loss."""
@@ -330,11 +325,6 @@ class HardeningStudent:
 
 def _channels_last(inputs: Tensor) -> Tensor:
     return inputs.contiguous(memory_format=torch.channels_last)
-
-
-def _copy(module: nn.Module, device: torch.device) -> nn.Module:
-    copied = copy.deepcopy(module)
-    return copied.to(memory_format=torch.channels_last) if device.type == "cuda" else copied
 
 
 def _hold_out(repeats: NDArray[np.intp], share: float, order: np.random.Generator) -> NDArray[np.intp]:

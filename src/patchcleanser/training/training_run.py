@@ -1,8 +1,7 @@
-"""One step of training, its losses, and the state that changes from step to step."""
+"""A network in training: one optimiser step, its losses, and all that changes from step to step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -27,27 +26,50 @@ INNER = {"window": ("local", "net:bagnet"), "interval": ("behind", "net:interval
 
 
 class TrainingRun:
-    """Everything that changes while training, so that it can be saved and restored."""
+    """A network, its optimiser and its random generators. It is compiled if `steps` steps are enough for that.
+
+    With feature distillation, `examples` are a few images to try the network with.
+    """
 
     def __init__(
-        self, module: nn.Module, recipe: Recipe, seed: int, accelerator: Any, projector: FeatureProjector | None = None
+        self,
+        module: nn.Module,
+        recipe: Recipe,
+        preprocessing: Preprocessing,
+        accelerator: Any,
+        *,
+        seed: int,
+        steps: int,
+        teacher: Teacher | None,
+        examples: Tensor | None,
     ) -> None:
-        self.accelerator, self.recipe, self.device = accelerator, recipe, accelerator.device
-        module = module.to(self.device)
+        self.recipe, self.preprocessing, self.teacher = recipe, preprocessing, teacher
+        self.accelerator, self.device = accelerator, accelerator.device
+        self.module = module.to(self.device)
         if self.device.type == "cuda":
-            module = module.to(memory_format=torch.channels_last)
+            self.module.to(memory_format=torch.channels_last)
         optimizer = _optimizer(module, recipe)
-        if projector is not None:
-            optimizer.add_param_group({"params": list(projector.to(self.device).parameters()), "weight_decay": 0.0})
-        self.module, self.projector = module, projector
+        self.tap = self.projector = None
+        if examples is not None and teacher is not None and teacher.tap is not None:
+            tap = FeatureTap(module, masked_inputs(module, preprocessing(examples)), depth=2 / 3)
+            self.tap = compile_for(steps, tap, self.device)
+            self.projector = FeatureProjector(tap.channels, teacher.tap.channels).to(self.device)
+            optimizer.add_param_group({"params": list(self.projector.parameters()), "weight_decay": 0.0})
         self.ema = moving_average(module, recipe.ema) if recipe.ema else None
         self.model, self.optimizer = accelerator.prepare(module, optimizer)
+        self.forward = compile_for(steps, self.model, self.device)
+        self.inner: Any = None
+        if recipe.loss in INNER:
+            self.inner = compile_for(steps, getattr(module, INNER[recipe.loss][0]), self.device)
         self.generator = torch.Generator(self.device).manual_seed(seed * 1000 + accelerator.process_index)
         self.order = np.random.default_rng(seed)  # the same permutation in every process
+        self.cutout: Cutout = recipe.cutout
         self.history: list[Epoch] = []
         self.best: tuple[int, dict[str, Tensor]] | None = None
         """The selected epoch and its weights."""
         self.step = 0
+        self.progress = 0.0
+        """The share of all steps that is over."""
 
     @property
     def averaged(self) -> nn.Module:
@@ -59,13 +81,14 @@ class TrainingRun:
         """Bfloat16 where the recipe asks for it and the device is CUDA."""
         return bfloat16(self.device, enabled=self.recipe.precision == "bf16")
 
+    def _parts(self) -> dict[str, Any]:
+        parts = {"module": self.module, "averaged": self.averaged, "projector": self.projector}
+        return {name: part for name, part in parts.items() if part is not None} | {"optimizer": self.optimizer}
+
     def state(self) -> dict[str, Any]:
         """The content of a checkpoint."""
         return {
-            "module": self.module.state_dict(),
-            "ema": None if self.ema is None else self.ema.module.state_dict(),
-            "projector": None if self.projector is None else self.projector.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            **{name: part.state_dict() for name, part in self._parts().items()},
             "generator": self.generator.get_state(),
             "torch": torch.get_rng_state(),
             "order": self.order.bit_generator.state,
@@ -77,48 +100,22 @@ class TrainingRun:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         try:
-            self.module.load_state_dict(state["module"])
-            if self.ema is not None:
-                self.ema.module.load_state_dict(state["ema"])
-            if self.projector is not None:
-                self.projector.load_state_dict(state["projector"])
+            for name, part in self._parts().items():
+                part.load_state_dict(state[name])
         except RuntimeError as error:
             raise TrainingError("the checkpoint is of another architecture; use another --out") from error
-        self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"].cpu())
         torch.set_rng_state(state["torch"].cpu())
         self.order.bit_generator.state = state["order"]
         self.history = [Epoch(**values) for values in state["history"]]
         self.best, self.step = state["best"], state["step"]
 
-
-class Step:
-    """One optimiser step: augment, mask, forward, backward. `steps` is how many there will be."""
-
-    def __init__(
-        self,
-        run: TrainingRun,
-        preprocessing: Preprocessing,
-        steps: int,
-        teacher: Teacher | None,
-        tap: FeatureTap | None,
-    ) -> None:
-        self.run, self.preprocessing, self.teacher = run, preprocessing, teacher
-        self.forward = compile_for(steps, run.model, run.device)
-        self.tap = None if tap is None else compile_for(steps, tap, run.device)
-        self.inner: Any = None
-        if run.recipe.loss in INNER:
-            self.inner = compile_for(steps, getattr(run.module, INNER[run.recipe.loss][0]), run.device)
-        self.cutout: Cutout = run.recipe.cutout
-        self.progress = 0.0
-        """The share of all steps that is over."""
-
-    def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def train_step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Train on images [N, 3, H, W] in [0, 1]; return the loss and the share of right labels."""
-        run, recipe = self.run, self.run.recipe
-        images = augment(images, run.generator, shift=recipe.shift, strength=recipe.strength, flip=recipe.flip)
+        recipe = self.recipe
+        images = augment(images, self.generator, shift=recipe.shift, strength=recipe.strength, flip=recipe.flip)
         inputs = self.preprocessing(images)
-        if run.device.type == "cuda":
+        if self.device.type == "cuda":
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         maps: list[Tensor] = []
         if recipe.loss == "interval":
@@ -129,82 +126,91 @@ class Step:
             loss, logits, maps = self._logit_loss(self._masked(inputs, labels), labels)
         if self.teacher is not None:
             loss = self._add_distillation(self.teacher, loss, logits, maps, images)
-        run.optimizer.zero_grad(set_to_none=True)
-        run.accelerator.backward(loss)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accelerator.backward(loss)
         if recipe.clip:
-            run.accelerator.clip_grad_norm_(run.model.parameters(), recipe.clip)
-        run.optimizer.step()
-        if run.ema is not None:
-            run.ema.update(run.module, step=run.step)
+            self.accelerator.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        self.optimizer.step()
+        if self.ema is not None:
+            self.ema.update(self.module, step=self.step)
+        self.step += 1
         return loss.detach(), (logits.argmax(1) == labels).float().mean()
 
     def _masked(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Inputs under the masks of the cutout; greedy ones are chosen by the model in evaluation mode."""
-        module = self.run.module
 
         def losses(hidden: Tensor) -> Tensor:
-            with torch.no_grad(), self.run.autocast():
-                logits = self.forward(masked_inputs(module, inputs, hidden))
+            with torch.no_grad(), self.autocast():
+                logits = self.forward(masked_inputs(self.module, inputs, hidden))
             return functional.cross_entropy(logits.float(), labels, reduction="none")
 
-        module.train(not isinstance(self.cutout, GreedyCutout))
-        hidden = self.cutout.choose(inputs, losses, self.run.generator)
-        module.train()
-        return masked_inputs(module, inputs, hidden)
+        self.module.train(not isinstance(self.cutout, GreedyCutout))
+        hidden = self.cutout.choose(inputs, losses, self.generator)
+        self.module.train()
+        return masked_inputs(self.module, inputs, hidden)
 
     def _logit_loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The loss of the logits, the logits, and the feature maps to distill."""
-        recipe = self.run.recipe
-        with self.run.autocast():
+        with self.autocast():
             logits, maps = (self.forward(inputs), []) if self.tap is None else self.tap(inputs)
         logits = logits.float()
-        if recipe.loss == "margin":
-            return margin_loss(logits, labels, recipe.margin), logits, maps
-        return functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing), logits, maps
+        if self.recipe.loss == "margin":
+            return margin_loss(logits, labels, self.recipe.margin), logits, maps
+        return functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing), logits, maps
 
     @property
     def _strength(self) -> float:
         """How far plain cross-entropy has given way to the recipe's loss, from 0 to 1."""
-        ramp = self.run.recipe.ramp
-        return min(1.0, self.progress / ramp) if ramp else 1.0
+        return min(1.0, self.progress / self.recipe.ramp) if self.recipe.ramp else 1.0
 
     def _window_loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """PatchGuard's loss and the logits. Clipped logits get no gradient once all are below 0, hence the ramp."""
-        with self.run.autocast():
+        with self.autocast():
             local = self.inner(inputs).float()
         logits: Tensor = local.mean((2, 3))
-        windows = window_loss(local, labels, self.run.recipe.window)
+        windows = window_loss(local, labels, self.recipe.window)
         return torch.lerp(functional.cross_entropy(logits, labels), windows, self._strength), logits
 
     def _interval_loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of interval bounds, whose size and whose weight grow with the ramp, and the plain logits."""
+        """Cross-entropy of the worst logits under a patch (interval bound propagation), and the plain logits.
+
+        The cutout draws its count of random patches for each image, and the worst of them counts. Pixels of a patch
+        range from themselves towards the darkest and the brightest value; how far, and the weight of the bounds,
+        grows with the ramp.
+        """
         logits: Tensor = self.forward(inputs)
         loss = functional.cross_entropy(logits, labels)
-        if self.cutout.count:
-            ends = torch.stack([torch.zeros(inputs.shape[1], 1, 1), torch.ones(inputs.shape[1], 1, 1)])
-            ends = self.preprocessing.normalise(ends)[:, :, 0, 0].to(inputs.device)
-            worst = interval_loss(self.inner, inputs, labels, self.cutout, self.run.generator, self._strength, ends)
-            loss = torch.lerp(loss, worst, self._strength)
-        return loss, logits
+        number, channels, height, width = inputs.shape
+        count = self.cutout.count
+        if not count:
+            return loss, logits
+        # All patches of all images in one pass: a small network spends its time launching kernels.
+        repeated = inputs.repeat(count, 1, 1, 1)
+        hidden = self.cutout.random_masks(len(repeated), (height, width), self.generator, inputs.device)
+        ends = self.preprocessing.normalise(torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1).repeat(1, channels, 1, 1))
+        limits = boxes(repeated, hidden, *ends[:, :, 0, 0].to(inputs.device))
+        low, high = (torch.lerp(repeated, limit, self._strength) for limit in limits)
+        worst = self.inner(low, high, labels.repeat(count)).reshape(count, number, -1).amax(0)
+        return torch.lerp(loss, functional.cross_entropy(worst, labels), self._strength), logits
 
     def _add_distillation(
         self, teacher: Teacher, loss: Tensor, logits: Tensor, maps: list[Tensor], images: Tensor
     ) -> Tensor:
         """Add the distances from the teacher's logits and feature maps of the unmasked images."""
-        run, recipe = self.run, self.run.recipe
-        with torch.no_grad(), run.autocast():
+        recipe = self.recipe
+        with torch.no_grad(), self.autocast():
             teacher_logits, teacher_maps = teacher(images)
-        # Scaled by the squared temperature, so that gradients do not depend on it (Hinton et al., 2015).
-        divergence = recipe.temperature**2 * functional.kl_div(
+        divergence = functional.kl_div(
             functional.log_softmax(logits / recipe.temperature, 1),
             functional.log_softmax(teacher_logits.float() / recipe.temperature, 1),
             reduction="batchmean",
             log_target=True,
         )
-        loss = torch.lerp(loss, divergence, recipe.teacher_weight)
-        if run.projector is not None:
-            with run.autocast():
-                loss = loss + recipe.guidance * run.projector(maps, teacher_maps)
+        # The squared temperature makes gradients comparable (Hinton et al., 2015).
+        loss = torch.lerp(loss, recipe.temperature**2 * divergence, recipe.teacher_weight)
+        if self.projector is not None:
+            with self.autocast():
+                loss = loss + recipe.guidance * self.projector(maps, teacher_maps)
         return loss
 
 
@@ -215,8 +221,7 @@ def margin_loss(shares: Tensor, labels: Tensor, margin: float) -> Tensor:
     0.1
     """
     behind = margin + shares - shares.gather(1, labels[:, None])
-    behind = behind.scatter(1, labels[:, None], 0.0).clamp_min(0.0)
-    return behind.sum(1).mean()
+    return behind.scatter(1, labels[:, None], 0.0).clamp_min(0.0).sum(1).mean()
 
 
 def window_loss(local: Tensor, labels: Tensor, window: int) -> Tensor:
@@ -237,30 +242,6 @@ def window_loss(local: Tensor, labels: Tensor, window: int) -> Tensor:
     best = functional.avg_pool2d(true[:, None], (height, width), stride=1).amax((1, 2, 3)) * height * width / places
     logits = clipped.mean((2, 3))
     return functional.cross_entropy(logits.scatter_add(1, labels[:, None], -best[:, None]), labels)
-
-
-def interval_loss(
-    behind: Callable[[Tensor, Tensor, Tensor], Tensor],
-    inputs: Tensor,
-    labels: Tensor,
-    patches: Cutout,
-    generator: torch.Generator,
-    strength: float,
-    ends: Tensor,
-) -> Tensor:
-    """Cross-entropy of the worst logits under a patch at random places (interval bound propagation).
-
-    `behind` bounds from above by how much each class exceeds the label, as IntervalNet's method does. `patches` draws
-    its count of places for each image, and the worst of them counts. Pixels of a patch range from themselves to the
-    smallest and largest values `ends` [2, C] of a pixel, by a `strength` from 0 to 1.
-    """
-    number, _, height, width = inputs.shape
-    # All places of all images in one pass: a small network spends its time launching kernels.
-    repeated = inputs.repeat(patches.count, 1, 1, 1)
-    hidden = patches.random_masks(len(repeated), (height, width), generator, inputs.device)
-    low, high = (torch.lerp(repeated, end, strength) for end in boxes(repeated, hidden, *ends))
-    worst = behind(low, high, labels.repeat(patches.count)).reshape(patches.count, number, -1).amax(0)
-    return functional.cross_entropy(worst, labels)
 
 
 def _optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
