@@ -23,7 +23,7 @@ from patchcleanser.networks.builders import build_network
 from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.training import RECIPES, fit
-from patchcleanser.training.acceleration import MIN_COMPILED_STEPS
+from patchcleanser.training.training_state import MIN_COMPILED_STEPS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -37,11 +37,20 @@ def various() -> Various:
 def test_small_photos_take_little_room_and_come_back_whole(various: Various) -> None:
     photos = PhotoCache(various, SIDE, torch.device("cpu"))
     assert photos.sizes.tolist() == [list(size) for size in SIZES]
-    assert sorted(photos._squares) == [8, 16, 32, 64]
+    assert [square.shape[-1] for square in photos.squares] == [64, 64, 32, 16, 16, 8]
     crops = photos.crops(np.arange(len(SIZES)), WHOLE.expand(len(SIZES), -1, -1), (48, 48))
     for crop, number in zip(crops, range(len(SIZES)), strict=True):
         want = functional.interpolate(various.image(number)[None], size=(48, 48), mode="bilinear", antialias=True)[0]
         assert (crop - want).abs().mean() < 0.02, SIZES[number]
+
+
+def test_photos_of_several_sizes_are_copied_to_a_device_in_one_go(
+    various: Various, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(photo_cache, "BLOCK", 4)
+    squares = PhotoCache(various, SIDE, torch.device("cpu")).squares
+    copies = photo_cache._to_device(squares, torch.device("cpu"))
+    assert all(torch.equal(copied, square) for copied, square in zip(copies, squares, strict=True))
 
 
 def test_a_crop_does_not_depend_on_its_company(various: Various) -> None:
@@ -76,8 +85,7 @@ def test_threads_read_the_same_photos(folder: Path, monkeypatch: pytest.MonkeyPa
         caches.append(PhotoCache(load_dataset(f"folder:{folder}"), 32, torch.device("cpu")))
     here, there = caches
     assert torch.equal(here.sizes, there.sizes)
-    assert here._squares.keys() == there._squares.keys()
-    assert all(torch.equal(here._squares[side], there._squares[side]) for side in here._squares)
+    assert all(torch.equal(a, b) for a, b in zip(here.squares, there.squares, strict=True))
 
 
 @pytest.mark.parametrize("seconds", [1e9, -1.0])

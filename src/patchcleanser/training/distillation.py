@@ -11,8 +11,8 @@ from torch.nn import functional
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.networks.wrapper import logits_in
-from patchcleanser.training.acceleration import compile_for
 from patchcleanser.training.cutout import masked_inputs
+from patchcleanser.training.training_state import compile_for
 
 
 class FeatureTap(nn.Module):

@@ -29,7 +29,6 @@ from patchcleanser.engine.float32 import cudnn_benchmark
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.networks.wrapper import Around, logits_in
-from patchcleanser.training.acceleration import bfloat16, compile_for, moving_average
 from patchcleanser.training.artifacts import Checkpoint, OnProgress
 from patchcleanser.training.augment import jitter_colour, uniform
 from patchcleanser.training.cutout import Cutout, DefenseMasks, GreedyCutout, masked_inputs
@@ -37,6 +36,7 @@ from patchcleanser.training.distillation import append_features
 from patchcleanser.training.photo_cache import PhotoCache
 from patchcleanser.training.recipes import HardenSettings
 from patchcleanser.training.selection import Check, Selector, choose, eligible, predict_labels, two_mask_views
+from patchcleanser.training.training_state import TrainingState, bfloat16, compile_for
 
 FORMAT = 4
 """Version of checkpoints; those of another version are refused."""
@@ -119,23 +119,20 @@ def _key(
     }
 
 
-class HardeningStudent:
+class HardeningStudent(TrainingState):
     """The copy in training, the photos on the device, and the checks so far."""
 
     def __init__(
         self, classifier: TorchClassifier, photos: Dataset, threat: Threat, settings: HardenSettings, seed: int
     ) -> None:
-        self.settings, self.device, self.size = settings, classifier.device, input_size(classifier)
-        self.preprocessing = classifier.preprocessing
-        self.original, self.module = (copy.deepcopy(classifier.module) for _ in range(2))
-        if self.device.type == "cuda":
+        self.settings, self.size, self.preprocessing = settings, input_size(classifier), classifier.preprocessing
+        self.original, module = (copy.deepcopy(classifier.module) for _ in range(2))
+        if classifier.device.type == "cuda":
             self.original.to(memory_format=torch.channels_last)
-            self.module.to(memory_format=torch.channels_last)
-        self.module.requires_grad_(True)
-        _freeze(self.module, settings.frozen)
-        self.ema = moving_average(self.module, settings.average)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.order = np.random.default_rng(seed)
+            module.to(memory_format=torch.channels_last)
+        _freeze(module.requires_grad_(True), settings.frozen)
+        generator = torch.Generator(classifier.device).manual_seed(seed)
+        super().__init__(module, generator, seed=seed, decay=settings.average)
         self.photos = PhotoCache(photos, max(self.size) + max(self.size) // 4, self.device)
         sharp = (self.photos.sizes.amin(1) >= min(self.size) / 2).numpy()
         repeats = np.where(sharp & ~sharp.all(), settings.sharp, 1)
@@ -169,17 +166,11 @@ class HardeningStudent:
             trainable, lr=settings.rate, weight_decay=settings.weight_decay, fused=self.device.type == "cuda"
         )
         self.cutout = _cutout(threat, self.size, settings, self.device)
-        self.epochs_done = self.steps_done = 0
+        self.epochs_done = 0
         self.checks: list[Check] = []
         self.weights: dict[tuple[int, float], dict[str, Tensor]] = {}
         """Weights of the checks that may still be chosen, by the checks' keys."""
         self.started = time.monotonic()
-
-    @property
-    def averaged(self) -> nn.Module:
-        """The copy with averaged weights, which is checked and returned."""
-        module: nn.Module = self.ema.module
-        return module
 
     @property
     def candidates(self) -> list[Check]:
@@ -194,29 +185,19 @@ class HardeningStudent:
         return self.epochs_done == self.settings.epochs or waited >= self.settings.patience * self.settings.every
 
     def state(self) -> dict[str, Any]:
-        """The content of a checkpoint."""
+        checks, seconds = [asdict(check) for check in self.checks], time.monotonic() - self.started
         return {
-            "module": self.module.state_dict(),
-            "ema": self.ema.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-            "order": self.order.bit_generator.state,
-            "done": (self.epochs_done, self.steps_done),
-            "checks": [asdict(check) for check in self.checks],
+            **super().state(),
+            "epochs": self.epochs_done,
+            "checks": checks,
             "weights": self.weights,
-            "seconds": time.monotonic() - self.started,
+            "seconds": seconds,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self.module.load_state_dict(state["module"])
-        self.ema.module.load_state_dict(state["ema"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"].cpu())
-        self.order.bit_generator.state = state["order"]
-        self.epochs_done, self.steps_done = state["done"]
+        super().restore(state)
+        self.epochs_done, self.weights = state["epochs"], state["weights"]
         self.checks = [Check(**values) for values in state["checks"]]
-        self.weights = state["weights"]
         self.started = time.monotonic() - state["seconds"]
 
     def train_epoch(self, on_progress: OnProgress | None = None) -> None:
@@ -302,8 +283,8 @@ class HardeningStudent:
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), 5.0)
         self.optimizer.step()
-        self.steps_done += 1
-        self.ema.update(self.module, step=self.steps_done)
+        self.step += 1
+        self.ema.update(self.module, step=self.step)
         return loss.detach()
 
     def _split(self, output: Any) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,7 +21,7 @@ HALVINGS = 3
 """Small photos are stored in squares of a half, a quarter or an eighth of the side."""
 
 BLOCK = 1000
-"""Photos that are read, and copied to the device, at a time."""
+"""Photos that are read, or copied to the device, at a time."""
 
 TIMED = 20
 SLOW_SECONDS = 0.001
@@ -36,38 +37,26 @@ class PhotoCache:
 
     def __init__(self, photos: Dataset, side: int, device: torch.device) -> None:
         self.device = device
-        squares, sizes = map(list, zip(*_read(photos, side), strict=True))
+        squares, sizes = zip(*_read(photos, side), strict=True)
         self.sizes = torch.tensor(sizes, dtype=torch.float32)
         """Height and width of each photo before resizing, [N, 2]."""
-        self._sides = np.array([square.shape[-1] for square in squares])
-        self._rows = np.zeros(len(squares), np.intp)
-        self._squares: dict[int, Tensor] = {}
-        """Photos of each side, uint8 [n, 3, side, side]; photo i is row `_rows[i]` of those of side `_sides[i]`."""
         needed = sum(square.numel() for square in squares)
         fits = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 3 * needed
-        for length in np.unique(self._sides).tolist():
-            numbers = np.flatnonzero(self._sides == length)
-            stack = torch.empty(len(numbers), 3, length, length, dtype=torch.uint8, device=device if fits else "cpu")
-            # Many at a time: a copy of a single photo would wait for all other work of the device.
-            for start in range(0, len(numbers), BLOCK):
-                block = numbers[start : start + BLOCK].tolist()
-                stack[start : start + BLOCK] = torch.stack([squares[number] for number in block])
-                for number in block:
-                    squares[number] = torch.empty(0)  # frees its memory
-            self._squares[length], self._rows[numbers] = stack, np.arange(len(numbers))
+        self.squares = _to_device(squares, device) if fits else list(squares)
+        """Photos, uint8 [3, side, side] each."""
 
     def crops(self, numbers: NDArray[np.intp], boxes: Tensor, size: Size) -> Tensor:
         """Crop photos to boxes [N, 2, 3] (affine maps of the square from -1 to 1); float [N, 3, *size] in [0, 1]."""
         grid = functional.affine_grid(boxes, [len(numbers), 3, *size], align_corners=False)
         crops = torch.empty(len(numbers), 3, *size, device=self.device)
-        for length, squares in self._squares.items():
-            positions = np.flatnonzero(self._sides[numbers] == length)
-            if len(positions):
-                images = squares[torch.from_numpy(self._rows[numbers[positions]])].to(self.device).float() / 255
-                rows = torch.from_numpy(positions).to(self.device)
-                crops[rows] = functional.grid_sample(
-                    images, grid[rows], mode="bilinear", padding_mode="reflection", align_corners=False
-                )
+        sides = np.array([self.squares[number].shape[-1] for number in numbers])
+        for side in np.unique(sides):
+            positions = np.flatnonzero(sides == side)
+            images = torch.stack([self.squares[number] for number in numbers[positions]]).to(self.device).float() / 255
+            rows = torch.from_numpy(positions).to(self.device)
+            crops[rows] = functional.grid_sample(
+                images, grid[rows], mode="bilinear", padding_mode="reflection", align_corners=False
+            )
         return crops
 
     def random_crops(
@@ -106,6 +95,17 @@ def _read(photos: Dataset, side: int) -> list[tuple[Tensor, tuple[int, ...]]]:
             slow = time.monotonic() - started > SLOW_SECONDS * TIMED
             squares += (pool.map if slow else map)(read, block[TIMED:])
     return squares
+
+
+def _to_device(squares: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy many at a time: each copy waits for all other work of the device."""
+    copies: list[Tensor] = []
+    for start in range(0, len(squares), BLOCK):
+        block = squares[start : start + BLOCK]
+        flat = torch.cat([square.flatten() for square in block]).to(device)
+        parts = torch.split(flat, [square.numel() for square in block])
+        copies += [part.reshape(square.shape) for part, square in zip(parts, block, strict=True)]
+    return copies
 
 
 def _square(image: Tensor, side: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
@@ -14,18 +13,18 @@ from torch.nn import functional
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import TrainingError
 from patchcleanser.networks.interval import boxes
-from patchcleanser.training.acceleration import bfloat16, compile_for, moving_average
 from patchcleanser.training.artifacts import Epoch
 from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, GreedyCutout, masked_inputs
 from patchcleanser.training.distillation import FeatureProjector, FeatureTap, Teacher
 from patchcleanser.training.recipes import Recipe
+from patchcleanser.training.training_state import TrainingState, bfloat16, compile_for
 
 INNER = {"window": ("local", "net:bagnet"), "interval": ("behind", "net:interval")}
 """Losses that need more than logits: the network's method they call, and a network that has it."""
 
 
-class TrainingRun:
+class TrainingRun(TrainingState):
     """A network, its optimiser and its random generators. It is compiled if `steps` steps are enough for that.
 
     With feature distillation, `examples` are a few images to try the network with.
@@ -44,10 +43,12 @@ class TrainingRun:
         examples: Tensor | None,
     ) -> None:
         self.recipe, self.preprocessing, self.teacher = recipe, preprocessing, teacher
-        self.accelerator, self.device = accelerator, accelerator.device
-        self.module = module.to(self.device)
-        if self.device.type == "cuda":
-            self.module.to(memory_format=torch.channels_last)
+        self.accelerator = accelerator
+        module.to(accelerator.device)
+        if accelerator.device.type == "cuda":
+            module.to(memory_format=torch.channels_last)
+        generator = torch.Generator(accelerator.device).manual_seed(seed * 1000 + accelerator.process_index)
+        super().__init__(module, generator, seed=seed, decay=recipe.ema or None)
         optimizer = _optimizer(module, recipe)
         self.tap = self.projector = None
         if examples is not None and teacher is not None and teacher.tap is not None:
@@ -55,60 +56,34 @@ class TrainingRun:
             self.tap = compile_for(steps, tap, self.device)
             self.projector = FeatureProjector(tap.channels, teacher.tap.channels).to(self.device)
             optimizer.add_param_group({"params": list(self.projector.parameters()), "weight_decay": 0.0})
-        self.ema = moving_average(module, recipe.ema) if recipe.ema else None
         self.model, self.optimizer = accelerator.prepare(module, optimizer)
         self.forward = compile_for(steps, self.model, self.device)
         self.inner: Any = None
         if recipe.loss in INNER:
             self.inner = compile_for(steps, getattr(module, INNER[recipe.loss][0]), self.device)
-        self.generator = torch.Generator(self.device).manual_seed(seed * 1000 + accelerator.process_index)
-        self.order = np.random.default_rng(seed)  # the same permutation in every process
         self.cutout: Cutout = recipe.cutout
         self.history: list[Epoch] = []
         self.best: tuple[int, dict[str, Tensor]] | None = None
         """The selected epoch and its weights."""
-        self.step = 0
         self.progress = 0.0
         """The share of all steps that is over."""
-
-    @property
-    def averaged(self) -> nn.Module:
-        """The module with the weights to evaluate and return."""
-        averaged: nn.Module = self.ema.module if self.ema is not None else self.module
-        return averaged
 
     def autocast(self) -> torch.autocast:
         """Bfloat16 where the recipe asks for it and the device is CUDA."""
         return bfloat16(self.device, enabled=self.recipe.precision == "bf16")
 
-    def _parts(self) -> dict[str, Any]:
-        parts = {"module": self.module, "averaged": self.averaged, "projector": self.projector}
-        return {name: part for name, part in parts.items() if part is not None} | {"optimizer": self.optimizer}
+    def parts(self) -> dict[str, Any]:
+        return super().parts() | ({} if self.projector is None else {"projector": self.projector})
 
     def state(self) -> dict[str, Any]:
-        """The content of a checkpoint."""
-        return {
-            **{name: part.state_dict() for name, part in self._parts().items()},
-            "generator": self.generator.get_state(),
-            "torch": torch.get_rng_state(),
-            "order": self.order.bit_generator.state,
-            "history": [asdict(epoch) for epoch in self.history],
-            "best": self.best,
-            "step": self.step,
-        }
+        history = [asdict(epoch) for epoch in self.history]
+        return {**super().state(), "torch": torch.get_rng_state(), "history": history, "best": self.best}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        try:
-            for name, part in self._parts().items():
-                part.load_state_dict(state[name])
-        except RuntimeError as error:
-            raise TrainingError("the checkpoint is of another architecture; use another --out") from error
-        self.generator.set_state(state["generator"].cpu())
+        super().restore(state)
         torch.set_rng_state(state["torch"].cpu())
-        self.order.bit_generator.state = state["order"]
         self.history = [Epoch(**values) for values in state["history"]]
-        self.best, self.step = state["best"], state["step"]
+        self.best = state["best"]
 
     def train_step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Train on images [N, 3, H, W] in [0, 1]; return the loss and the share of right labels."""
