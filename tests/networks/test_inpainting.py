@@ -70,8 +70,8 @@ def test_where_nothing_is_hidden_it_is_the_network_itself() -> None:
     images = torch.stack([load_dataset("sample").image(i) for i in range(8)])
     inputs = plain.prepare(images)
     with torch.inference_mode():
-        told = torch.cat([inputs, torch.zeros_like(inputs[:, :1])], dim=1)
-        assert torch.equal(filling.logits(told), plain.logits(inputs))
+        with_channel = torch.cat([inputs, torch.zeros_like(inputs[:, :1])], dim=1)
+        assert torch.equal(filling.logits(with_channel), plain.logits(inputs))
     assert filling.names == plain.names
     assert filling.fingerprint != plain.fingerprint
 
@@ -82,18 +82,18 @@ def test_labels_under_masks_are_those_of_the_filled_in_picture(precision: str) -
     plain = load_classifier("zoo:tiny", device="cpu")
     images = torch.stack([load_dataset("sample").image(i) for i in range(12)])
     defense = DoubleMasking(classifier, Threat.square(5), masks=3, precision=precision)  # type: ignore[arg-type]
-    found = defense.examine(images, [0] * 12, maps=True)
+    results = defense.examine(images, [0] * 12, maps=True)
     masks = MaskSet.build(Threat.square(5), image=(32, 32), masks=3)
     visible = torch.from_numpy(masks.visible()).float()[:, None]
     with torch.inference_mode():
-        for image, one in zip(images, found, strict=True):
+        for image, result in zip(images, results, strict=True):
             inputs = plain.prepare(image[None]).expand(9, -1, -1, -1)
             logits = plain.logits(inpaint(inputs, visible))
             two = logits.topk(2).values
-            sure = (two[:, 0] - two[:, 1] > 1e-3).numpy()
-            index = np.diag(one.table.mask_set.unions.index)
-            assert (one.table.labels[index] == logits.argmax(1).numpy())[sure].all()
-            assert sure.any()
+            clear = (two[:, 0] - two[:, 1] > 1e-3).numpy()
+            index = np.diag(result.table.mask_set.unions.index)
+            assert (result.table.labels[index] == logits.argmax(1).numpy())[clear].all()
+            assert clear.any()
 
 
 @pytest.mark.parametrize("around", [(Inpainting,), (Mirrored,), (Inpainting, Mirrored)])

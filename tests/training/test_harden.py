@@ -103,12 +103,12 @@ def _check(epoch: int, agreement: float, *survivors: tuple[int, int], photos: in
 def test_of_the_most_invariant_copies_the_one_most_like_the_original_is_kept(
     copies: list[tuple[Any, ...]], photos: int, epoch: int
 ) -> None:
-    untouched, *others = [_check(n, agreement, *rest, photos=photos) for n, (agreement, *rest) in enumerate(copies)]
+    untouched, *trained = [_check(n, agreement, *rest, photos=photos) for n, (agreement, *rest) in enumerate(copies)]
     left: list[Check] = []
-    for check in others:  # weights that are not eligible are thrown away as checks come in
+    for check in trained:  # weights that are not eligible are thrown away as checks come in
         left = eligible([untouched, *left, check])
         assert max(left, key=lambda c: c.invariance, default=untouched).invariance == max(
-            c.invariance for c in [untouched, *others[: others.index(check) + 1]]
+            c.invariance for c in [untouched, *trained[: trained.index(check) + 1]]
         )
     assert choose([untouched, *left]).epoch == epoch
 
