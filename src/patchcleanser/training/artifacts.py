@@ -7,6 +7,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -89,28 +90,29 @@ class Epoch:
         return f"loss {self.loss:.3f}  accuracy {self.accuracy:.3f}{held_out}"
 
 
-def open_tensorboard(out: Path) -> Any:
-    """A TensorBoard writer, or None where tensorboard is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(out / "tensorboard"))
+class EpochLog:
+    """The log of a run: metrics.csv at its end, and TensorBoard while it runs, where that is installed."""
 
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.tensorboard: Any = None
+        with suppress(ImportError):
+            from torch.utils.tensorboard import SummaryWriter
 
-def add_to_tensorboard(writer: Any, epoch: Epoch) -> None:
-    """Add one epoch's values."""
-    for name, value in asdict(epoch).items():
-        if name != "epoch" and value is not None:
-            writer.add_scalar(name, value, epoch.epoch)
+            self.tensorboard = SummaryWriter(str(out / "tensorboard"))
 
+    def add(self, epoch: Epoch) -> None:
+        for name, value in asdict(epoch).items():
+            if self.tensorboard is not None and name != "epoch" and value is not None:
+                self.tensorboard.add_scalar(name, value, epoch.epoch)
 
-def write_metrics(history: list[Epoch], path: Path) -> None:
-    """Write all epochs as CSV."""
-    with whole_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(asdict(history[0])))
-        writer.writeheader()
-        writer.writerows(asdict(epoch) for epoch in history)
+    def close(self, history: list[Epoch]) -> None:
+        if self.tensorboard is not None:
+            self.tensorboard.close()
+        with whole_file(self.out / "metrics.csv") as part, part.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(asdict(history[0])))
+            writer.writeheader()
+            writer.writerows(asdict(epoch) for epoch in history)
 
 
 def write_model(module: nn.Module, folder: Path, card: dict[str, Any]) -> dict[str, Any]:

@@ -20,14 +20,7 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.engine.float32 import cudnn_benchmark
 from patchcleanser.errors import ClassifierError, MissingDependencyError, TrainingError
-from patchcleanser.training.artifacts import (
-    Checkpoint,
-    Epoch,
-    OnProgress,
-    add_to_tensorboard,
-    open_tensorboard,
-    write_metrics,
-)
+from patchcleanser.training.artifacts import Checkpoint, Epoch, EpochLog, OnProgress
 from patchcleanser.training.cutout import Cutout, GreedyCutout
 from patchcleanser.training.distillation import Teacher
 from patchcleanser.training.recipes import Recipe
@@ -96,23 +89,20 @@ def fit(
     inputs = preprocessing(_floats(pixels[held_out.to(device)]))
     views = two_mask_views(threat, (inputs.shape[2], inputs.shape[3]), device)
     selector = Selector(inputs, labels[held_out.to(device)], views, batch=2000)
-    tensorboard = open_tensorboard(out) if accelerator.is_main_process else None
+    log = EpochLog(out) if accelerator.is_main_process else None
     while len(run.history) < recipe.epochs:
         with cudnn_benchmark(device):
             _epoch(run, pixels, labels, training)
         number = len(run.history)
         if len(held_out) and (number % every == 0 or number == recipe.epochs):
             _select(run, selector)
-        if accelerator.is_main_process:
+        if log is not None:
             checkpoint.write(run.state, last=number == recipe.epochs)
-            if tensorboard is not None:
-                add_to_tensorboard(tensorboard, run.history[-1])
+            log.add(run.history[-1])
             if on_progress is not None:
                 on_progress(number, recipe.epochs, str(run.history[-1]))
-    if tensorboard is not None:
-        tensorboard.close()
-    if accelerator.is_main_process:
-        write_metrics(run.history, out / "metrics.csv")
+    if log is not None:
+        log.close(run.history)
     # Without held-out images to select by, the last weights are returned.
     number, weights = run.best or (len(run.history), run.averaged.state_dict())
     run.module.load_state_dict(weights)

@@ -186,13 +186,8 @@ class HardeningStudent(TrainingState):
 
     def state(self) -> dict[str, Any]:
         checks, seconds = [asdict(check) for check in self.checks], time.monotonic() - self.started
-        return {
-            **super().state(),
-            "epochs": self.epochs_done,
-            "checks": checks,
-            "weights": self.weights,
-            "seconds": seconds,
-        }
+        own = {"epochs": self.epochs_done, "checks": checks, "weights": self.weights, "seconds": seconds}
+        return super().state() | own
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
@@ -243,12 +238,8 @@ class HardeningStudent(TrainingState):
             return
         original, trained = self.original.state_dict(), self.weights[best.key]
         for way in INTERPOLATIONS:
-            self.averaged.load_state_dict(
-                {
-                    name: torch.lerp(original[name], tensor, way) if tensor.is_floating_point() else tensor
-                    for name, tensor in trained.items()
-                }
-            )
+            weights = {n: torch.lerp(original[n], t, way) if t.is_floating_point() else t for n, t in trained.items()}
+            self.averaged.load_state_dict(weights)
             self.check(best.loss, epoch=best.epoch, way=way)
             self._report(on_progress, self.epochs_done, best.loss)
 

@@ -210,16 +210,7 @@ _BASELINE = replace(_SCRATCH, epochs=100, holdout=0.0)
 
 RECIPES: dict[str, Recipe] = {
     # Fine-tuning as in the paper; the rate is 0.001 for ViT and ResMLP (--set rate=0.001).
-    "paper": Recipe(
-        epochs=10,
-        batch=64,
-        optimizer="sgd",
-        rate=0.01,
-        schedule="step",
-        step_epochs=5,
-        cutout=Cutout(2),
-        precision="no",
-    ),
+    "paper": Recipe(epochs=10, batch=64, optimizer="sgd", rate=0.01, schedule="step", cutout=Cutout(2), precision="no"),
     "scratch-cifar": replace(_SCRATCH, label_smoothing=0.1, strength=0.4, cutout=_CIFAR_MASKS, greedy_from=0.6),
     "scratch-cifar-tokens": replace(
         _SCRATCH,
