@@ -23,7 +23,7 @@ from patchcleanser.paper.measurements import merge_measurements
 from patchcleanser.paper.models import PAPER_MODELS, square_patch
 from patchcleanser.paper.pages import Section
 from patchcleanser.records.metrics import Proportion
-from patchcleanser.training.settings import HardenSettings
+from patchcleanser.training.recipes import HardenSettings
 
 NAMES = {
     "tiny": "tiny",

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from patchcleanser import load_classifier, load_dataset
 from patchcleanser.errors import ClassifierError, DataError, InputError, TrustError
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 
 
 class Bomb:
@@ -64,7 +64,8 @@ def card(folder: Path, spec: str) -> str:
 
 def test_python_trusts_a_card_only_if_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stranger.py").write_text(
-        "from patchcleanser.networks.cifar import build_network\ndef make(): return build_network('tiny', {}).eval()\n"
+        "from patchcleanser.networks.builders import build_network\n"
+        "def make(): return build_network('tiny', {}).eval()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     spec = card(tmp_path / "card", "python:stranger:make")

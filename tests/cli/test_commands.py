@@ -20,8 +20,8 @@ from patchcleanser.classifiers.trained import bare_spec, read_card, zoo_folder
 from patchcleanser.data import load_dataset
 from patchcleanser.data.codec import as_picture
 from patchcleanser.errors import PatchCleanserError
-from patchcleanser.networks.cifar import build_network
-from patchcleanser.training.cards import write_model
+from patchcleanser.networks.builders import build_network
+from patchcleanser.training.artifacts import write_model
 
 from .conftest import Command
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from patchcleanser import Job, Threat, evaluate, load_classifier, load_dataset
 from patchcleanser.data import chosen
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 from patchcleanser.records.run import Run
 
 from .conftest import Command, Done
@@ -25,7 +25,7 @@ EVIL = """
 from pathlib import Path
 Path("canary").write_text("code of a stranger ran")
 def make(**options):
-    from patchcleanser.networks.cifar import build_network
+    from patchcleanser.networks.builders import build_network
     return build_network("tiny", {}).eval()
 """
 PREPROCESSING = {"resize": [32, 32], "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
@@ -202,7 +202,7 @@ def test_a_card_of_ones_own_code_says_how_it_is_loaded(run: Command, place: Path
     small = ("--data", "sample", "--limit", "20", "--set", "epochs=1", "--set", "batch=10", "--set", "holdout=0")
     (place / "mine.py").write_text(
         "from patchcleanser import Preprocessing, TorchClassifier\n"
-        "from patchcleanser.networks.cifar import build_network\n"
+        "from patchcleanser.networks.builders import build_network\n"
         "def make(): return TorchClassifier(build_network('tiny', {}).eval(), Preprocessing((32, 32)), classes=10)\n"
     )
     done = run("train", "--model", "python:mine:make", *small, "--device", "cpu", "--out", "out")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from patchcleanser.engine.fast import fused_layers as rewrites
 from patchcleanser.engine.fast.fused_layers import rewritten
-from patchcleanser.networks.cifar import resmlp, vit
+from patchcleanser.networks.builders import resmlp, vit
 
 
 def varied(module: nn.Module) -> nn.Module:

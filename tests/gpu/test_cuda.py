@@ -19,11 +19,11 @@ from patchcleanser.engine.fast.float8.layers import EightBlock, EightResBlock, S
 from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, halved
 from patchcleanser.engine.fast.split import TripleTf32Backend, in_tf32
 from patchcleanser.engine.float32 import exclusive_float32, strict_float32
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.training import RECIPES, fit
-from patchcleanser.training.speed import WORTH
+from patchcleanser.training.training_state import MIN_COMPILED_STEPS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -200,7 +200,7 @@ def test_a_graph_that_writes_nothing_never_repeats_an_old_answer() -> None:
 def test_a_bagnet_learns_without_its_best_window_when_compiled(tmp_path: Path) -> None:
     images = in_memory(load_dataset("sample"), (32, 32))
     recipe = replace(RECIPES["patchguard-cifar"], epochs=40, batch=50, window=4, shift=0, ema=0.0)
-    assert recipe.epochs * len(images) // recipe.batch >= WORTH  # enough steps to be compiled
+    assert recipe.epochs * len(images) // recipe.batch >= MIN_COMPILED_STEPS  # enough steps to be compiled
     torch.manual_seed(0)
     network = build_network("bagnet", {"field": 5, "stride": 2, "width": 64, "depth": 4}).cuda()
     fitted = fit(network, images, recipe, preprocessing=Preprocessing(mean=(0.5,) * 3, std=(0.25,) * 3), out=tmp_path)

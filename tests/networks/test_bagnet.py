@@ -12,10 +12,10 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.defenses import BagCert
 from patchcleanser.errors import ClassifierError
 from patchcleanser.networks.bagnet import BagNet
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 
 
-def seen(network: nn.Module, side: int, place: tuple[int, int]) -> torch.Tensor:
+def moving_pixels(network: nn.Module, side: int, place: tuple[int, int]) -> torch.Tensor:
     """The pixels that move a local logit, bool [side, side], by gradients of many random images."""
     total = torch.zeros(side, side)
     for seed in range(4):
@@ -48,7 +48,7 @@ def test_gradients_find_exactly_the_receptive_fields(
     assert network.local(torch.zeros(1, 3, side, side)).shape[2:] == sight.grid
     for place in ((0, 0), (sight.grid[0] - 1, 0), (sight.grid[0] // 2, sight.grid[1] - 1)):
         expected = sight.down[place[0]][:, None] & sight.across[place[1]][None]
-        assert torch.equal(seen(network, side, place), torch.from_numpy(expected))
+        assert torch.equal(moving_pixels(network, side, place), torch.from_numpy(expected))
 
 
 def test_the_output_is_the_mean_of_local_logits_or_the_share_of_votes() -> None:
@@ -58,8 +58,8 @@ def test_the_output_is_the_mean_of_local_logits_or_the_share_of_votes() -> None:
         local = network.local(images)
         expected = (local > 0).float().mean((2, 3)) if votes else local.mean((2, 3))
         assert torch.allclose(network(images), expected, atol=1e-6)
-        (found,) = BagCert(TorchClassifier(network), Threat.square(1)).examine(images[:1].sigmoid(), [0])
-        assert found.undefended == int(network(images[:1].sigmoid()).argmax())
+        (result,) = BagCert(TorchClassifier(network), Threat.square(1)).examine(images[:1].sigmoid(), [0])
+        assert result.undefended == int(network(images[:1].sigmoid()).argmax())
 
 
 def test_a_field_that_no_such_network_has_is_refused() -> None:

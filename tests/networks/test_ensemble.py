@@ -11,7 +11,7 @@ from patchcleanser import CallableClassifier, DoubleMasking, Threat, TorchClassi
 from patchcleanser.classifiers.wrappers import mean_of
 from patchcleanser.engine.fast.onnxruntime import OnnxRuntimeBackend
 from patchcleanser.errors import InputError, PatchCleanserError, TrainModeError
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 
 BOTH = "mean:zoo:tiny,net:resnet?wider=0.25"
 
@@ -25,12 +25,12 @@ def test_it_answers_by_the_mean_of_all_and_each_reads_its_own_options(images: to
     torch.manual_seed(0)  # of the untrained one
     both = load_classifier(BOTH, device="cpu")
     assert isinstance(both, TorchClassifier)
-    one, other = both.module.networks  # type: ignore[union-attr,misc]
+    first, second = both.module.networks  # type: ignore[union-attr,misc]
     inputs = both.prepare(images)
     with torch.inference_mode():
-        assert torch.allclose(both.logits(inputs), (one(inputs) + other(inputs)) / 2, atol=1e-4)
-        assert not torch.allclose(both.logits(inputs), one(inputs), atol=1e-2)
-    assert other.conv1.out_channels == 24
+        assert torch.allclose(both.logits(inputs), (first(inputs) + second(inputs)) / 2, atol=1e-4)
+        assert not torch.allclose(both.logits(inputs), first(inputs), atol=1e-2)
+    assert second.conv1.out_channels == 24
     assert both.names == load_classifier("zoo:tiny", device="cpu").names
     turned = load_classifier("mirror:mean:zoo:tiny,zoo:tiny", device="cpu")
     with torch.inference_mode():
@@ -50,13 +50,13 @@ def test_what_it_is_depends_on_every_member() -> None:
 def test_labels_under_masks_are_those_of_the_masked_images(images: torch.Tensor, precision: str, wrapper: str) -> None:
     """Twice the same network answers as the network does, and so all labels are its labels."""
     alone, twice = (f"{wrapper}zoo:tiny", f"mean:{wrapper}zoo:tiny,{wrapper}zoo:tiny")
-    found = []
+    results = []
     for spec in (alone, twice):
         classifier = load_classifier(spec, device="cpu")
         defense = DoubleMasking(classifier, Threat.square(5), masks=3, precision=precision)  # type: ignore[arg-type]
-        found.append([one.table.labels.tolist() for one in defense.examine(images, [0] * 6, maps=True)])
-    assert found[0] == found[1]
-    assert len({label for labels in found[0] for label in labels}) > 2
+        results.append([result.table.labels.tolist() for result in defense.examine(images, [0] * 6, maps=True)])
+    assert results[0] == results[1]
+    assert len({label for labels in results[0] for label in labels}) > 2
 
 
 def test_it_can_be_exported_for_batches_of_any_size(images: torch.Tensor) -> None:
@@ -114,10 +114,10 @@ def test_one_that_prepares_images_itself_or_is_told_what_is_hidden_by_itself_is_
 
 
 def test_classes_of_other_names_and_functions_are_refused() -> None:
-    tiny, other = (load_classifier("zoo:tiny", device="cpu") for _ in range(2))
-    other.names = tuple(reversed(other.names or ()))
+    tiny, second = (load_classifier("zoo:tiny", device="cpu") for _ in range(2))
+    second.names = tuple(reversed(second.names or ()))
     with pytest.raises(InputError, match="of the same classes, got airplane, … and truck, …"):
-        mean_of([load_classifier("net:tiny", device="cpu"), tiny, other])  # of the first nobody knows the names
+        mean_of([load_classifier("net:tiny", device="cpu"), tiny, second])  # of the first nobody knows the names
     half = TorchClassifier(build_network("tiny", {}).eval().half(), tiny.preprocessing, classes=10)
     with pytest.raises(InputError, match=r"the same precision, got torch\.float32 and torch\.float16"):
         mean_of([tiny, half])

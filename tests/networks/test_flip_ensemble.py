@@ -13,7 +13,7 @@ from patchcleanser.classifiers.trained import bare_spec
 from patchcleanser.classifiers.wrappers import mirrored
 from patchcleanser.engine.fast.onnxruntime import OnnxRuntimeBackend
 from patchcleanser.errors import InputError
-from patchcleanser.training.cards import write_model
+from patchcleanser.training.artifacts import write_model
 
 
 def sample(number: int) -> Tensor:
@@ -41,20 +41,20 @@ def test_labels_under_masks_are_those_of_the_masked_image_and_its_mirror_image(s
     (own,) = {load_classifier(spec, device="cpu").mask_aware}
     assert own == once.mask_aware
     defense = DoubleMasking(load_classifier(spec, device="cpu"), Threat.square(5), masks=3, precision=precision)  # type: ignore[arg-type]
-    found = defense.examine(images, [0] * 10, maps=True)
-    hidden = torch.from_numpy(~found[0].table.mask_set.visible())[:, None]
+    results = defense.examine(images, [0] * 10, maps=True)
+    hidden = torch.from_numpy(~results[0].table.mask_set.visible())[:, None]
     checked = 0
     with torch.inference_mode():
-        for image, one in zip(images, found, strict=True):
+        for image, result in zip(images, results, strict=True):
             inputs = once.prepare(image[None]).expand(9, -1, -1, -1).masked_fill(hidden, 0.0)
             if once.mask_aware:
                 inputs = torch.cat([inputs, hidden.float()], dim=1)
             logits = once.logits(inputs) + once.logits(inputs.flip(-1))
             two = logits.topk(2).values
-            sure = two[:, 0] - two[:, 1] > 1e-2
-            index = one.table.mask_set.unions.index.diagonal()
-            assert (torch.from_numpy(one.table.labels[index]) == logits.argmax(1))[sure].all()
-            checked += int(sure.sum())
+            clear = two[:, 0] - two[:, 1] > 1e-2
+            index = result.table.mask_set.unions.index.diagonal()
+            assert (torch.from_numpy(result.table.labels[index]) == logits.argmax(1))[clear].all()
+            checked += int(clear.sum())
     assert checked > 60
 
 
@@ -69,8 +69,8 @@ def test_it_can_be_exported_for_batches_of_any_size(spec: str) -> None:
         inputs = torch.cat([inputs, torch.zeros_like(inputs[:, :1])], dim=1)
     with torch.inference_mode():
         for number in (2, 1, 7):
-            found = exported.logits(inputs[:number])
-            assert torch.allclose(found, classifier.logits(inputs[:number]), atol=1e-3)
+            results = exported.logits(inputs[:number])
+            assert torch.allclose(results, classifier.logits(inputs[:number]), atol=1e-3)
 
 
 @pytest.mark.parametrize("other", ["tokens:zoo:cifar10-vit", "function"])

@@ -15,7 +15,7 @@ from patchcleanser.classifiers.wrappers import inpainting
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.errors import InputError
 from patchcleanser.networks.flip_ensemble import Mirrored
-from patchcleanser.networks.inpainting import Inpainting, filled_in
+from patchcleanser.networks.inpainting import Inpainting, inpaint
 
 
 def random_windows(number: int, side: int, draw: np.random.Generator) -> Tensor:
@@ -36,30 +36,30 @@ def test_what_lies_under_the_mask_does_not_matter(side: int) -> None:
     hidden = random_windows(64, side, np.random.default_rng(0)) if side > 1 else torch.ones(64, 1, 1, 1) > 0
     visible = (~hidden).float()
     attacked = torch.where(hidden, 1000 * torch.rand_like(images), images)
-    assert torch.equal(filled_in(images, visible), filled_in(attacked, visible))
+    assert torch.equal(inpaint(images, visible), inpaint(attacked, visible))
 
 
 def test_visible_pixels_stay_as_they_are() -> None:
     images = torch.rand(64, 3, 20, 33, generator=torch.Generator().manual_seed(0))
     hidden = random_windows(64, 33, np.random.default_rng(1))[..., :20, :]
-    filled = filled_in(images, (~hidden).float())
+    filled = inpaint(images, (~hidden).float())
     assert torch.equal(filled[~hidden.expand_as(images)], images[~hidden.expand_as(images)])
-    assert torch.equal(filled_in(images, torch.ones_like(hidden).float()), images)
+    assert torch.equal(inpaint(images, torch.ones_like(hidden).float()), images)
 
 
 def test_a_picture_of_one_colour_is_restored_and_one_hidden_whole_becomes_the_mean_colour() -> None:
     images = torch.full((32, 3, 32, 32), 0.7)
     hidden = random_windows(32, 32, np.random.default_rng(2))
     hidden[:, :, 0, 0] = False
-    assert torch.allclose(filled_in(images, (~hidden).float()), images, atol=1e-5)
-    assert (filled_in(images, torch.zeros(32, 1, 32, 32)) == 0).all()
+    assert torch.allclose(inpaint(images, (~hidden).float()), images, atol=1e-5)
+    assert (inpaint(images, torch.zeros(32, 1, 32, 32)) == 0).all()
 
 
 def test_what_is_filled_in_lies_between_the_colours_around_it() -> None:
     ramp = torch.linspace(0, 1, 32).expand(1, 3, 32, 32)
     hidden = torch.zeros(1, 1, 32, 32, dtype=torch.bool)
     hidden[..., 8:24, 8:24] = True
-    filled = filled_in(ramp, (~hidden).float())
+    filled = inpaint(ramp, (~hidden).float())
     assert (filled - ramp).abs().mean() < (ramp * ~hidden - ramp).abs().mean() / 4
     assert filled.min() >= 0
     assert filled.max() <= 1
@@ -70,8 +70,8 @@ def test_where_nothing_is_hidden_it_is_the_network_itself() -> None:
     images = torch.stack([load_dataset("sample").image(i) for i in range(8)])
     inputs = plain.prepare(images)
     with torch.inference_mode():
-        told = torch.cat([inputs, torch.zeros_like(inputs[:, :1])], dim=1)
-        assert torch.equal(filling.logits(told), plain.logits(inputs))
+        with_channel = torch.cat([inputs, torch.zeros_like(inputs[:, :1])], dim=1)
+        assert torch.equal(filling.logits(with_channel), plain.logits(inputs))
     assert filling.names == plain.names
     assert filling.fingerprint != plain.fingerprint
 
@@ -82,18 +82,18 @@ def test_labels_under_masks_are_those_of_the_filled_in_picture(precision: str) -
     plain = load_classifier("zoo:tiny", device="cpu")
     images = torch.stack([load_dataset("sample").image(i) for i in range(12)])
     defense = DoubleMasking(classifier, Threat.square(5), masks=3, precision=precision)  # type: ignore[arg-type]
-    found = defense.examine(images, [0] * 12, maps=True)
+    results = defense.examine(images, [0] * 12, maps=True)
     masks = MaskSet.build(Threat.square(5), image=(32, 32), masks=3)
     visible = torch.from_numpy(masks.visible()).float()[:, None]
     with torch.inference_mode():
-        for image, one in zip(images, found, strict=True):
+        for image, result in zip(images, results, strict=True):
             inputs = plain.prepare(image[None]).expand(9, -1, -1, -1)
-            logits = plain.logits(filled_in(inputs, visible))
+            logits = plain.logits(inpaint(inputs, visible))
             two = logits.topk(2).values
-            sure = (two[:, 0] - two[:, 1] > 1e-3).numpy()
-            index = np.diag(one.table.mask_set.unions.index)
-            assert (one.table.labels[index] == logits.argmax(1).numpy())[sure].all()
-            assert sure.any()
+            clear = (two[:, 0] - two[:, 1] > 1e-3).numpy()
+            index = np.diag(result.table.mask_set.unions.index)
+            assert (result.table.labels[index] == logits.argmax(1).numpy())[clear].all()
+            assert clear.any()
 
 
 @pytest.mark.parametrize("around", [(Inpainting,), (Mirrored,), (Inpainting, Mirrored)])
@@ -143,7 +143,7 @@ def test_a_classifier_whose_answers_are_not_only_its_networks_is_refused() -> No
 
 def test_one_that_was_trained_is_found_again_without_the_folder_it_began_with(tmp_path: Path) -> None:
     from patchcleanser.classifiers.trained import bare_spec
-    from patchcleanser.training.cards import write_model
+    from patchcleanser.training.artifacts import write_model
 
     classifier = load_classifier("inpaint:zoo:tiny", device="cpu")
     assert isinstance(classifier, TorchClassifier)

@@ -14,7 +14,7 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.engine.exact import ExactEngine
 from patchcleanser.engine.masking import ImageState, LabelRequest
 from patchcleanser.errors import InputError
-from patchcleanser.networks.token_dropping import seen_tokens
+from patchcleanser.networks.token_dropping import visible_tokens
 
 VIT = "timm:vit_tiny_patch16_224?img_size=32&patch_size=4&num_classes=5&weights=none&depth=2&size=32"
 
@@ -68,11 +68,11 @@ def test_hidden_tokens_are_left_out_and_the_answer_changes() -> None:
     with torch.inference_mode():
         dropped = classifier.logits(with_mask(images, hidden))
         assert not torch.allclose(dropped, classifier.module(images), atol=1e-4)
-        assert seen_tokens(hidden[:, 0] > 0, 64).sum() == 60
+        assert visible_tokens(hidden[:, 0] > 0, 64).sum() == 60
         # A token with one visible pixel stays, and with every pixel hidden all tokens do.
         hidden[..., 0, 0] = 0
-        assert seen_tokens(hidden[:, 0] > 0, 64).sum() == 61
-        assert seen_tokens(torch.ones(1, 32, 32) > 0, 64).all()
+        assert visible_tokens(hidden[:, 0] > 0, 64).sum() == 61
+        assert visible_tokens(torch.ones(1, 32, 32) > 0, 64).all()
 
 
 def test_it_has_a_fingerprint_of_its_own() -> None:

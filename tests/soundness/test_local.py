@@ -30,7 +30,7 @@ from patchcleanser.defenses import (
 from patchcleanser.defenses.contract import Defense
 from patchcleanser.defenses.local import Scores, summed_ahead
 from patchcleanser.errors import InputError
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 from patchcleanser.networks.interval import IntervalNet
 
 from .test_exhaustive import attacked

@@ -15,9 +15,9 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import InputError, TrainingError
-from patchcleanser.networks.cifar import build_network
+from patchcleanser.networks.builders import build_network
 from patchcleanser.training import RECIPES, Ablation, fit
-from patchcleanser.training.losses import window_loss
+from patchcleanser.training.training_run import window_loss
 
 NORM = Preprocessing(mean=(0.49, 0.48, 0.45), std=(0.25, 0.25, 0.26))
 SMALL_RESNET = {"layers": (1, 1, 1, 1), "channels": (16, 24, 32, 48), "stem_stride": 2}
@@ -34,8 +34,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def images() -> ArrayDataset:
-    whole = in_memory(load_dataset("sample"), (32, 32))
-    return whole.subset([i for i, label in enumerate(whole.labels) if label in (0, 6)])  # airplanes and frogs
+    sample = in_memory(load_dataset("sample"), (32, 32))
+    return sample.subset([i for i, label in enumerate(sample.labels) if label in (0, 6)])  # airplanes and frogs
 
 
 @pytest.mark.parametrize("defense", CASES)
@@ -59,15 +59,17 @@ def certified(defense: str, module: torch.nn.Module, images: ArrayDataset) -> tu
     built = DEFENSES[defense].load()(TorchClassifier(module, NORM, classes=10), Threat.square(1))
     some = range(0, len(images), 3)
     labels = images.labels[list(some)]
-    found = built.examine(torch.stack([images.image(i) for i in some]), labels)
-    right = [e.verdict.label == y for e, y in zip(found, labels, strict=True)]
-    return sum(right) / len(found), sum(e.certificate.certified for e in found) / len(found)
+    results = built.examine(torch.stack([images.image(i) for i in some]), labels)
+    right = [e.verdict.label == y for e, y in zip(results, labels, strict=True)]
+    return sum(right) / len(results), sum(e.certificate.certified for e in results) / len(results)
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("columns", 8 * 3), ("rows", 3 * 6), ("blocks", 9)])
-def test_an_ablation_keeps_one_band_or_block(kind: str, kept: int) -> None:
-    hidden = Ablation(ablation=kind, keep=3).hidden(torch.zeros(50, 3, 8, 6), torch.Generator().manual_seed(0))
-    assert (~hidden).sum((1, 2)).tolist() == [kept] * 50
+@pytest.mark.parametrize(("kind", "pixels"), [("columns", 8 * 3), ("rows", 3 * 6), ("blocks", 9)])
+def test_an_ablation_keeps_one_band_or_block(kind: str, pixels: int) -> None:
+    hidden = Ablation(ablation=kind, keep=3).random_masks(
+        50, (8, 6), torch.Generator().manual_seed(0), torch.device("cpu")
+    )
+    assert (~hidden).sum((1, 2)).tolist() == [pixels] * 50
     # Every pixel is kept somewhere, also by bands that go on at the other side.
     assert (~hidden).any(0).all()
 

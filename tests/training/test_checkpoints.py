@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from patchcleanser.errors import TrainingError
-from patchcleanser.training import checkpoints
-from patchcleanser.training.checkpoints import Checkpoint
-from patchcleanser.training.choice import Check
+from patchcleanser.training import artifacts
+from patchcleanser.training.artifacts import CHECKPOINT, Checkpoint
 
 
 class Clock:
@@ -31,7 +30,7 @@ def test_large_states_are_left_less_often(
     takes: float, between: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, written = Clock(), []
-    monkeypatch.setattr(checkpoints, "time", clock)
+    monkeypatch.setattr(artifacts, "time", clock)
 
     def state() -> dict[str, int]:
         clock.now += takes
@@ -65,7 +64,7 @@ def test_a_checkpoint_runs_no_code(place: str, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     content: dict[str, Any] = {"key": {"seed": 0}, "state": {"step": 1}}
     content[place]["more"] = Bomb(canary)
-    torch.save(content, tmp_path / checkpoints.NAME)
+    torch.save(content, tmp_path / CHECKPOINT)
     with pytest.raises(TrainingError, match=r"holds more than tensors and numbers.*delete it to start again") as error:
         Checkpoint(tmp_path, {"seed": 0}).read(torch.device("cpu"))
     assert "\n" not in str(error.value)
@@ -82,15 +81,15 @@ def test_all_that_train_and_harden_leave_is_read_again(tmp_path: Path) -> None:
         "optimizer": optimizer.state_dict(),
         "torch": torch.get_rng_state(),
         "order": np.random.default_rng(0).bit_generator.state,
-        "checks": [Check(1, None, 0.5, (True, False), 1.0)],
-        "copies": {(1, 0.5): layer.state_dict()},
+        "checks": [{"epoch": 1, "loss": None, "survived": (True, False)}],
+        "weights": {(1, 0.5): layer.state_dict()},
         "best": (1, layer.state_dict()),
     }
     checkpoint = Checkpoint(tmp_path, {"seed": 0, "settings": {"frozen": ("layer4",)}})
     checkpoint.write(lambda: state)
-    found = checkpoint.read(torch.device("cpu"))
-    assert found["checks"] == state["checks"]
-    assert found["order"] == state["order"]
-    assert found["copies"].keys() == state["copies"].keys()  # type: ignore[attr-defined]
-    assert torch.equal(found["torch"], torch.get_rng_state())
-    optimizer.load_state_dict(found["optimizer"])
+    restored = checkpoint.read(torch.device("cpu"))
+    assert restored["checks"] == state["checks"]
+    assert restored["order"] == state["order"]
+    assert restored["weights"].keys() == state["weights"].keys()  # type: ignore[attr-defined]
+    assert torch.equal(restored["torch"], torch.get_rng_state())
+    optimizer.load_state_dict(restored["optimizer"])

@@ -15,12 +15,11 @@ from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.errors import InputError, TrainingError
-from patchcleanser.networks.cifar import resnet
+from patchcleanser.networks.builders import resnet
 from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.training import RECIPES, Cutout, GreedyCutout, Recipe, fit
 from patchcleanser.training.fit import rate_at
-from patchcleanser.training.journal import Epoch
-from patchcleanser.training.judge import Judge, as_good
+from patchcleanser.training.selection import Selector, within_standard_error
 
 QUICK = Recipe(
     epochs=6,
@@ -63,43 +62,51 @@ def test_the_whole_loop_learns_a_few_hundred_real_images(images: ArrayDataset, t
 
 def test_a_run_is_repeated_by_its_seed_and_changed_by_another(images: ArrayDataset, tmp_path: Path) -> None:
     recipe = replace(QUICK, epochs=2)
-    found = [
+    runs = [
         weights(fit(network(), images, recipe, **NORM, out=tmp_path / str(i), seed=seed).module)
         for i, seed in enumerate((1, 1, 2))
     ]
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
 
 
 def test_a_killed_run_goes_on_and_ends_like_an_unbroken_one(images: ArrayDataset, tmp_path: Path) -> None:
     class KilledError(Exception):
         pass
 
-    def kill(epoch: Epoch, epochs: int) -> None:
-        if epoch.epoch == 5:
+    def kill(done: float, epochs: int, text: str) -> None:
+        if done == 5:
             raise KilledError
 
     unbroken = fit(network(), images, QUICK, **NORM, out=tmp_path / "a", every=2)
     with pytest.raises(KilledError):
         fit(network(), images, QUICK, **NORM, out=tmp_path / "b", every=2, on_progress=kill)
-    seen: list[int] = []
+    epochs: list[float] = []
     resumed = fit(
-        network(9), images, QUICK, **NORM, out=tmp_path / "b", every=2, on_progress=lambda e, n: seen.append(e.epoch)
+        network(9),
+        images,
+        QUICK,
+        **NORM,
+        out=tmp_path / "b",
+        every=2,
+        on_progress=lambda done, n, text: epochs.append(done),
     )
-    assert seen == [2, 3, 4, 5, 6]  # quick epochs: the checkpoint was of the first
+    assert epochs == [2, 3, 4, 5, 6]  # quick epochs: the checkpoint was of the first
     assert torch.equal(weights(unbroken.module), weights(resumed.module))
     assert [e.loss for e in unbroken.history] == [e.loss for e in resumed.history]
     # A kill between the last epoch and writing the weights loses nothing either.
-    again = fit(network(9), images, QUICK, **NORM, out=tmp_path / "b", on_progress=lambda e, n: seen.append(e.epoch))
-    assert seen == [2, 3, 4, 5, 6]
+    again = fit(
+        network(9), images, QUICK, **NORM, out=tmp_path / "b", on_progress=lambda done, n, text: epochs.append(done)
+    )
+    assert epochs == [2, 3, 4, 5, 6]
     assert torch.equal(weights(again.module), weights(unbroken.module))
 
 
 def interrupted(images: ArrayDataset, out: Path, recipe: Recipe = QUICK) -> None:
     """Leave a checkpoint behind."""
 
-    def stop(epoch: Epoch, epochs: int) -> None:
-        if epoch.epoch == 2:
+    def stop(done: float, epochs: int, text: str) -> None:
+        if done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -140,14 +147,19 @@ def test_the_log_tells_of_every_epoch_and_tensorboard_has_it_too(images: ArrayDa
     assert list((tmp_path / "tensorboard").iterdir())
 
 
+def scores(*shares: float) -> tuple[Tensor, ...]:
+    """What a Selector returns, for shares of 1,000 held-out images."""
+    return tuple(torch.arange(1000) < 1000 * share for share in shares)
+
+
 def test_the_epoch_kept_is_the_last_of_those_that_chance_cannot_tell_from_the_best(
     images: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     survival = iter((0.5, 0.9, 0.88, 0.4))
-    monkeypatch.setattr(Judge, "__call__", lambda self, model: (0.95, next(survival)))
+    monkeypatch.setattr(Selector, "__call__", lambda self, model: scores(0.95, next(survival)))
     fitted = fit(network(), images, replace(QUICK, epochs=4, ema=0.0), **NORM, out=tmp_path, every=1)
     assert fitted.best.epoch == 3
-    monkeypatch.setattr(Judge, "__call__", lambda self, model: (0.9, 0.9))
+    monkeypatch.setattr(Selector, "__call__", lambda self, model: scores(0.9, 0.9))
     third = fit(network(), images, replace(QUICK, epochs=4, ema=0.0), **NORM, out=tmp_path / "again", every=4)
     assert not torch.equal(weights(fitted.module), weights(third.module))  # which are the last epoch's
 
@@ -157,14 +169,14 @@ def test_the_epoch_kept_is_chosen_by_what_survives_masks_on_the_held_out_part(
 ) -> None:
     fitted = fit(network(), images, replace(QUICK, epochs=4, ema=0.0), **NORM, out=tmp_path, every=1)
     survival = [epoch.survival or 0.0 for epoch in fitted.history]
-    close = [as_good(share, max(survival), int(QUICK.holdout * len(images))) for share in survival]
+    close = [within_standard_error(share, max(survival), int(QUICK.holdout * len(images))) for share in survival]
     assert fitted.best.epoch == max(n for n, near in enumerate(close, 1) if near)
 
 
 def test_of_equal_epochs_the_last_is_kept_and_named(
     images: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Judge, "__call__", lambda self, model: (0.5, 0.5))
+    monkeypatch.setattr(Selector, "__call__", lambda self, model: scores(0.5, 0.5))
     recipe = replace(QUICK, epochs=3, ema=0.0)
     fitted = fit(network(), images, recipe, **NORM, out=tmp_path, every=1)
     late = fit(network(), images, recipe, **NORM, out=tmp_path / "last", every=3)
@@ -184,11 +196,11 @@ def test_a_teacher_pulls_the_answers_towards_its_own(images: ArrayDataset, tmp_p
 
 
 def test_a_teacher_sees_images_at_its_own_size_and_in_its_own_colours(images: ArrayDataset, tmp_path: Path) -> None:
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
 
     class Watching(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            seen.append(x)
+            inputs.append(x)
             return torch.zeros(len(x), 10)
 
     own = Preprocessing(28, (24, 24), "bicubic", (0.0, 0.0, 0.0), (0.5, 0.5, 0.5))
@@ -196,28 +208,30 @@ def test_a_teacher_sees_images_at_its_own_size_and_in_its_own_colours(images: Ar
     large = Preprocessing((48, 48), mean=(0.5, 0.5, 0.5), std=(0.1, 0.1, 0.1))
     teacher = TorchClassifier(Watching().eval(), own)
     fit(network(), images, recipe, preprocessing=large, out=tmp_path, teacher=teacher)
-    assert {tuple(x.shape[1:]) for x in seen} == {(3, 24, 24)}
+    assert {tuple(x.shape[1:]) for x in inputs} == {(3, 24, 24)}
     mean = torch.from_numpy(images.images).float().mean() / 255
-    assert torch.cat(seen).mean().item() == pytest.approx(2 * mean.item(), abs=0.05)  # nothing was cropped or taken off
+    assert torch.cat(inputs).mean().item() == pytest.approx(
+        2 * mean.item(), abs=0.05
+    )  # nothing was cropped or taken off
 
 
 @pytest.mark.parametrize("student", ["plain", "filling in"])
 def test_a_network_that_fills_in_learns_with_the_worst_masks_and_may_teach(
     student: str, images: ArrayDataset, tmp_path: Path
 ) -> None:
-    told: list[Tensor] = []
+    masks: list[Tensor] = []
 
     class Listening(Inpainting):
         def forward(self, inputs: Tensor) -> Tensor:
-            told.append(inputs[:, -1].detach())
+            masks.append(inputs[:, -1].detach())
             return super().forward(inputs)  # type: ignore[no-any-return]
 
     learner = network() if student == "plain" else Inpainting(network())
-    masks = GreedyCutout(2, 4, 8, inside=True, tries=2, share=1.0)
-    recipe = replace(QUICK, epochs=1, teacher_weight=0.5, cutout=masks)
+    cutout = GreedyCutout(2, 4, 8, inside=True, tries=2, share=1.0)
+    recipe = replace(QUICK, epochs=1, teacher_weight=0.5, cutout=cutout)
     fitted = fit(learner, images, recipe, **NORM, out=tmp_path, teacher=TorchClassifier(Listening(network(1)).eval()))
-    assert told
-    assert not any(hidden.any() for hidden in told)  # a teacher sees the whole picture
+    assert masks
+    assert not any(hidden.any() for hidden in masks)  # a teacher sees the whole picture
     assert getattr(fitted.module, "mask_aware", False) == (student != "plain")
 
 

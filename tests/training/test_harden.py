@@ -23,14 +23,13 @@ from patchcleanser.core.threats import Grid
 from patchcleanser.data import in_memory, load_dataset, together
 from patchcleanser.data.dataset import Subset
 from patchcleanser.errors import InputError, TrainingError
-from patchcleanser.networks.cifar import resnet
+from patchcleanser.networks.builders import resnet
 from patchcleanser.networks.inpainting import Inpainting
-from patchcleanser.training import Recipe, checkpoints, fit
-from patchcleanser.training.choice import Check, chosen, eligible
-from patchcleanser.training.cutout import shown
-from patchcleanser.training.harden import harden
-from patchcleanser.training.settings import HardenSettings
-from patchcleanser.training.student import Student, _apart, _freeze
+from patchcleanser.training import Recipe, artifacts, fit
+from patchcleanser.training.cutout import masked_inputs
+from patchcleanser.training.harden import HardeningStudent, _freeze, _hold_out, harden
+from patchcleanser.training.recipes import HardenSettings
+from patchcleanser.training.selection import Check, choose, eligible
 
 THREAT = Threat.square(5)
 
@@ -57,15 +56,15 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> TorchClassifier:
 def test_the_copy_says_of_masked_photos_what_the_original_says_of_whole_ones(classifier: TorchClassifier) -> None:
     before = copy.deepcopy(classifier.module.state_dict())
     photos = together([load_dataset("sample")])  # without labels
-    seen: list[float] = []
+    epochs: list[float] = []
     settings = HardenSettings(epochs=5, batch=25, rate=1e-3, tries=1, holdout=0.3, smallest_crop=0.8, every=2)
     done = harden(
-        classifier, photos, THREAT, settings=settings, on_progress=lambda done, loss, check: seen.append(done)
+        classifier, photos, THREAT, settings=settings, on_progress=lambda done, total, text: epochs.append(done)
     )
     assert done.checks[0].agreement == 1.0  # the copy starts as the original
     assert done.best.invariance > done.checks[0].invariance
     assert done.best.agreement > 0.7
-    assert seen == [2, 4, 5, 5, 5, 5]  # every second epoch, the last, and thrice on the way back
+    assert epochs == [2, 4, 5, 5, 5, 5]  # every second epoch, the last, and thrice on the way back
     # The original is untouched, and so are the batch-norm statistics of the copy.
     for name, tensor in classifier.module.state_dict().items():
         assert torch.equal(tensor, before[name])
@@ -104,14 +103,14 @@ def _check(epoch: int, agreement: float, *survivors: tuple[int, int], photos: in
 def test_of_the_most_invariant_copies_the_one_most_like_the_original_is_kept(
     copies: list[tuple[Any, ...]], photos: int, epoch: int
 ) -> None:
-    untouched, *others = [_check(n, agreement, *rest, photos=photos) for n, (agreement, *rest) in enumerate(copies)]
+    untouched, *trained = [_check(n, agreement, *rest, photos=photos) for n, (agreement, *rest) in enumerate(copies)]
     left: list[Check] = []
-    for check in others:  # weights that are not eligible are thrown away as checks come in
+    for check in trained:  # weights that are not eligible are thrown away as checks come in
         left = eligible([untouched, *left, check])
         assert max(left, key=lambda c: c.invariance, default=untouched).invariance == max(
-            c.invariance for c in [untouched, *others[: others.index(check) + 1]]
+            c.invariance for c in [untouched, *trained[: trained.index(check) + 1]]
         )
-    assert chosen([untouched, *left]).epoch == epoch
+    assert choose([untouched, *left]).epoch == epoch
 
 
 def test_copies_that_a_later_one_beats_in_both_measures_are_thrown_away() -> None:
@@ -123,16 +122,16 @@ def test_copies_that_a_later_one_beats_in_both_measures_are_thrown_away() -> Non
 def test_copies_part_of_the_way_back_to_the_original_are_looked_at_too(
     classifier: TorchClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("patchcleanser.training.student.eligible", lambda checks: checks[1:])  # all may be chosen
+    monkeypatch.setattr("patchcleanser.training.harden.eligible", lambda checks: checks[1:])  # all may be chosen
     settings = HardenSettings(epochs=2, batch=25, rate=1e-3, tries=1, holdout=0.4, every=1)
-    work = Student(classifier, together([load_dataset("sample")]), THREAT, settings, seed=0)
-    work.checked(None)
-    work.epoch()
-    work.epoch()
-    epoch = chosen(work.candidates).epoch
-    work.look_back()
-    assert [check.place for check in work.checks[3:]] == [(epoch, 0.75), (epoch, 0.5), (epoch, 0.25)]
-    trained, half = work.copies[epoch, 1.0], work.copies[epoch, 0.5]
+    work = HardeningStudent(classifier, together([load_dataset("sample")]), THREAT, settings, seed=0)
+    work.check(None, way=0.0)
+    work.train_epoch()
+    work.train_epoch()
+    epoch = choose(work.candidates).epoch
+    work.check_interpolations()
+    assert [check.key for check in work.checks[3:]] == [(epoch, 0.75), (epoch, 0.5), (epoch, 0.25)]
+    trained, half = work.weights[epoch, 1.0], work.weights[epoch, 0.5]
     for name, tensor in classifier.module.state_dict().items():
         want = torch.lerp(tensor, trained[name], 0.5) if tensor.is_floating_point() else tensor
         assert torch.allclose(half[name], want, atol=1e-6), name
@@ -147,15 +146,15 @@ def test_on_the_input_grid_the_copy_learns_with_the_very_masks_of_the_defense(
     """On the source grid they fall elsewhere in every image."""
     threat, hidden = Threat.square(5, grid=grid), []
 
-    def seen(module: nn.Module, inputs: Tensor, chosen: Tensor | None = None) -> Tensor:
+    def watch(module: nn.Module, inputs: Tensor, chosen: Tensor | None = None) -> Tensor:
         hidden.extend([] if chosen is None else [h for h in chosen if h.any()])
-        return shown(module, inputs, chosen)
+        return masked_inputs(module, inputs, chosen)
 
-    monkeypatch.setattr("patchcleanser.training.student.shown", seen)
+    monkeypatch.setattr("patchcleanser.training.harden.masked_inputs", watch)
     photos = together([load_dataset("sample")], limit=60)
     harden(classifier, photos, threat, settings=HardenSettings(epochs=2, batch=20, every=2, masks=masks))
-    kept = torch.from_numpy(MaskSet.build(threat, image=(32, 32), masks=masks).visible())
-    unions = {(~(a & b)).numpy().tobytes() for a in kept for b in kept}
+    visible = torch.from_numpy(MaskSet.build(threat, image=(32, 32), masks=masks).visible())
+    unions = {(~(a & b)).numpy().tobytes() for a in visible for b in visible}
     right = [h.numpy().tobytes() in unions for h in hidden]
     assert len(right) > 50
     assert all(right) if own else not all(right)
@@ -179,12 +178,12 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
     photos = together([load_dataset("sample")], limit=60)
     settings = HardenSettings(epochs=4, batch=16, rate=1e-3, tries=1, holdout=0.3, every=2)
     unbroken = harden(classifier, photos, THREAT, settings=settings)
-    monkeypatch.setattr(checkpoints, "SAVE_SECONDS", 0)
-    monkeypatch.setattr(checkpoints, "SAVE_SHARE", 1e9)
-    monkeypatch.setattr("patchcleanser.training.student.TELL_SECONDS", 0)
+    monkeypatch.setattr(artifacts, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(artifacts, "SAVE_SHARE", 1e9)
+    monkeypatch.setattr("patchcleanser.training.harden.PROGRESS_SECONDS", 0)
     times: list[float] = []
 
-    def stop(done: float, loss: float, check: Check) -> None:
+    def stop(done: float, total: int, text: str) -> None:
         times.append(done)
         if done > 2.5:
             raise StoppedError
@@ -202,7 +201,7 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
         THREAT,
         settings=settings,
         out=tmp_path,
-        on_progress=lambda done, loss, check: times.append(done),
+        on_progress=lambda done, total, text: times.append(done),
     )
     assert min(times) > 2  # the first two epochs were not repeated
     assert [asdict(c) | {"seconds": 0} for c in resumed.checks] == [asdict(c) | {"seconds": 0} for c in unbroken.checks]
@@ -212,33 +211,33 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
 
 def test_the_original_is_asked_about_the_very_pictures_that_are_then_masked(classifier: TorchClassifier) -> None:
     settings = HardenSettings(batch=20, unmasked=0.25, greedy=1.0)
-    work = Student(classifier, together([load_dataset("sample")], limit=30), THREAT, settings, seed=0)
-    asked: list[Tensor] = []
-    learnt: list[Tensor] = []
-    work.ask = lambda inputs: (asked.append(inputs), classifier.module(inputs))[1]  # type: ignore[func-returns-value]
-    work.learn = lambda inputs: (learnt.append(inputs), work.module(inputs))[1]  # type: ignore[func-returns-value]
-    work.epoch()
-    assert len(asked) == 1
-    assert len(learnt) == 2 * settings.tries + 1  # places tried for two masks, then the training step
-    assert torch.equal(asked[0][:5], learnt[-1][:5])  # a quarter of the batch stays whole
-    hidden = (learnt[-1][5:] == 0).all(1)
+    work = HardeningStudent(classifier, together([load_dataset("sample")], limit=30), THREAT, settings, seed=0)
+    teacher_inputs: list[Tensor] = []
+    student_inputs: list[Tensor] = []
+    work.teacher = lambda inputs: (teacher_inputs.append(inputs), classifier.module(inputs))[1]  # type: ignore[func-returns-value]
+    work.student = lambda inputs: (student_inputs.append(inputs), work.module(inputs))[1]  # type: ignore[func-returns-value]
+    work.train_epoch()
+    assert len(teacher_inputs) == 1
+    assert len(student_inputs) == 2 * settings.tries + 1  # places tried for two masks, then the training step
+    assert torch.equal(teacher_inputs[0][:5], student_inputs[-1][:5])  # a quarter of the batch stays whole
+    hidden = (student_inputs[-1][5:] == 0).all(1)
     assert hidden.flatten(1).any(1).all()
-    assert torch.equal(learnt[-1][5:], asked[0][5:].masked_fill(hidden[:, None], 0.0))
+    assert torch.equal(student_inputs[-1][5:], teacher_inputs[0][5:].masked_fill(hidden[:, None], 0.0))
 
 
 def test_a_network_that_fills_in_what_is_hidden_is_told_so_while_it_learns() -> None:
     filling = load_classifier("inpaint:zoo:tiny", device="cpu")
     assert isinstance(filling, TorchClassifier)
     photos = together([load_dataset("sample")], limit=30)
-    work = Student(filling, photos, THREAT, HardenSettings(batch=20, unmasked=0.25), seed=0)
-    asked: list[Tensor] = []
-    learnt: list[Tensor] = []
-    work.ask = lambda inputs: (asked.append(inputs), filling.module(inputs))[1]  # type: ignore[func-returns-value]
-    work.learn = lambda inputs: (learnt.append(inputs), work.module(inputs))[1]  # type: ignore[func-returns-value]
-    work.epoch()
-    assert (asked[0][:, 3] == 0).all()
-    assert (learnt[-1][:5, 3] == 0).all()
-    assert learnt[-1][5:, 3].flatten(1).any(1).all()
+    work = HardeningStudent(filling, photos, THREAT, HardenSettings(batch=20, unmasked=0.25), seed=0)
+    teacher_inputs: list[Tensor] = []
+    student_inputs: list[Tensor] = []
+    work.teacher = lambda inputs: (teacher_inputs.append(inputs), filling.module(inputs))[1]  # type: ignore[func-returns-value]
+    work.student = lambda inputs: (student_inputs.append(inputs), work.module(inputs))[1]  # type: ignore[func-returns-value]
+    work.train_epoch()
+    assert (teacher_inputs[0][:, 3] == 0).all()
+    assert (student_inputs[-1][:5, 3] == 0).all()
+    assert student_inputs[-1][5:, 3].flatten(1).any(1).all()
     settings = HardenSettings(epochs=1, batch=16, rate=1e-6, tries=1, every=1)
     done = harden(filling, photos, THREAT, settings=settings)
     assert done.classifier.mask_aware
@@ -248,13 +247,13 @@ def test_a_network_that_fills_in_what_is_hidden_is_told_so_while_it_learns() -> 
 def test_sharp_photos_are_seen_more_often_than_blurred_ones(classifier: TorchClassifier) -> None:
     sharp, blurred = load_dataset("sample"), SmallPhotos(load_dataset("sample"), np.arange(100))
     settings = HardenSettings(epochs=1, batch=8, tries=1, holdout=0.1, sharp=3)
-    work = Student(classifier, together([sharp, blurred]), THREAT, settings, 0)
+    work = HardeningStudent(classifier, together([sharp, blurred]), THREAT, settings, 0)
     times = np.bincount(work.pool, minlength=400)  # 300 sharp ones, 100 blurred
     wide = (work.photos.sizes.amin(1) >= 16).numpy()
     assert (times[(times > 0) & wide] == 3).all()
     assert (times[(times > 0) & ~wide] == 1).all()
     # None of those held out is learnt from, and sharp ones among them are nearly as frequent as among those shown.
-    assert len(work.held) == int((times == 0).sum()) == 40
+    assert len(work.selector.inputs) == int((times == 0).sum()) == 40
     assert [int((times[kind] == 0).sum()) for kind in (wide, ~wide)] == [30, 10]
 
 
@@ -264,7 +263,7 @@ def test_sharp_photos_are_seen_more_often_than_blurred_ones(classifier: TorchCla
 )
 def test_few_sharp_photos_are_not_all_held_out(sharp: int, blurred: int, held: tuple[int, int]) -> None:
     often = np.repeat([20, 1], [sharp, blurred]) if sharp and blurred else np.ones(sharp + blurred, int)
-    apart = _apart(often, 0.1, np.random.default_rng(0))
+    apart = _hold_out(often, 0.1, np.random.default_rng(0))
     assert len(set(apart.tolist())) == len(apart)
     assert (int((apart < sharp).sum()), int((apart >= sharp).sum())) == held
 
@@ -272,7 +271,8 @@ def test_few_sharp_photos_are_not_all_held_out(sharp: int, blurred: int, held: t
 def test_half_of_the_photos_are_blended_with_another(classifier: TorchClassifier) -> None:
     photos = together([load_dataset("sample")], limit=100)
     pure, mixed = (
-        Student(classifier, photos, THREAT, HardenSettings(mix=mix), seed=0)._crops(np.arange(64)) for mix in (0.0, 0.5)
+        HardeningStudent(classifier, photos, THREAT, HardenSettings(mix=mix), seed=0)._crops(np.arange(64))
+        for mix in (0.0, 0.5)
     )
     changed = (pure - mixed).abs().flatten(1).amax(1) > 1e-4
     assert 20 <= int(changed.sum()) <= 44
@@ -319,11 +319,11 @@ def test_the_original_can_be_asked_about_mirror_images_too(classifier: TorchClas
     photos = together([load_dataset("sample")])
     inputs = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for mirror in (False, True):
-        work = Student(classifier, photos, THREAT, HardenSettings(mirror=mirror), seed=0)
+        work = HardeningStudent(classifier, photos, THREAT, HardenSettings(mirror=mirror), seed=0)
         with torch.inference_mode():
-            same = torch.allclose(work.ask(inputs), work.ask(inputs.flip(-1)), atol=1e-4)
-            whole = work.teacher(inputs) + work.teacher(inputs.flip(-1)) if mirror else 2 * work.teacher(inputs)
-            assert torch.allclose(work.ask(inputs), whole / 2, atol=1e-4)
+            same = torch.allclose(work.teacher(inputs), work.teacher(inputs.flip(-1)), atol=1e-4)
+            logits = work.original(inputs) + work.original(inputs.flip(-1)) if mirror else 2 * work.original(inputs)
+            assert torch.allclose(work.teacher(inputs), logits / 2, atol=1e-4)
         assert same == mirror
 
 
@@ -338,26 +338,26 @@ def test_features_are_kept_where_that_is_asked_for(classifier: TorchClassifier) 
     inputs = torch.stack([classifier.prepare(photos.image(i)[None])[0] for i in range(64)])
     hidden = inputs.clone()
     hidden[:, :, 8:20, 8:20] = 0
-    seen: list[Tensor] = []
+    features: list[Tensor] = []
     apart = []
     for weight in (0.0, 20.0):
         settings = HardenSettings(epochs=4, batch=25, rate=1e-3, tries=1, every=4, features=weight)
-        work = Student(classifier, photos, THREAT, settings, seed=0)
-        work.checked(None)
-        while not work.over:
-            work.epoch()
-        done = work.kept
+        work = HardeningStudent(classifier, photos, THREAT, settings, seed=0)
+        work.check(None, way=0.0)
+        while not work.finished:
+            work.train_epoch()
+        done = work.averaged
         assert done(inputs).shape == (64, 10)
         hardened = last(done)
         assert torch.equal(hardened.weight, head.weight) == (weight > 0)  # the last layer stays as it is
-        handles = [m.register_forward_pre_hook(lambda m, given: seen.append(given[0])) for m in (head, hardened)]
+        handles = [m.register_forward_pre_hook(lambda m, given: features.append(given[0])) for m in (head, hardened)]
         with torch.inference_mode():
             classifier.module(inputs)
             done(hidden)
         for handle in handles:
             handle.remove()
-        whole, masked = seen[-2:]
-        apart.append(float(((whole - masked).square().sum(1) / whole.square().sum(1)).mean()))
+        unmasked, masked = features[-2:]
+        apart.append(float(((unmasked - masked).square().sum(1) / unmasked.square().sum(1)).mean()))
     assert apart[1] < 0.95 * apart[0], apart
 
 
@@ -365,19 +365,19 @@ def test_frozen_layers_stay_as_they_are_whatever_is_around_the_network(classifie
     around = inpainting(classifier)
     layers = list(dict.fromkeys(name.partition(".")[0] for name, _ in classifier.module.named_parameters()))
     photos, settings = together([load_dataset("sample")], limit=60), HardenSettings(epochs=1, batch=25, rate=1e-3)
-    work = Student(around, photos, THREAT, replace(settings, frozen=(layers[-1],)), seed=0)
-    work.checked(None)
-    work.epoch()
+    work = HardeningStudent(around, photos, THREAT, replace(settings, frozen=(layers[-1],)), seed=0)
+    work.check(None, way=0.0)
+    work.train_epoch()
     moved = {
         name.split(".")[1]
         for name, weights in work.module.named_parameters()
         if not torch.equal(weights, around.module.state_dict()[name])
     }
     assert moved == set(layers[:-1])
-    with pytest.raises(InputError, match=f"no layer 'layer9' to leave as it is; the network has .*{layers[-1]}"):
+    with pytest.raises(InputError, match=f"no layer 'layer9' to freeze; the network has .*{layers[-1]}"):
         harden(around, photos, THREAT, settings=replace(settings, frozen=("layer9",)))
     for frozen, features in ((layers, 0.0), (layers[:-1], 1.0)):
-        with pytest.raises(InputError, match=f"nothing is left to learn when .*{frozen[-1]}.* stay as they are"):
+        with pytest.raises(InputError, match=f"no layer is left to train with .*{frozen[-1]}.* frozen"):
             harden(around, photos, THREAT, settings=replace(settings, frozen=tuple(frozen), features=features))
 
 

@@ -44,11 +44,11 @@ def test_a_command_killed_in_the_middle_goes_on_and_ends_with_the_same_weights(
         child.communicate()
     if not (out / "card.json").is_file():  # or the last one had ended before it was killed
         child = start(words, out)
-        _, said = child.communicate()
-        assert child.returncode == 0, said
-    whole = start(words, tmp_path / "whole")
-    assert whole.communicate()[1] is not None
-    assert whole.returncode == 0
+        _, errors = child.communicate()
+        assert child.returncode == 0, errors
+    unbroken = start(words, tmp_path / "whole")
+    assert unbroken.communicate()[1] is not None
+    assert unbroken.returncode == 0
     assert weights(out) == weights(tmp_path / "whole")
     assert load_classifier(f"trained:{out}", device="cpu").classes == 10
     assert not (out / "checkpoint.pt").exists()
@@ -61,10 +61,10 @@ def test_a_half_written_checkpoint_is_left_out_and_a_damaged_one_is_named(words:
     (tmp_path / ".checkpoint.pt.abc").write_bytes(b"half")
     (tmp_path / "checkpoint.pt").write_bytes(b"half")
     child = start(words, tmp_path)
-    said = child.communicate()[1].decode()
+    errors = child.communicate()[1].decode()
     assert child.returncode == 2
-    assert "checkpoint.pt is damaged" in said
-    assert "delete it to start again" in said
+    assert "checkpoint.pt is damaged" in errors
+    assert "delete it to start again" in errors
     (tmp_path / "checkpoint.pt").unlink()
     child = start(words, tmp_path)
     assert child.communicate()[1] is not None

@@ -22,7 +22,7 @@ MOVED = {
     "patchcleanser.classifiers.interval": "patchcleanser.networks.interval",
     "patchcleanser.classifiers.mean": "patchcleanser.networks.ensemble",
     "patchcleanser.classifiers.mirror": "patchcleanser.networks.flip_ensemble",
-    "patchcleanser.classifiers.networks": "patchcleanser.networks.cifar",
+    "patchcleanser.classifiers.networks": "patchcleanser.networks.builders",
     "patchcleanser.classifiers.tokens": "patchcleanser.networks.token_dropping",
     "patchcleanser.experiments.imagenet": "patchcleanser.paper.resnet50",
 }

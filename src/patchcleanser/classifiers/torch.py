@@ -13,7 +13,7 @@ from patchcleanser.classifiers.classifier import Classifier, is_out_of_memory, p
 from patchcleanser.classifiers.fingerprints import layers, module_digest, note_caches
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import ClassifierError, InputError, OutputError, TrainModeError
-from patchcleanser.networks.base import logits_in
+from patchcleanser.networks.wrapper import logits_in
 
 
 class TorchClassifier(Classifier):

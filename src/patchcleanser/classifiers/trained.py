@@ -14,7 +14,7 @@ from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.registry import SpecOrigin, innermost, load_spec, parse_options, with_classes
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
 from patchcleanser.errors import ClassifierError, InputError
-from patchcleanser.networks.cifar import INPUT, build_network
+from patchcleanser.networks.builders import INPUT, build_network
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2470, 0.2435, 0.2616)

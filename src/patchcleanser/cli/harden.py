@@ -58,10 +58,9 @@ def harden(
     from patchcleanser.cli.progress import progress
     from patchcleanser.data import load_dataset, together
     from patchcleanser.records.provenance import origin
-    from patchcleanser.training.cards import write_model
-    from patchcleanser.training.choice import Check
+    from patchcleanser.training.artifacts import write_model
     from patchcleanser.training.harden import harden as run
-    from patchcleanser.training.settings import HardenSettings
+    from patchcleanser.training.recipes import HardenSettings
 
     settings = HardenSettings(
         epochs=epochs,
@@ -83,12 +82,7 @@ def harden(
     classifier = trainable(model, device, out, trust_code=trust_code)
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
     with progress(f"hardening {model}", quiet=as_json) as report:
-
-        def on_progress(done: float, loss: float, check: Check) -> None:
-            words = f"loss {loss:.3f}  agreement {check.agreement:.3f}  invariance {check.invariance:.3f}"
-            report(round(done, 2), epochs, words)
-
-        done = run(classifier, photos, threat, settings=settings, seed=seed, out=out, on_progress=on_progress)
+        done = run(classifier, photos, threat, settings=settings, seed=seed, out=out, on_progress=report)
     before, best = done.checks[0], done.best
     card = {
         "model": bare_spec(model),

@@ -51,7 +51,7 @@ def models(
 
 def _listed() -> dict[str, Any]:
     from patchcleanser.classifiers.trained import read_card, zoo_folders
-    from patchcleanser.networks.cifar import NETWORKS
+    from patchcleanser.networks.builders import NETWORKS
 
     zoo = []
     for name, folder in sorted(zoo_folders().items()):

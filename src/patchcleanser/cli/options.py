@@ -287,7 +287,7 @@ def trainable(model: str, device: str, out: Path, *, trust_code: bool = False) -
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.classifiers.torch import TorchClassifier
     from patchcleanser.networks.ensemble import Mean
-    from patchcleanser.training import checkpoints
+    from patchcleanser.training.artifacts import CHECKPOINT
 
     if (out / "card.json").is_file():
         raise InputError(f"{out} holds a finished run; use it as trained:{out}, or use another --out")
@@ -308,7 +308,7 @@ def trainable(model: str, device: str, out: Path, *, trust_code: bool = False) -
         raise InputError(
             f"{model} is several networks, which learn one by one; train each, and ask for their mean then"
         )
-    if (out / checkpoints.NAME).is_file():
+    if (out / CHECKPOINT).is_file():
         print(f"going on from the checkpoint in {out}", file=sys.stderr)
     return classifier
 

@@ -59,9 +59,8 @@ def train(
     from patchcleanser.cli.progress import progress
     from patchcleanser.core.threats import Threat
     from patchcleanser.records.provenance import origin
-    from patchcleanser.training.cards import write_model
+    from patchcleanser.training.artifacts import write_model
     from patchcleanser.training.fit import fit
-    from patchcleanser.training.journal import Epoch
 
     chosen = _recipe(recipe, change or [])
     threat = Threat.parse(patch)
@@ -73,11 +72,6 @@ def train(
     preprocessing = classifier.preprocessing.uncropped  # trained without a crop, and so used without one
     guide = _teacher(teacher, chosen, device, len(dataset.classes), trust_code=trust_code)
     with progress(f"training {model}", quiet=as_json) as report:
-
-        def on_progress(epoch: Epoch, epochs: int) -> None:
-            held = "" if epoch.survival is None else f"  held out: {epoch.clean:.3f}, under masks {epoch.survival:.3f}"
-            report(epoch.epoch, epochs, f"loss {epoch.loss:.3f}  accuracy {epoch.accuracy:.3f}{held}")
-
         fitted = fit(
             classifier.module,
             dataset,
@@ -87,9 +81,9 @@ def train(
             seed=seed,
             threat=threat,
             teacher=guide,
-            on_progress=on_progress,
+            on_progress=report,
         )
-    if not fitted.main:
+    if not fitted.is_main_process:
         return
     card = {
         "model": bare_spec(model),
@@ -149,12 +143,12 @@ def _classes(classifier: TorchClassifier) -> int | None:
     import torch
 
     from patchcleanser.classifiers.torch import input_size
-    from patchcleanser.training.cutout import shown
+    from patchcleanser.training.cutout import masked_inputs
 
     if classifier.classes is None:
         nothing = torch.zeros(1, 3, *input_size(classifier), device=classifier.device)
         with torch.inference_mode():
-            classifier.checked_logits(shown(classifier.module, nothing))
+            classifier.checked_logits(masked_inputs(classifier.module, nothing))
     return classifier.classes
 
 

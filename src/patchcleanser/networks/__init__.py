@@ -1,1 +1,1 @@
-"""Networks of ours, and networks that ask other networks."""
+"""The networks of this project, and networks that wrap others: inpainting, flip ensembles, ensembles."""

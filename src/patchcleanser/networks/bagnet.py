@@ -1,4 +1,4 @@
-"""BagNets: networks whose every local logit sees a small square of the image, and whose output is their mean."""
+"""BagNets: the mean of local logits, each of which sees a small square of the image."""
 
 from __future__ import annotations
 
@@ -11,38 +11,37 @@ from patchcleanser.errors import ClassifierError
 
 
 class Block(nn.Module):
-    """A residual bottleneck whose middle convolution is 1×1 or 3×3; nothing is padded, so nothing else is seen."""
+    """A residual bottleneck without padding, whose middle convolution is 1×1 or 3×3."""
 
-    def __init__(self, inside: int, middle: int, outside: int, *, kernel: int, stride: int) -> None:
+    def __init__(self, in_channels: int, middle: int, out_channels: int, *, kernel: int, stride: int) -> None:
         super().__init__()
         self.kernel, self.stride = kernel, stride
         self.layers = nn.Sequential(
-            nn.Conv2d(inside, middle, 1, bias=False),
+            nn.Conv2d(in_channels, middle, 1, bias=False),
             nn.BatchNorm2d(middle),
             nn.ReLU(inplace=True),
             nn.Conv2d(middle, middle, kernel, stride, bias=False),
             nn.BatchNorm2d(middle),
             nn.ReLU(inplace=True),
-            nn.Conv2d(middle, outside, 1, bias=False),
-            nn.BatchNorm2d(outside),
+            nn.Conv2d(middle, out_channels, 1, bias=False),
+            nn.BatchNorm2d(out_channels),
         )
-        same = inside == outside and stride == 1
-        self.shortcut: nn.Module = (
-            nn.Identity()
-            if same
-            else nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
-        )
+        self.shortcut: nn.Module = nn.Identity()
+        if in_channels != out_channels or stride != 1:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
 
     def forward(self, features: Tensor) -> Tensor:
-        """[N, inside, H, W] → [N, outside, h, w]."""
-        found: Tensor = self.layers(features)
-        edge = (self.kernel - 1) // 2  # the shortcut takes the middle of what the convolution sees
+        """[N, in_channels, H, W] → [N, out_channels, h, w]."""
+        residual: Tensor = self.layers(features)
+        edge = (self.kernel - 1) // 2  # the shortcut takes the middle of the convolution's field
         inner = features[:, :, edge : features.shape[2] - edge, edge : features.shape[3] - edge]
-        return torch.relu(found + self.shortcut(inner)[:, :, : found.shape[2], : found.shape[3]])
+        return torch.relu(residual + self.shortcut(inner)[:, :, : residual.shape[2], : residual.shape[3]])
 
 
 class BagNet(nn.Module):
-    """Local logits of small receptive fields. With `votes` each is a vote for a class, or none (BagCert).
+    """The mean of local logits of small receptive fields. With `votes` each logit above 0 is a vote (BagCert).
 
     Local logit (i, j) sees the `field`×`field` px from (i * jump, j * jump): a convolution of kernel k and
     stride s adds (k - 1) * jump to the field and multiplies the jump by s.
@@ -66,11 +65,10 @@ class BagNet(nn.Module):
         return logits
 
     def forward(self, images: Tensor) -> Tensor:
-        """[N, C, H, W] → logits [N, classes]."""
         return self.pooled(self.local(images))
 
     def pooled(self, local: Tensor) -> Tensor:
-        """The mean of the local logits; or the share of votes, whose gradient is that of a sigmoid."""
+        """The mean of local logits; with `votes` the share of votes, with a sigmoid's gradient (straight-through)."""
         if self.votes:
             soft = local.sigmoid()
             local = (local > 0).to(soft) + soft - soft.detach()
@@ -80,11 +78,8 @@ class BagNet(nn.Module):
 def bagnet(
     classes: int = 10, *, field: int = 7, width: int = 256, depth: int = 8, stride: int = 1, votes: bool = False
 ) -> nn.Module:
-    """A BagNet for 32×32 images, with a receptive field of an odd number of px.
-
-    The stem sees 3×3 px, and each of the first blocks two more (of stride 2, where the first block is to have it).
-    """
-    threes = _threes(field, stride)
+    """A BagNet for 32×32 images whose receptive field is an odd number of px; `stride` is the first block's."""
+    threes = _blocks_of_3x3(field, stride)
     if depth < threes:
         raise ClassifierError(f"a field of {field} px needs at least {threes} blocks, got depth={depth}")
     stem = nn.Sequential(nn.Conv2d(3, width, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
@@ -95,15 +90,15 @@ def bagnet(
     return BagNet(stem, blocks, width, classes, votes=votes)
 
 
-def _threes(field: int, stride: int) -> int:
-    """How many blocks of 3×3 px it takes, besides the stem; of stride 2 the first one is."""
+def _blocks_of_3x3(field: int, stride: int) -> int:
+    """How many blocks with a 3×3 convolution give this field, after a stem of 3×3 px."""
     if stride not in (1, 2):
         raise ClassifierError(f"the stride of this BagNet is 1 or 2, got {stride}")
-    threes, seen, jump = 0, 3, 1
-    while seen < field:
-        threes, seen, jump = threes + 1, seen + 2 * jump, stride
-    if seen != field:
-        raise ClassifierError(f"a BagNet of stride {stride} has no field of {field} px; the next is {seen}")
+    threes, width, jump = 0, 3, 1
+    while width < field:
+        threes, width, jump = threes + 1, width + 2 * jump, stride
+    if width != field:
+        raise ClassifierError(f"a BagNet of stride {stride} has no field of {field} px; the next is {width}")
     return threes
 
 
@@ -116,11 +111,11 @@ def bagnet17(classes: int = 1000, *, threes: int = 3, votes: bool = False) -> nn
         nn.Conv2d(3, 64, 1, bias=False), nn.Conv2d(64, 64, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)
     )
     blocks: list[Block] = []
-    inside = 64
+    in_channels = 64
     for stage, (number, stride) in enumerate(zip((3, 4, 6, 3), (2, 2, 2, 1), strict=True)):
         middle = 64 * 2**stage
         for n in range(number):
             kernel = 3 if n == 0 and stage < threes else 1
-            blocks.append(Block(inside, middle, 4 * middle, kernel=kernel, stride=stride if n == 0 else 1))
-            inside = 4 * middle
-    return BagNet(stem, blocks, inside, classes, votes=votes)
+            blocks.append(Block(in_channels, middle, 4 * middle, kernel=kernel, stride=stride if n == 0 else 1))
+            in_channels = 4 * middle
+    return BagNet(stem, blocks, in_channels, classes, votes=votes)

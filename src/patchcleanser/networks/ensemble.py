@@ -1,4 +1,4 @@
-"""The mean of several networks' answers: as dear as all of them, and more often right than any."""
+"""Ensembles: the mean of several networks' logits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.networks.base import logits_in
+from patchcleanser.networks.wrapper import logits_in
 
 
 class Mean(nn.Module):
-    """Networks that are all asked about every image, of which the same pixels are hidden for each."""
+    """The mean logits of several networks, which all see the same masked image."""
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -20,5 +20,4 @@ class Mean(nn.Module):
         self.steady = all(getattr(network, "steady", False) for network in networks)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[N, C, H, W] → the mean of the logits of all."""
         return torch.stack([logits_in(network(inputs)) for network in self.networks]).mean(0)

@@ -1,17 +1,17 @@
-"""The mean of a network's answers to an image and to its mirror image: twice the cost, steadier labels."""
+"""Flip ensembles: the mean logits of an image and its mirror image, at twice the cost."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.networks.base import Around, logits_in
+from patchcleanser.networks.wrapper import Around, logits_in
 
 
 class Mirrored(Around):
-    """A network that is asked about every image twice, the second time mirrored left to right.
+    """The mean of a network's logits for an image and for the image flipped left to right.
 
-    Both times the same pixels are hidden, so it is as mask-aware as the network it asks, and no more.
+    The same pixels are hidden in both, so it is mask-aware exactly if the network is.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -20,7 +20,6 @@ class Mirrored(Around):
         self.steady = bool(getattr(network, "steady", False))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[N, C, H, W] → the mean of the logits of both."""
         logits = logits_in(self.network(torch.cat([inputs, inputs.flip(-1)])))
-        number = inputs.shape[0]  # not chunk(2), which an export would take for batches of one size
+        number = inputs.shape[0]  # chunk(2) would fix the batch size of an ONNX export
         return (logits[:number] + logits[number:]) / 2

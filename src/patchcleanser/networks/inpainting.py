@@ -1,4 +1,4 @@
-"""Hidden pixels filled in from visible ones: a network made for whole pictures then meets no grey squares."""
+"""Inpainting: hidden pixels are filled from visible ones, so a network sees no grey squares."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.networks.base import Around
+from patchcleanser.networks.wrapper import Around
 
 
 class Inpainting(Around):
-    """A network behind a filling-in, told by one more channel which pixels are hidden.
+    """A network whose inputs are inpainted; one more channel says which pixels are hidden.
 
-    It is mask-aware: its answers depend on the visible pixels and on the union of masks, so certificates
-    hold, but they are its own, not those of the network alone. Where nothing is hidden it answers as the network does.
+    It is mask-aware: its logits depend on the visible pixels and on the union of masks, so certificates hold. They are
+    certificates of the wrapped network, not of the network alone. Without hidden pixels both have the same logits.
     """
 
     mask_aware = True
@@ -23,21 +23,20 @@ class Inpainting(Around):
 
     def forward(self, inputs: Tensor) -> Any:
         """[N, C + 1, H, W], the last channel 1 where hidden → the network's output."""
-        return self.network(filled_in(inputs[:, :-1], 1 - inputs[:, -1:]))
+        return self.network(inpaint(inputs[:, :-1], 1 - inputs[:, -1:]))
 
 
-def filled_in(images: Tensor, visible: Tensor) -> Tensor:
-    """Images [N, C, H, W] whose hidden pixels (0 in `visible` [N, 1, H, W]) are blended from the nearest visible ones.
+def inpaint(images: Tensor, visible: Tensor) -> Tensor:
+    """Fill hidden pixels (0 in `visible` [N, 1, H, W]) of images [N, C, H, W] with colours of visible pixels nearby.
 
-    Means of the visible pixels are taken over squares of twice the side, again and again, until each square
-    has one; what is hidden is then read from the coarser picture. An image hidden whole becomes 0, the mean colour.
+    The image is halved by averaging its visible pixels, and inpainted itself (recursively, down to one pixel). Hidden
+    pixels are then read from it by bilinear interpolation. An image without visible pixels becomes 0, the mean colour.
     """
     covered = images * visible
     if max(images.shape[-2:]) == 1:
         return covered
-    known = functional.avg_pool2d(visible, 2, ceil_mode=True)
-    some = (known > 0).to(images.dtype)
-    means = functional.avg_pool2d(covered, 2, ceil_mode=True) / torch.where(known > 0, known, 1.0)
-    coarse = filled_in(means, some)
-    wider = functional.interpolate(coarse, size=images.shape[-2:], mode="bilinear", align_corners=False)
-    return covered + wider * (1 - visible)
+    share = functional.avg_pool2d(visible, 2, ceil_mode=True)
+    means = functional.avg_pool2d(covered, 2, ceil_mode=True) / torch.where(share > 0, share, 1.0)
+    coarse = inpaint(means, (share > 0).to(images.dtype))
+    upsampled = functional.interpolate(coarse, size=images.shape[-2:], mode="bilinear", align_corners=False)
+    return covered + upsampled * (1 - visible)

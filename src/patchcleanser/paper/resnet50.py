@@ -17,7 +17,7 @@ from patchcleanser.classifiers.torch import TorchClassifier, load_weights
 from patchcleanser.classifiers.trained import CIFAR_MEAN, CIFAR_STD
 from patchcleanser.data.imagenet import imagenet_classes
 from patchcleanser.errors import ClassifierError
-from patchcleanser.networks.base import Around
+from patchcleanser.networks.wrapper import Around
 from patchcleanser.paper.models import models_folder
 
 

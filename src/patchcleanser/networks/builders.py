@@ -1,4 +1,4 @@
-"""Networks for 32×32 images, put together from timm's parts: the paper's three families, and those of the baselines."""
+"""Networks by name, most for 32×32 images and built of timm's layers: the paper's families and the baselines'."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from patchcleanser.networks.token_dropping import TokenDropping
 
 
 class ConvStem(nn.Module):
-    """Residual blocks of 3×3 convolutions from a 32×32 image to a sequence of tokens, one for every 4×4 pixels.
+    """Residual 3×3 convolutions from an image to one token per 4×4 px (the hybrid of the ViT paper).
 
-    Small data needs it: from scratch on CIFAR-10 attention learns far better on what convolutions
-    found than on raw pixels (a hybrid, as in the paper that introduced the ViT).
+    From scratch on CIFAR-10, attention learns far better from convolutional features than from raw pixels.
     """
 
     def __init__(self, width: int = 256, *, size: int = 32, channels: int = 3) -> None:
@@ -34,9 +33,9 @@ class ConvStem(nn.Module):
             nn.ReLU(inplace=True),
             BasicBlock(quarter, quarter),
             BasicBlock(quarter, quarter),
-            _smaller(quarter, half),
+            _downsampling(quarter, half),
             BasicBlock(half, half),
-            _smaller(half, width),
+            _downsampling(half, width),
         )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -45,10 +44,9 @@ class ConvStem(nn.Module):
         return tokens
 
 
-def _smaller(inside: int, outside: int) -> nn.Module:
+def _downsampling(narrow: int, wide: int) -> Any:
     """A residual block that halves the image."""
-    block: nn.Module = BasicBlock(inside, outside, stride=2, downsample=downsample_conv(inside, outside, 1, stride=2))
-    return block
+    return BasicBlock(narrow, wide, stride=2, downsample=downsample_conv(narrow, wide, 1, stride=2))
 
 
 def resnet(
@@ -60,10 +58,7 @@ def resnet(
     stem_stride: int = 1,
     drop_path: float = 0.0,
 ) -> nn.Module:
-    """A ResNet of basic blocks with squeeze-and-excitation and a stem of one 3×3 convolution.
-
-    It has `wider` times the channels.
-    """
+    """A ResNet of basic blocks with squeeze-and-excitation, a 3×3 stem and `wider` times the channels."""
     if wider != 1:
         channels = tuple(max(8, int(wider * number) // 8 * 8) for number in channels)
     model: nn.Module = ResNet(
@@ -119,15 +114,15 @@ def resmlp(classes: int = 10, *, width: int = 256, depth: int = 8, drop_path: fl
 
 
 def tiny(classes: int = 10) -> nn.Module:
-    """A ResNet of 1.4 million parameters that halves the image at once, for a CPU."""
+    """A ResNet of 1.4 million parameters whose stem halves the image, for CPUs."""
     return resnet(classes, layers=(2, 2, 2, 1), channels=(48, 96, 128, 160), stem_stride=2)
 
 
 class Ablated(nn.Module):
-    """A network for images of which little is visible, told what is hidden by one more channel (1 where hidden).
+    """A network for images of which little is visible; one more channel is 1 where a pixel is hidden.
 
-    Colours are doubled as x and 1 - x, both 0 where hidden (Levine and Feizi, 2020): no colour that a pixel can
-    have looks like a hidden one, since a visible pixel's two numbers add up to 1.
+    Colours are encoded as x and 1 - x, both 0 where hidden (Levine and Feizi, 2020). No visible pixel looks like a
+    hidden one, since its two values add up to 1.
     """
 
     mask_aware = True
@@ -152,11 +147,8 @@ def ablated(classes: int = 10, **options: Any) -> nn.Module:
 
 
 def smoothed_vit(classes: int = 10, *, width: int = 192, depth: int = 8, heads: int = 3) -> nn.Module:
-    """A ViT with 4×4-px tokens that leaves out hidden tokens, the base classifier of Smoothed ViT."""
-    vit = VisionTransformer(
-        img_size=32, patch_size=4, num_classes=classes, embed_dim=width, depth=depth, num_heads=heads
-    )
-    return TokenDropping(vit)
+    """A ViT with 4×4-px tokens that drops hidden ones, the base classifier of Smoothed ViT."""
+    return TokenDropping(VisionTransformer(32, 4, num_classes=classes, embed_dim=width, depth=depth, num_heads=heads))
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {

@@ -14,8 +14,8 @@ from torch.nn import functional
 from patchcleanser.data.catalog import load_dataset
 from patchcleanser.data.dataset import Subset
 from patchcleanser.errors import DataError
-from patchcleanser.training import photos as module
-from patchcleanser.training.photos import Photos
+from patchcleanser.training import photo_cache
+from patchcleanser.training.photo_cache import PhotoCache
 
 SIDE, SIZES = 64, [(64, 64), (100, 40), (30, 20), (16, 16), (9, 12), (3, 5)]
 WHOLE = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
@@ -35,17 +35,26 @@ def various() -> Various:
 
 
 def test_small_photos_take_little_room_and_come_back_whole(various: Various) -> None:
-    photos = Photos(various, np.arange(len(SIZES)), SIDE, torch.device("cpu"))
+    photos = PhotoCache(various, SIDE, torch.device("cpu"))
     assert photos.sizes.tolist() == [list(size) for size in SIZES]
-    assert sorted(photos._squares) == [8, 16, 32, 64]
+    assert [square.shape[-1] for square in photos.squares] == [64, 64, 32, 16, 16, 8]
     crops = photos.crops(np.arange(len(SIZES)), WHOLE.expand(len(SIZES), -1, -1), (48, 48))
     for crop, number in zip(crops, range(len(SIZES)), strict=True):
         want = functional.interpolate(various.image(number)[None], size=(48, 48), mode="bilinear", antialias=True)[0]
         assert (crop - want).abs().mean() < 0.02, SIZES[number]
 
 
+def test_photos_of_several_sizes_are_copied_to_a_device_in_one_go(
+    various: Various, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(photo_cache, "BLOCK", 4)
+    squares = PhotoCache(various, SIDE, torch.device("cpu")).squares
+    copies = photo_cache._to_device(squares, torch.device("cpu"))
+    assert all(torch.equal(copied, square) for copied, square in zip(copies, squares, strict=True))
+
+
 def test_a_crop_does_not_depend_on_its_company(various: Various) -> None:
-    photos = Photos(various, np.arange(len(SIZES)), SIDE, torch.device("cpu"))
+    photos = PhotoCache(various, SIDE, torch.device("cpu"))
     numbers = np.array([5, 0, 3, 0, 2, 1])
     draw = torch.Generator().manual_seed(0)
     boxes = WHOLE * (0.2 + 0.6 * torch.rand(len(numbers), 2, 1, generator=draw))
@@ -68,25 +77,23 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_threads_read_the_same_photos(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TRIED", 4)
-    monkeypatch.setattr(module, "SLAB", 11)
-    order = np.random.default_rng(1).permutation(30)
-    found = []
-    for seconds in (1e9, -1.0):  # never long, always long
-        monkeypatch.setattr(module, "LONG", seconds)
-        found.append(Photos(load_dataset(f"folder:{folder}"), order, 32, torch.device("cpu")))
-    here, there = found
+    monkeypatch.setattr(photo_cache, "TIMED", 4)
+    monkeypatch.setattr(photo_cache, "BLOCK", 11)
+    caches = []
+    for seconds in (1e9, -1.0):  # never slow, always slow
+        monkeypatch.setattr(photo_cache, "SLOW_SECONDS", seconds)
+        caches.append(PhotoCache(load_dataset(f"folder:{folder}"), 32, torch.device("cpu")))
+    here, there = caches
     assert torch.equal(here.sizes, there.sizes)
-    assert here._squares.keys() == there._squares.keys()
-    assert all(torch.equal(here._squares[own], there._squares[own]) for own in here._squares)
+    assert all(torch.equal(a, b) for a, b in zip(here.squares, there.squares, strict=True))
 
 
 @pytest.mark.parametrize("seconds", [1e9, -1.0])
 def test_a_photo_that_cannot_be_read_is_named_whoever_reads_it(
     folder: Path, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LONG", seconds)
-    monkeypatch.setattr(module, "TRIED", 2)
+    monkeypatch.setattr(photo_cache, "SLOW_SECONDS", seconds)
+    monkeypatch.setattr(photo_cache, "TIMED", 2)
     (folder / "3.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"3\.png"):
-        Photos(load_dataset(f"folder:{folder}"), np.arange(30), 32, torch.device("cpu"))
+        PhotoCache(load_dataset(f"folder:{folder}"), 32, torch.device("cpu"))

@@ -14,9 +14,8 @@ from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.errors import InputError, TrainingError
-from patchcleanser.networks.cifar import resnet
+from patchcleanser.networks.builders import resnet
 from patchcleanser.training import Cutout, Recipe, fit
-from patchcleanser.training.journal import Epoch
 
 MUON = Recipe(
     epochs=8,
@@ -68,7 +67,7 @@ def unexplained(module: nn.Module, teacher: TorchClassifier, images: ArrayDatase
     return float(left.square().mean() / wanted.square().mean())
 
 
-def test_guided_tokens_come_to_hold_what_the_teacher_sees_at_their_place(
+def test_tokens_learn_the_features_that_the_teacher_has_at_their_place(
     images: ArrayDataset, teacher: TorchClassifier, tmp_path: Path
 ) -> None:
     recipe = replace(MUON, epochs=25, teacher_weight=0.5)
@@ -76,14 +75,14 @@ def test_guided_tokens_come_to_hold_what_the_teacher_sees_at_their_place(
     guided = fit(vit(), images, replace(recipe, guidance=2.0), **NORM, out=tmp_path / "b", teacher=teacher)
     without, with_it = (unexplained(fitted.module, teacher, images) for fitted in (plain, guided))
     assert with_it < 0.8 * without
-    assert set(guided.module.state_dict()) == set(vit().state_dict())  # what maps were compared by is thrown away
+    assert set(guided.module.state_dict()) == set(vit().state_dict())  # the projector is discarded
 
 
-def test_a_guided_run_that_was_killed_ends_like_an_unbroken_one(
+def test_a_distilled_run_that_was_killed_ends_like_an_unbroken_one(
     images: ArrayDataset, teacher: TorchClassifier, tmp_path: Path
 ) -> None:
-    def kill(epoch: Epoch, epochs: int) -> None:
-        if epoch.epoch == 2:
+    def kill(done: float, epochs: int, text: str) -> None:
+        if done == 2:
             raise KeyboardInterrupt
 
     recipe = replace(MUON, epochs=3, guidance=1.0)
@@ -100,14 +99,16 @@ def test_muon_learns_a_few_hundred_real_images(images: ArrayDataset, tmp_path: P
     assert fitted.history[-1].accuracy > 0.9
 
 
-def test_what_cannot_be_guided_is_said(images: ArrayDataset, teacher: TorchClassifier, tmp_path: Path) -> None:
+def test_networks_without_feature_maps_are_refused(
+    images: ArrayDataset, teacher: TorchClassifier, tmp_path: Path
+) -> None:
     recipe = replace(MUON, epochs=1, guidance=1.0)
-    with pytest.raises(TrainingError, match="guidance needs a teacher"):
+    with pytest.raises(TrainingError, match=r"feature distillation \(guidance\) needs a teacher"):
         fit(vit(), images, recipe, **NORM, out=tmp_path)
     plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)).eval()
-    with pytest.raises(TrainingError, match=r"Sequential shows no feature maps .* do without the setting guidance"):
+    with pytest.raises(TrainingError, match=r"Sequential has no feature maps .* use guidance=0"):
         fit(plain, images, recipe, **NORM, out=tmp_path, teacher=teacher)
-    with pytest.raises(TrainingError, match="Sequential shows no feature maps"):
+    with pytest.raises(TrainingError, match="Sequential has no feature maps"):
         fit(vit(), images, recipe, **NORM, out=tmp_path, teacher=TorchClassifier(plain))
-    with pytest.raises(InputError, match=r"guidance does not go with the loss 'window'; set it to 0, got 1"):
+    with pytest.raises(InputError, match=r"does not work with the loss 'window'; set guidance to 0, got 1"):
         replace(recipe, loss="window")

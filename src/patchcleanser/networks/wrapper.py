@@ -1,4 +1,4 @@
-"""What networks that ask other networks share."""
+"""The base of networks that wrap another network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Around(nn.Module):
-    """A network that asks another one."""
+    """A network that wraps another one and has no weights of its own."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -16,6 +16,6 @@ class Around(nn.Module):
 
 
 def logits_in(output: Any) -> Tensor:
-    """The logits of what a network returned; transformers wrap them."""
+    """The logits in a network's output; Hugging Face transformers wrap them."""
     logits: Tensor = getattr(output, "logits", output)
     return logits
