@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from patchcleanser import Threat, load_classifier, load_dataset
-from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.attacks.losses import shown
+from patchcleanser.attacks.objectives import shown
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.attacks.universal import Printing, UniversalPatch
 
 

@@ -20,8 +20,8 @@ from patchcleanser import (
 )
 from patchcleanser.attacks import AdaptiveAttack
 from patchcleanser.attacks.adaptive import placed_defense
-from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.attacks.masked import AgainstMasks, Plan
+from patchcleanser.attacks.objectives import AgainstMasks, Plan
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.core.results import Certificate

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from patchcleanser import Threat, TorchClassifier, Window
 from patchcleanser.attacks import PatchAPGD, PatchPGD
-from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.attacks.losses import goal_margin
-from patchcleanser.attacks.places import free_pixels
+from patchcleanser.attacks.objectives import goal_margin
+from patchcleanser.attacks.patch_attack import AttackSettings
+from patchcleanser.attacks.patch_problem import free_pixels
 from patchcleanser.attacks.universal import Printing, UniversalPatch, apply_patch
 
 with warnings.catch_warnings():

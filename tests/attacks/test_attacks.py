@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from patchcleanser import CallableClassifier, Preprocessing, Threat, TorchClassifier, Window
 from patchcleanser.attacks import ADAPTIVE, ATTACKS, PatchAPGD, PatchPGD, PatchSquare
-from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.attacks.losses import attack_loss, goal_margin
+from patchcleanser.attacks.objectives import attack_loss, goal_margin
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.errors import InputError, ThreatError
 
 GREY = torch.full((3, 8, 8), 0.5)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from patchcleanser import Job, MaskSet, Run, Threat, TorchClassifier, evaluate
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data.base import ArrayDataset, chosen
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import audit as audit_module

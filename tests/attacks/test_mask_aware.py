@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Job, Threat, TorchClassifier, evaluate
 from patchcleanser.attacks import AdaptiveAttack, PatchAPGD
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data.base import ArrayDataset
 from patchcleanser.evaluation.audit import audit, audited_job
 

@@ -16,7 +16,7 @@ from patchcleanser import (
     Window,
 )
 from patchcleanser.attacks import AdaptiveAttack
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 
 DEFENSES = {"double-masking": DoubleMasking, "challenger": ChallengerMasking, "minority": MinorityReports}
 THREATS = [

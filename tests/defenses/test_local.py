@@ -21,8 +21,8 @@ from patchcleanser.defenses import (
     PatchGuardSmoothing,
     Smoothing,
 )
-from patchcleanser.defenses.evidence import LocalLogits
-from patchcleanser.defenses.local import LocalDefense, summed_ahead
+from patchcleanser.defenses.local_defense import LocalDefense, summed_ahead
+from patchcleanser.defenses.local_scores import LocalLogits
 from patchcleanser.errors import ImageError, InputError, LabelError
 from patchcleanser.networks.interval import IntervalNet
 

@@ -27,8 +27,8 @@ from patchcleanser.defenses import (
     PatchGuardSmoothing,
     Smoothing,
 )
-from patchcleanser.defenses.contract import Defense
-from patchcleanser.defenses.local import Scores, summed_ahead
+from patchcleanser.defenses.defense import Defense
+from patchcleanser.defenses.local_defense import Scores, summed_ahead
 from patchcleanser.errors import InputError
 from patchcleanser.networks.cifar import build_network
 from patchcleanser.networks.interval import IntervalNet

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from patchcleanser import CallableClassifier, Threat, TorchClassifier
 from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.defenses import BagCert, ClippedBagNet, IntervalBounds, PatchGuard, PatchGuardPlusPlus, Smoothing
-from patchcleanser.defenses.contract import Defense
-from patchcleanser.defenses.local import Scores
+from patchcleanser.defenses.defense import Defense
+from patchcleanser.defenses.local_defense import Scores
 from patchcleanser.errors import ClassifierError, InputError
 from patchcleanser.networks.bagnet import BagNet, bagnet
 from patchcleanser.networks.interval import IntervalNet

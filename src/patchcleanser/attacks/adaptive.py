@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.attacks.apgd import apgd
-from patchcleanser.attacks.base import (
+from patchcleanser.attacks.objectives import AgainstMasks, Plan
+from patchcleanser.attacks.patch_attack import (
     AttackResult,
     AttackSettings,
     finished,
@@ -23,15 +24,13 @@ from patchcleanser.attacks.base import (
     require_gradients,
     size_of,
 )
-from patchcleanser.attacks.masked import AgainstMasks, Plan
-from patchcleanser.attacks.places import Place
-from patchcleanser.attacks.search import Best, Problem
+from patchcleanser.attacks.patch_problem import Best, Place, Problem
 from patchcleanser.attacks.square import square
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.geometry import Window
 from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.results import Certificate, DetectionCertificate, DetectionVerdict, Verdict
-from patchcleanser.defenses.base import MaskDefense
+from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.defenses.minority_reports import MinorityReports
 from patchcleanser.errors import ContradictionError
 

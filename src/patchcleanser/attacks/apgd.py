@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from patchcleanser.attacks.base import Attack
-from patchcleanser.attacks.search import Best, Problem, wide
+from patchcleanser.attacks.patch_attack import Attack
+from patchcleanser.attacks.patch_problem import Best, Problem, wide
 
 MOMENTUM = 0.75
 ENOUGH = 0.75

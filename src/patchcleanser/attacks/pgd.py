@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from patchcleanser.attacks.base import Attack, AttackSettings
-from patchcleanser.attacks.search import Best, Problem
+from patchcleanser.attacks.patch_attack import Attack, AttackSettings
+from patchcleanser.attacks.patch_problem import Best, Problem
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import InputError

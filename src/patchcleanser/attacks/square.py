@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from patchcleanser.attacks.base import Attack
-from patchcleanser.attacks.search import Best, Problem, wide
+from patchcleanser.attacks.patch_attack import Attack
+from patchcleanser.attacks.patch_problem import Best, Problem, wide
 from patchcleanser.core.geometry import Window
 
 FIRST_SHARE = 0.8

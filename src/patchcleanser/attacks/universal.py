@@ -15,9 +15,9 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.attacks.base import AttackSettings, on_grid, place_image, require_gradients, size_of
-from patchcleanser.attacks.losses import attack_loss, shown
-from patchcleanser.attacks.places import random_places
+from patchcleanser.attacks.objectives import attack_loss, shown
+from patchcleanser.attacks.patch_attack import AttackSettings, on_grid, place_image, require_gradients, size_of
+from patchcleanser.attacks.patch_problem import random_places
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from patchcleanser.core.receptive_fields import Footprint
-from patchcleanser.defenses.evidence import LocalLogits
-from patchcleanser.defenses.local import LocalDefense, Scores, summed_ahead
+from patchcleanser.defenses.local_defense import LocalDefense, Scores, summed_ahead
+from patchcleanser.defenses.local_scores import LocalLogits
 
 
 class BagCert(LocalDefense):

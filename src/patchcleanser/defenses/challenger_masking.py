@@ -8,7 +8,7 @@ from patchcleanser.core.algorithms import LabelFlow, certification_flow, challen
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.core.results import Certificate, Verdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.base import MaskDefense
+from patchcleanser.defenses.mask_defense import MaskDefense
 
 
 class ChallengerMasking(MaskDefense[Verdict, Certificate]):

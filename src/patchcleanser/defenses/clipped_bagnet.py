@@ -9,8 +9,8 @@ from torch import Tensor
 
 from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.evidence import LocalLogits
-from patchcleanser.defenses.local import LocalDefense, Scores, summed_ahead
+from patchcleanser.defenses.local_defense import LocalDefense, Scores, summed_ahead
+from patchcleanser.defenses.local_scores import LocalLogits
 from patchcleanser.errors import InputError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from patchcleanser.core.algorithms import LabelFlow, certification_flow, double_masking_flow
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.core.results import Certificate, Verdict
-from patchcleanser.defenses.base import MaskDefense
+from patchcleanser.defenses.mask_defense import MaskDefense
 
 
 class DoubleMasking(MaskDefense[Verdict, Certificate]):

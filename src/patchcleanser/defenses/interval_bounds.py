@@ -13,8 +13,8 @@ from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.results import LocalCertificate, LocalVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.contract import Defense, Examined, check_range, counted_labels, each_labelled
-from patchcleanser.defenses.local import others
+from patchcleanser.defenses.defense import Defense, Examined, check_range, counted_labels, each_labelled
+from patchcleanser.defenses.local_defense import others
 from patchcleanser.engine.exact import default_chunk
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import InputError, OutputError, ThreatError

@@ -8,7 +8,7 @@ from patchcleanser.core.algorithms import LabelFlow, detection_certification_flo
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.core.results import DetectionCertificate, DetectionVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.base import MaskDefense
+from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.errors import InputError
 
 

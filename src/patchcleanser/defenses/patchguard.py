@@ -9,8 +9,8 @@ from torch import Tensor
 
 from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.evidence import Evidence, LocalLogits
-from patchcleanser.defenses.local import LocalDefense, Scores, others, reached_sums
+from patchcleanser.defenses.local_defense import LocalDefense, Scores, others, reached_sums
+from patchcleanser.defenses.local_scores import Evidence, LocalLogits
 from patchcleanser.defenses.smoothing import Ablating
 from patchcleanser.errors import InputError
 

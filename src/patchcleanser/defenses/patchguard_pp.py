@@ -10,8 +10,8 @@ from torch import Tensor
 from patchcleanser.core.algorithms import first_failure, reporters
 from patchcleanser.core.results import DetectionCertificate, DetectionVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.evidence import LocalLogits
-from patchcleanser.defenses.local import LocalBase, Scores, others, reached_sums
+from patchcleanser.defenses.local_defense import LocalBase, Scores, others, reached_sums
+from patchcleanser.defenses.local_scores import LocalLogits
 from patchcleanser.errors import InputError
 
 CONFIDENCE_ROUNDING = 1e-5

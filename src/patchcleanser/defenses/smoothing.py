@@ -9,8 +9,8 @@ from torch import Tensor
 
 from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.evidence import Ablation, AblationConfidences, AblationVotes
-from patchcleanser.defenses.local import LocalDefense, Scores
+from patchcleanser.defenses.local_defense import LocalDefense, Scores
+from patchcleanser.defenses.local_scores import Ablation, AblationConfidences, AblationVotes
 
 
 class Ablating(LocalDefense):

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from patchcleanser.attacks import ADAPTIVE, ATTACKS, AdaptiveAttack
 from patchcleanser.attacks.adaptive import AdaptiveResult, is_fooled, placed_defense, proved
-from patchcleanser.attacks.base import AttackSettings, place_image, require_gradients
+from patchcleanser.attacks.patch_attack import AttackSettings, place_image, require_gradients
 from patchcleanser.core.results import Verdict
 from patchcleanser.data.pictures import as_picture
-from patchcleanser.defenses.contract import Examined
+from patchcleanser.defenses.defense import Examined
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.gallery import gallery_path
 from patchcleanser.evaluation.jobs import Job, fields_of

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from patchcleanser.attacks import AdaptiveAttack
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.cover import Mask
 from patchcleanser.core.geometry import Size

@@ -20,8 +20,8 @@ from patchcleanser.core.results import (
     LocalVerdict,
     Verdict,
 )
-from patchcleanser.defenses.base import TableExamined
-from patchcleanser.defenses.contract import Examined
+from patchcleanser.defenses.defense import Examined
+from patchcleanser.defenses.mask_defense import TableExamined
 from patchcleanser.errors import DataError, ImageError, ThreatError
 from patchcleanser.evaluation.jobs import Job, named_error
 from patchcleanser.records.run import Row

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers import Classifier, load_classifier
 from patchcleanser.classifiers.load import pick_device
 from patchcleanser.data import Dataset, chosen

@@ -25,7 +25,7 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.data import load_dataset
 from patchcleanser.data.pictures import as_picture, decode
 from patchcleanser.defenses import DEFENSES
-from patchcleanser.defenses.base import MaskDefense
+from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.engine.fast.calibration import MIN_IMAGES
 from patchcleanser.engine.masking import ImageState
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError

@@ -15,8 +15,8 @@ from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.receptive_fields import Footprint, ReceptiveFields
 from patchcleanser.core.results import LocalCertificate, LocalVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range, counted_labels, each_labelled
-from patchcleanser.defenses.evidence import Evidence, Local
+from patchcleanser.defenses.defense import C, Defense, Examined, V, check_range, counted_labels, each_labelled
+from patchcleanser.defenses.local_scores import Evidence, Local
 from patchcleanser.errors import InputError, OutputError, PatchCleanserError, ThreatError
 
 SUMMED = 1e-5

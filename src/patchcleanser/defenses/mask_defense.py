@@ -18,7 +18,7 @@ from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
 from patchcleanser.core.masks import MaskSet, axis_plan
 from patchcleanser.core.results import Certificate
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range, counted_labels
+from patchcleanser.defenses.defense import C, Defense, Examined, V, check_range, counted_labels
 from patchcleanser.engine import Confirm, LabelEngine, Precision, RecomputeError, build_engine
 from patchcleanser.engine.masking import ImageState, LabelRequest
 from patchcleanser.errors import InputError, LabelError, MaskError, PatchCleanserError

@@ -12,9 +12,8 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from patchcleanser.attacks.losses import Loss, Undefended, goal_margin, shown
-from patchcleanser.attacks.places import Place, random_places, room_for, scan_places
-from patchcleanser.attacks.search import Best, Problem
+from patchcleanser.attacks.objectives import Loss, Undefended, goal_margin, shown
+from patchcleanser.attacks.patch_problem import Best, Place, Problem, random_places, room_for, scan_places
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.torch import TorchClassifier
