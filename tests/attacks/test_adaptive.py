@@ -19,8 +19,8 @@ from patchcleanser import (
     TorchClassifier,
 )
 from patchcleanser.attacks import AdaptiveAttack
-from patchcleanser.attacks.adaptive import placed_defense
-from patchcleanser.attacks.objectives import AgainstMasks, Plan
+from patchcleanser.attacks.adaptive import defense_on_grid
+from patchcleanser.attacks.objectives import AttackPlan, MaskedObjective
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.label_table import LabelTable
@@ -92,7 +92,7 @@ def test_on_the_input_grid_the_defense_answers_the_attacked_input_unresized(colo
     defense = DoubleMasking(model, Threat.square(3, grid="input"), masks=3)
     found = AdaptiveAttack(defense, BUDGET).attack(blob(), 0)
     assert found.attacked.image.shape == (3, 12, 12)
-    assert placed_defense(defense).predict([found.attacked.image]) == [found.verdict]
+    assert defense_on_grid(defense).predict([found.attacked.image]) == [found.verdict]
     plain = DoubleMasking(colour, THREAT, masks=3)
     assert plain.predict([found.attacked.image])[0].label == found.verdict.label
 
@@ -100,8 +100,8 @@ def test_on_the_input_grid_the_defense_answers_the_attacked_input_unresized(colo
 class Careless(DoubleMasking):
     """Certifies everything."""
 
-    def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[Certificate]:
-        found = yield from super()._certificate(table, label, maps)
+    def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[Certificate]:
+        found = yield from super().certificate_flow(table, label, maps=maps)
         return replace(found, certified=True, row_certified=True)
 
 
@@ -115,11 +115,11 @@ def test_gradients_in_chunks_are_those_of_the_whole_loss(curved: TorchClassifier
     defense = DoubleMasking(curved, Threat.square(3), masks=2)
     masks = defense.mask_set((9, 9))
     place = masks.cover(Threat.square(3)).placements[0]
-    plans = [Plan(place, 0, [-1, 0, 1, 2], [(1, 5)]), Plan(place, 1, [-1, 1, 3], [(3, 6), (1, 4)])]
+    plans = [AttackPlan(place, 0, [-1, 0, 1, 2], [(1, 5)]), AttackPlan(place, 1, [-1, 1, 3], [(3, 6), (1, 4)])]
     images = torch.rand(2, 3, 9, 9, generator=torch.Generator().manual_seed(2))
     slopes = []
     for chunk in (1, 100):
-        objective = AgainstMasks(curved, masks, plans, threshold=threshold, chunk=chunk)
+        objective = MaskedObjective(curved, masks, plans, threshold=threshold, chunk=chunk)
         objective.choose_targets(images, None)
         found = objective(images, slope=True)
         assert found.slope is not None

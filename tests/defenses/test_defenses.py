@@ -143,7 +143,7 @@ def test_detection_is_reported_as_detection(network: nn.Module, images: Tensor) 
 
 
 def test_images_of_every_size_do_not_fill_the_memory_with_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("patchcleanser.defenses.mask_defense.SIZES", 4)
+    monkeypatch.setattr("patchcleanser.defenses.mask_defense.CACHED_SIZES", 4)
     defense = DoubleMasking(CallableClassifier(lambda x: x.mean((2, 3))), Threat.square(2), masks=2)
     sets = [defense.mask_set((side, 9)) for side in range(5, 25)]
     assert len(defense._built) <= 4

@@ -21,8 +21,7 @@ from patchcleanser.defenses import (
     PatchGuardSmoothing,
     Smoothing,
 )
-from patchcleanser.defenses.local_defense import LocalDefense, summed_ahead
-from patchcleanser.defenses.local_scores import LocalLogits
+from patchcleanser.defenses.local_defense import LocalRecovery, summed_margin
 from patchcleanser.errors import ImageError, InputError, LabelError
 from patchcleanser.networks.interval import IntervalNet
 
@@ -200,8 +199,8 @@ def test_a_place_that_answers_nan_is_no_evidence_and_silences_nobody() -> None:
 
 def test_the_defense_that_contributing_shows_is_a_whole_one() -> None:
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    code = next(part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "LocalDefense" in part)
-    names: dict[str, Any] = {"LocalDefense": LocalDefense, "LocalLogits": LocalLogits, "summed_ahead": summed_ahead}
+    code = next(part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "LocalRecovery" in part)
+    names: dict[str, Any] = {"LocalRecovery": LocalRecovery, "summed_margin": summed_margin}
     exec(code, names)
     yours = names["Yours"](shown([[1.0, -1.0], [-1.0, 1.0]]), DOT)
     assert [v.label for v in yours.predict(torch.cat([pixels(0, 0, 0, 1), pixels(1, 1, 1, 0)]))] == [0, 1]

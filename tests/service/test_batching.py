@@ -44,7 +44,7 @@ class Bench:
         image = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(seed))
         if broken:
             image[:] = 1.0
-        return Work(self.defense.subject(image), self.defense.predicting, False, self.room.take(images=1), client)
+        return Work(self.defense.image_state(image), self.defense.verdict_flow, False, self.room.take(images=1), client)
 
     def offline(self, seeds: range) -> list[Any]:
         images = [torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
@@ -70,7 +70,7 @@ def test_a_long_certificate_does_not_keep_predictions_waiting() -> None:
     bench.defense.engine.exact.chunk = 16
     bench.open.clear()
     long = bench.work(0)
-    proof = Work(long.subject, lambda table: bench.defense.certifying(table, 0, maps=True), True, long.place)
+    proof = Work(long.subject, lambda table: bench.defense.certificate_flow(table, 0, maps=True), True, long.place)
     (last,) = bench.worker.submit([proof])
     assert bench.entered.wait(20)
     ended: list[str] = []
@@ -100,7 +100,9 @@ def ends(futures: dict[str, list[Future[Any]]]) -> list[str]:
 def test_a_client_with_many_images_does_not_keep_another_waiting(strict: bool) -> None:
     bench = Bench(together=4)
     bench.defense.engine.exact.chunk = 9  # the labels of one image
-    start = (lambda table: bench.defense.certifying(table, 0, maps=True)) if strict else bench.defense.predicting
+    start = (
+        (lambda table: bench.defense.certificate_flow(table, 0, maps=True)) if strict else bench.defense.verdict_flow
+    )
 
     def works(client: str, seeds: range) -> list[Work]:
         return [replace(bench.work(seed, client=client), start=start, strict=strict) for seed in seeds]
@@ -122,7 +124,7 @@ def test_large_pictures_take_turns_one_label_a_move(monkeypatch: pytest.MonkeyPa
     bench = Bench()
     place = bench.room.take(images=1)
     large = [
-        Work(bench.defense.subject(torch.rand(3, 40, 40)), bench.defense.predicting, False, place, client)
+        Work(bench.defense.image_state(torch.rand(3, 40, 40)), bench.defense.verdict_flow, False, place, client)
         for client in ("a", "a", "b", "b")
     ]
     futures = bench.worker.submit(large)
@@ -146,7 +148,7 @@ def test_large_pictures_get_few_labels_at_a_time_and_small_ones_beside_them_all(
     monkeypatch.setattr(batching, "NUMBERS", 2 * 10 * 3 * 8 * 8)
     bench = Bench()
     small = bench.work(0)
-    large = Work(bench.defense.subject(torch.rand(3, 40, 40)), bench.defense.predicting, False, small.place)
+    large = Work(bench.defense.image_state(torch.rand(3, 40, 40)), bench.defense.verdict_flow, False, small.place)
     bench.open.clear()
     first = bench.worker.submit([large])
     assert bench.entered.wait(20)

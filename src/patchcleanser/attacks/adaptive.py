@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.attacks.apgd import apgd
-from patchcleanser.attacks.objectives import AgainstMasks, Plan
+from patchcleanser.attacks.objectives import AttackPlan, MaskedObjective
 from patchcleanser.attacks.patch_attack import (
     AttackResult,
     AttackSettings,
-    finished,
+    attack_results,
+    classifier_on_grid,
     generator_for,
-    on_grid,
-    place_image,
+    image_on_grid,
     require_gradients,
     size_of,
 )
-from patchcleanser.attacks.patch_problem import Best, Place, Problem
+from patchcleanser.attacks.patch_problem import BestImages, PatchProblem, Placement
 from patchcleanser.attacks.square import square
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.geometry import Window
@@ -37,7 +37,7 @@ from patchcleanser.errors import ContradictionError
 SHORTLIST = 64
 """So many of the weakest placements are looked at more closely."""
 
-Search = Callable[[Problem, int], Best]
+Search = Callable[[PatchProblem, int], BestImages]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class AdaptiveAttack:
         if search is not square:
             require_gradients(defense.classifier)
         self.search = search
-        self.seen = on_grid(defense.classifier, defense.threat)
+        self.seen = classifier_on_grid(defense.classifier, defense.threat)
 
     def attack(self, image: Tensor, label: int) -> AdaptiveResult:
         """The worst that was found for one clean image with its true label; ContradictionError if it was certified."""
@@ -93,13 +93,13 @@ class AdaptiveAttack:
 
     def challenge(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[AdaptiveResult]:
         """The same for many images at once; contradictions are returned, for the caller to raise."""
-        placed = [place_image(image, self.defense.classifier, self.defense.threat) for image in images]
+        placed = [image_on_grid(image, self.defense.classifier, self.defense.threat) for image in images]
         if len({image.shape for image in placed}) > 1:  # candidates are stacked, and share their masks
             return [self.challenge([x], [y])[0] for x, y in zip(images, labels, strict=True)]
         examined = self.defense.examine(images, labels, maps=True)
         plans = [self._plans(e.table, y) for e, y in zip(examined, labels, strict=True)]
         found = self._optimised(placed, plans)
-        verdicts = placed_defense(self.defense).predict([attacked.image for attacked in found])
+        verdicts = defense_on_grid(self.defense).predict([attacked.image for attacked in found])
         results: list[AdaptiveResult] = []
         at = 0
         for e, mine, label in zip(examined, plans, labels, strict=True):
@@ -112,23 +112,23 @@ class AdaptiveAttack:
             at += len(mine)
         return results
 
-    def _optimised(self, images: Sequence[Tensor], plans: Sequence[Sequence[Plan]]) -> list[AttackResult]:
+    def _optimised(self, images: Sequence[Tensor], plans: Sequence[Sequence[AttackPlan]]) -> list[AttackResult]:
         flat = [plan for mine in plans for plan in mine]
         clean = torch.stack([image for image, mine in zip(images, plans, strict=True) for _ in mine])
         threshold = self.defense.threshold if isinstance(self.defense, MinorityReports) else None
         masks = self.defense.mask_set(size_of(clean[0]))
-        objective = AgainstMasks(self.seen, masks, flat, threshold=threshold, chunk=self.settings.chunk)
+        objective = MaskedObjective(self.seen, masks, flat, threshold=threshold, chunk=self.settings.chunk)
         objective.choose_targets(clean, self.settings.target)
         seeds = []
         for image, mine in zip(images, plans, strict=True):
             draw = generator_for(image, self.settings.seed)
             seeds += [int(torch.randint(2**62, (1,), generator=draw)) for _ in mine]
-        problem = Problem.of(clean, [plan.place for plan in flat], objective, seeds)
+        problem = PatchProblem.of(clean, [plan.place for plan in flat], objective, seeds)
         best = self.search(problem, self.settings.iterations)
         truths = torch.tensor([plan.truth for plan in flat], device=clean.device)
-        return finished(best, problem, self.seen, truths, self.settings)
+        return attack_results(best, problem, self.seen, truths, self.settings)
 
-    def _plans(self, table: LabelTable, label: int) -> list[Plan]:
+    def _plans(self, table: LabelTable, label: int) -> list[AttackPlan]:
         """The weakest placements, and what has to be turned at each."""
         cover = table.mask_set.cover(self.defense.threat)
         detection = isinstance(self.defense, MinorityReports)
@@ -150,17 +150,17 @@ class AdaptiveAttack:
 def _plan(
     table: LabelTable,
     label: int,
-    place: Place,
+    place: Placement,
     hides: NDArray[np.bool_],
     touched: NDArray[np.bool_],
     rank: int,
     detection: bool,
-) -> Plan:
+) -> AttackPlan:
     index, signed = table.mask_set.unions.index, _signed(table, label)
     ones = np.flatnonzero(~hides).tolist()
     pairs = [] if detection else [(int(i), int(index[i][signed[index[i]].argmin()])) for i in np.flatnonzero(touched)]
     wrong = [int(y) for y in table.labels[: len(hides)][hides] if y != label]
-    return Plan(place, label, ([UNMASKED] if detection else []) + ones, pairs, wrong, rank)
+    return AttackPlan(place, label, ([UNMASKED] if detection else []) + ones, pairs, wrong, rank)
 
 
 def _signed(table: LabelTable, label: int) -> NDArray[np.float32]:
@@ -183,7 +183,7 @@ def _sureness(table: LabelTable, label: int) -> NDArray[np.float32]:
     return sure
 
 
-def _touching(table: LabelTable, place: Place) -> NDArray[np.bool_]:
+def _touching(table: LabelTable, place: Placement) -> NDArray[np.bool_]:
     """Masks that hide at least a pixel of a patch."""
     return np.array([any(_meet(w, patch) for w in mask for patch in place) for mask in table.mask_set.masks])
 
@@ -210,7 +210,7 @@ def is_fooled(verdict: Verdict | DetectionVerdict, label: int) -> bool:
     return verdict.label != label and not getattr(verdict, "alert", False)
 
 
-def placed_defense(defense: MaskDefense[Any, Any]) -> MaskDefense[Any, Any]:
+def defense_on_grid(defense: MaskDefense[Any, Any]) -> MaskDefense[Any, Any]:
     """The same defense for images that are on the threat's grid already (see AttackResult.image).
 
     On the source grid that is the defense itself. On the input grid an attacked image is resized and
@@ -219,5 +219,5 @@ def placed_defense(defense: MaskDefense[Any, Any]) -> MaskDefense[Any, Any]:
     if defense.threat.grid == "source":
         return defense
     twin = copy.copy(defense)
-    twin.engine = defense.engine.with_classifier(on_grid(defense.classifier, defense.threat))
+    twin.engine = defense.engine.with_classifier(classifier_on_grid(defense.classifier, defense.threat))
     return twin

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from patchcleanser.attacks.patch_attack import Attack
-from patchcleanser.attacks.patch_problem import Best, Problem, wide
+from patchcleanser.attacks.patch_problem import BestImages, PatchProblem, wide
 
 MOMENTUM = 0.75
 ENOUGH = 0.75
@@ -82,9 +82,9 @@ class _Descent:
         self.better = torch.zeros_like(self.better)
 
 
-def apgd(problem: Problem, iterations: int) -> Best:
+def apgd(problem: PatchProblem, iterations: int) -> BestImages:
     """From random pixels; every candidate has its own step, momentum and checkpoints."""
-    best = Best.none(problem)
+    best = BestImages.none(problem)
 
     def look(pixels: Tensor) -> tuple[Tensor, Tensor]:
         images = problem.pasted(pixels)
@@ -107,6 +107,6 @@ def apgd(problem: Problem, iterations: int) -> Best:
 class PatchAPGD(Attack):
     """The attack to report: nothing to tune, at least as strong as PGD for the same budget."""
 
-    def optimise(self, problem: Problem, iterations: int) -> Best:
+    def optimise(self, problem: PatchProblem, iterations: int) -> BestImages:
         """Auto-PGD."""
         return apgd(problem, iterations)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.attacks.patch_problem import Found, Place
+from patchcleanser.attacks.patch_problem import LossValues, Placement
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.engine.masking import with_mask_channel
@@ -62,7 +62,7 @@ def _ratio(logits: Tensor, labels: Tensor, target: int | None) -> Tensor:
     return ahead / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + 1e-12)
 
 
-class Undefended:
+class UndefendedObjective:
     """The objective of fooling a classifier that nobody defends."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Undefended:
         self.loss: Loss = loss
         self.target, self.chunk = target, chunk
 
-    def __call__(self, images: Tensor, *, slope: bool) -> Found:
+    def __call__(self, images: Tensor, *, slope: bool) -> LossValues:
         """Loss, margin and slope of every candidate; gradients pass through resizing and cropping."""
         size = self.chunk or gradient_chunk(self.classifier, images[:1])
         parts = [
@@ -80,19 +80,19 @@ class Undefended:
             for x, y in zip(torch.split(images, size), torch.split(self.labels, size), strict=True)
         ]
         losses, margins, slopes = zip(*parts, strict=True)
-        return Found(torch.cat(losses), torch.cat(margins), torch.cat(slopes))
+        return LossValues(torch.cat(losses), torch.cat(margins), torch.cat(slopes))
 
     def _part(self, images: Tensor, labels: Tensor, slope: bool) -> tuple[Tensor, Tensor, Tensor]:
         images = images.detach().requires_grad_(slope)
         with torch.set_grad_enabled(slope):
-            logits = shown(self.classifier, images)
+            logits = class_logits(self.classifier, images)
             loss = attack_loss(self.loss, logits, labels, self.target)
             margin = goal_margin(logits, labels, self.target).detach()
         found = torch.autograd.grad(loss.sum(), images)[0].nan_to_num(0.0) if slope else images.new_empty(0)
         return loss.detach(), margin, found
 
 
-def shown(classifier: Classifier, images: Tensor, hidden: Tensor | None = None) -> Tensor:
+def class_logits(classifier: Classifier, images: Tensor, hidden: Tensor | None = None) -> Tensor:
     """Logits of images on the threat's grid; a mask-aware classifier is told which pixels are hidden [N, 1, H, W]."""
     inputs = classifier.prepare(images)
     if classifier.mask_aware:
@@ -119,10 +119,10 @@ SLACK = 0.02
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttackPlan:
     """One candidate: where the patch is, and the masks whose labels the attacker can change."""
 
-    place: Place
+    place: Placement
     truth: int
     ones: list[int]
     """Unions (single masks, or UNMASKED) that show the patch or a part of it."""
@@ -134,7 +134,7 @@ class Plan:
     """Which of the promising wrong labels to aim for: another one at each restart."""
 
 
-class AgainstMasks:
+class MaskedObjective:
     """The objective of misleading a defense: make one wrong label the majority, let no right disagreer stand.
 
     For candidate b with target t, over the masks i that do not hide its patch:
@@ -150,7 +150,7 @@ class AgainstMasks:
         self,
         classifier: Classifier,
         masks: MaskSet,
-        plans: Sequence[Plan],
+        plans: Sequence[AttackPlan],
         *,
         threshold: float | None = None,
         chunk: int | None = None,
@@ -188,14 +188,14 @@ class AgainstMasks:
             chosen.append(order[plan.rank % (len(order) - 1)] if target is None else target)
         self.target = torch.tensor(chosen, device=clean.device)
 
-    def __call__(self, images: Tensor, *, slope: bool) -> Found:
+    def __call__(self, images: Tensor, *, slope: bool) -> LossValues:
         """Two passes: labels of all masks, then gradients through those that can still be improved."""
         every = torch.arange(len(self.owner), device=images.device)
         logits = self._logits(images, every).requires_grad_(slope)
         with torch.set_grad_enabled(slope):
             loss = self._loss(logits)
         if not slope:
-            return Found(loss, loss, images.new_empty(0))
+            return LossValues(loss, loss, images.new_empty(0))
         (pull,) = torch.autograd.grad(loss.sum(), logits)
         found = torch.zeros_like(images)
         for part in torch.split(every[(pull != 0).any(1)], self._chunk(images)):
@@ -203,7 +203,7 @@ class AgainstMasks:
             out = self._forward(x, part)
             (mine,) = torch.autograd.grad(out, x, pull[part])
             found.index_add_(0, self.owner[part], mine)
-        return Found(loss.detach(), loss.detach(), found.nan_to_num(0.0))
+        return LossValues(loss.detach(), loss.detach(), found.nan_to_num(0.0))
 
     def _loss(self, logits: Tensor) -> Tensor:
         ones, owner = logits[: self.ones], self.owner[: self.ones]
@@ -238,7 +238,7 @@ class AgainstMasks:
             fill = self.classifier.preprocessing.source_fill(images.shape[1])
             self.colour = torch.tensor(fill, device=images.device)[:, None, None]
         hidden = self.hidden[self.union[entries]]
-        return shown(self.classifier, torch.where(hidden, self.colour, images), hidden)
+        return class_logits(self.classifier, torch.where(hidden, self.colour, images), hidden)
 
     def _chunk(self, images: Tensor) -> int:
         if self.chunk is None:

@@ -12,8 +12,15 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from patchcleanser.attacks.objectives import Loss, Undefended, goal_margin, shown
-from patchcleanser.attacks.patch_problem import Best, Place, Problem, random_places, room_for, scan_places
+from patchcleanser.attacks.objectives import Loss, UndefendedObjective, class_logits, goal_margin
+from patchcleanser.attacks.patch_problem import (
+    BestImages,
+    PatchProblem,
+    Placement,
+    random_placements,
+    room_for,
+    scan_placements,
+)
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.images import checked_image
 from patchcleanser.classifiers.torch import TorchClassifier
@@ -68,7 +75,7 @@ class AttackResult:
     """
 
     image: Tensor
-    windows: Place
+    windows: Placement
     label: int
     """The undefended label under attack."""
     fooled: bool
@@ -93,10 +100,10 @@ class Attack(ABC):
         if self.needs_gradients:
             require_gradients(classifier)
         self.classifier, self.threat, self.settings = classifier, threat, settings or AttackSettings()
-        self.seen = on_grid(classifier, threat)
+        self.seen = classifier_on_grid(classifier, threat)
 
     @abstractmethod
-    def optimise(self, problem: Problem, iterations: int) -> Best:
+    def optimise(self, problem: PatchProblem, iterations: int) -> BestImages:
         """The best pixels found for every candidate."""
 
     def attack(self, image: Tensor, label: int) -> AttackResult:
@@ -109,7 +116,7 @@ class Attack(ABC):
             raise InputError(f"{len(labels)} labels for {len(images)} images")
         if self.settings.target is not None and self.settings.target in labels:
             raise InputError(f"the target {self.settings.target} is the true label of an image; leave such images out")
-        placed = [place_image(image, self.classifier, self.threat) for image in images]
+        placed = [image_on_grid(image, self.classifier, self.threat) for image in images]
         found: list[list[AttackResult]] = []
         for start, stop in self._groups(placed):
             found += self._group(placed[start:stop], labels[start:stop])
@@ -136,7 +143,7 @@ class Attack(ABC):
         again = [[place for place in mine for _ in range(self.settings.restarts)] for mine in places]
         problem, truths = self._problem(images, labels, again, draws)
         best = self.optimise(problem, self.settings.iterations)
-        found = finished(best, problem, self.seen, truths, self.settings)
+        found = attack_results(best, problem, self.seen, truths, self.settings)
         results: list[list[AttackResult]] = []
         restarts, at = self.settings.restarts, 0
         for mine in places:
@@ -147,11 +154,11 @@ class Attack(ABC):
 
     def _places(
         self, images: Sequence[Tensor], labels: Sequence[int], draws: list[torch.Generator]
-    ) -> list[list[Place]]:
+    ) -> list[list[Placement]]:
         size, number = size_of(images[0]), self.settings.locations
         if self.settings.places == "random":
-            return [random_places(self.threat, size, number, draw) for draw in draws]
-        scans = [scan_places(self.threat, size, max(SCAN, number), draw) for draw in draws]
+            return [random_placements(self.threat, size, number, draw) for draw in draws]
+        scans = [scan_placements(self.threat, size, max(SCAN, number), draw) for draw in draws]
         problem, _ = self._problem(images, labels, scans, draws)
         margins = torch.split(self.optimise(problem, GLANCE).margin.cpu(), [len(scan) for scan in scans])
         return [
@@ -163,17 +170,19 @@ class Attack(ABC):
         self,
         images: Sequence[Tensor],
         labels: Sequence[int],
-        places: list[list[Place]],
+        places: list[list[Placement]],
         draws: list[torch.Generator],
-    ) -> tuple[Problem, Tensor]:
+    ) -> tuple[PatchProblem, Tensor]:
         device = self.seen.device
         truths = torch.tensor([y for y, mine in zip(labels, places, strict=True) for _ in mine], device=device)
-        objective = Undefended(self.seen, truths, self.settings.loss, self.settings.target, self.settings.chunk)
+        objective = UndefendedObjective(
+            self.seen, truths, self.settings.loss, self.settings.target, self.settings.chunk
+        )
         clean = torch.stack([image for image, mine in zip(images, places, strict=True) for _ in mine]).to(device)
         seeds = [
             int(torch.randint(2**62, (1,), generator=d)) for d, mine in zip(draws, places, strict=True) for _ in mine
         ]
-        return Problem.of(clean, [place for mine in places for place in mine], objective, seeds), truths
+        return PatchProblem.of(clean, [place for mine in places for place in mine], objective, seeds), truths
 
 
 def require_gradients(classifier: Classifier) -> None:
@@ -185,7 +194,7 @@ def require_gradients(classifier: Classifier) -> None:
         )
 
 
-def on_grid(classifier: Classifier, threat: Threat) -> Classifier:
+def classifier_on_grid(classifier: Classifier, threat: Threat) -> Classifier:
     """The classifier of images on the threat's grid: on the input grid, of images resized and cropped before."""
     if threat.grid == "source":
         return classifier
@@ -194,7 +203,7 @@ def on_grid(classifier: Classifier, threat: Threat) -> Classifier:
     return view
 
 
-def place_image(image: Tensor, classifier: Classifier, threat: Threat) -> Tensor:
+def image_on_grid(image: Tensor, classifier: Classifier, threat: Threat) -> Tensor:
     """A checked image on the threat's grid, in [0, 1] on the device; InputError if the threat does not fit it."""
     pixels = checked_image(image, classifier.preprocessing.channels).to(classifier.device)
     if threat.grid == "input":
@@ -215,14 +224,14 @@ def generator_for(image: Tensor, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-def finished(
-    best: Best, problem: Problem, classifier: Classifier, labels: Tensor, settings: AttackSettings
+def attack_results(
+    best: BestImages, problem: PatchProblem, classifier: Classifier, labels: Tensor, settings: AttackSettings
 ) -> list[AttackResult]:
     """Best pixels as whole 255ths, and what the classifier says of them in plain float32."""
     images = problem.pasted((best.images * 255).round() / 255)
     size = settings.chunk or 256
     with torch.inference_mode(), strict_float32(classifier.device):
-        logits = torch.cat([shown(classifier, part) for part in torch.split(images, size)])
+        logits = torch.cat([class_logits(classifier, part) for part in torch.split(images, size)])
     margins = goal_margin(logits, labels, settings.target).cpu().tolist()
     said = logits.argmax(1).cpu().tolist()
     return [

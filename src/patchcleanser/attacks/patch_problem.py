@@ -13,7 +13,7 @@ from torch import Tensor
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat
 
-Place = tuple[Window, ...]
+Placement = tuple[Window, ...]
 """The windows of all patches of one attack."""
 
 
@@ -22,7 +22,7 @@ def room_for(threat: Threat, size: Size) -> list[Size]:
     return threat.shapes(size)
 
 
-def random_places(threat: Threat, size: Size, number: int, draw: torch.Generator) -> list[Place]:
+def random_placements(threat: Threat, size: Size, number: int, draw: torch.Generator) -> list[Placement]:
     """So many placements of the threat's patches, each of one of its shapes, anywhere in its room.
 
     >>> place = random_places(Threat.square(2, count=2), (6, 6), 1, torch.Generator().manual_seed(0))[0]
@@ -42,7 +42,7 @@ def random_places(threat: Threat, size: Size, number: int, draw: torch.Generator
     return [tuple(one() for _ in range(threat.count)) for _ in range(number)]
 
 
-def scan_places(threat: Threat, size: Size, number: int, draw: torch.Generator) -> list[Place]:
+def scan_placements(threat: Threat, size: Size, number: int, draw: torch.Generator) -> list[Placement]:
     """At most `number` placements spread over the room: a grid for one patch, random ones for several.
 
     >>> len(scan_places(Threat.square(5), (32, 32), 64, torch.Generator()))
@@ -51,7 +51,7 @@ def scan_places(threat: Threat, size: Size, number: int, draw: torch.Generator) 
     room, shapes = threat.room(size), threat.shapes(size)
     each = int((number / len(shapes)) ** 0.5)
     if threat.count > 1 or each < 2:
-        return random_places(threat, size, number, draw)
+        return random_placements(threat, size, number, draw)
     found: dict[Window, None] = {}
     for height, width in shapes:
         for top in _spread(room.height - height, each):
@@ -64,7 +64,7 @@ def _spread(last: int, number: int) -> list[int]:
     return sorted({int(v) for v in np.linspace(0, last, number).round()})
 
 
-def free_pixels(places: Sequence[Place], size: Size) -> Tensor:
+def changeable_pixels(places: Sequence[Placement], size: Size) -> Tensor:
     """[places, 1, H, W]: True where the attacker chooses."""
     free = torch.zeros(len(places), 1, *size, dtype=torch.bool)
     for n, place in enumerate(places):
@@ -73,7 +73,7 @@ def free_pixels(places: Sequence[Place], size: Size) -> Tensor:
     return free
 
 
-class Found(NamedTuple):
+class LossValues(NamedTuple):
     """What an objective says of a batch."""
 
     loss: Tensor
@@ -87,29 +87,29 @@ class Found(NamedTuple):
 class Objective(Protocol):
     """Images of all candidates [B, C, H, W] → how well each does."""
 
-    def __call__(self, images: Tensor, *, slope: bool) -> Found:
+    def __call__(self, images: Tensor, *, slope: bool) -> LossValues:
         """Always the whole batch, in its order."""
 
 
 @dataclass(frozen=True)
-class Problem:
+class PatchProblem:
     """B candidates: clean images, where each may be changed, and what is wanted."""
 
     clean: Tensor
     """[B, C, H, W] in [0, 1]."""
     free: Tensor
     """[B, 1, H, W]: True where the attacker chooses."""
-    places: Sequence[Place]
+    places: Sequence[Placement]
     objective: Objective
     draws: Sequence[torch.Generator]
     """Each candidate's own chance."""
 
     @classmethod
-    def of(cls, clean: Tensor, places: Sequence[Place], objective: Objective, seeds: Sequence[int]) -> Problem:
+    def of(cls, clean: Tensor, places: Sequence[Placement], objective: Objective, seeds: Sequence[int]) -> PatchProblem:
         """A problem on the device of the images."""
         size = clean.shape[-2], clean.shape[-1]
         draws = [torch.Generator().manual_seed(seed) for seed in seeds]
-        return cls(clean, free_pixels(places, size).to(clean.device), places, objective, draws)
+        return cls(clean, changeable_pixels(places, size).to(clean.device), places, objective, draws)
 
     def pasted(self, pixels: Tensor) -> Tensor:
         """The clean images with these pixels where they may be changed."""
@@ -122,7 +122,7 @@ class Problem:
 
 
 @dataclass
-class Best:
+class BestImages:
     """The best images so far, by margin: a search may follow another loss, but the goal counts."""
 
     images: Tensor
@@ -131,7 +131,7 @@ class Best:
     """Classifications, or steps of the objective, spent on each candidate."""
 
     @classmethod
-    def none(cls, problem: Problem) -> Best:
+    def none(cls, problem: PatchProblem) -> BestImages:
         """Nothing tried yet."""
         return cls(problem.clean.clone(), problem.clean.new_full((len(problem.clean),), torch.inf))
 

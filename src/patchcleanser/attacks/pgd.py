@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from patchcleanser.attacks.patch_attack import Attack, AttackSettings
-from patchcleanser.attacks.patch_problem import Best, Problem
+from patchcleanser.attacks.patch_problem import BestImages, PatchProblem
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import InputError
@@ -13,12 +13,12 @@ from patchcleanser.errors import InputError
 Schedule = Literal["linear", "constant"]
 
 
-def pgd(problem: Problem, iterations: int, *, step: float = 0.25, schedule: Schedule = "linear") -> Best:
+def pgd(problem: PatchProblem, iterations: int, *, step: float = 0.25, schedule: Schedule = "linear") -> BestImages:
     """From random pixels, steps by the sign of the slope, kept in [0, 1].
 
     The step falls linearly to 0.01 (large ones cross the landscape, small ones settle), or stays.
     """
-    best, pixels = Best.none(problem), problem.noise()
+    best, pixels = BestImages.none(problem), problem.noise()
     for number in range(iterations):
         images = problem.pasted(pixels)
         found = problem.objective(images, slope=True)
@@ -56,6 +56,6 @@ class PatchPGD(Attack):
         self.step = step
         self.schedule: Schedule = schedule
 
-    def optimise(self, problem: Problem, iterations: int) -> Best:
+    def optimise(self, problem: PatchProblem, iterations: int) -> BestImages:
         """Projected gradient descent."""
         return pgd(problem, iterations, step=self.step, schedule=self.schedule)

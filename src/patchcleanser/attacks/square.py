@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from patchcleanser.attacks.patch_attack import Attack
-from patchcleanser.attacks.patch_problem import Best, Problem, wide
+from patchcleanser.attacks.patch_problem import BestImages, PatchProblem, wide
 from patchcleanser.core.geometry import Window
 
 FIRST_SHARE = 0.8
@@ -17,9 +17,9 @@ HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 """After these shares of the iterations."""
 
 
-def square(problem: Problem, iterations: int) -> Best:
+def square(problem: PatchProblem, iterations: int) -> BestImages:
     """Repaint a random square of a patch with a random corner of the colour cube; keep it if the loss falls."""
-    best = Best.none(problem)
+    best = BestImages.none(problem)
     images = problem.pasted(_stripes(problem))
     found = problem.objective(images, slope=False)
     best.keep(images, found.margin)
@@ -34,14 +34,14 @@ def square(problem: Problem, iterations: int) -> Best:
     return best
 
 
-def _stripes(problem: Problem) -> Tensor:
+def _stripes(problem: PatchProblem) -> Tensor:
     """Vertical stripes of pure colours: strong starts for most networks."""
     channels, height, width = problem.clean.shape[1:]
     drawn = [torch.randint(2, (channels, 1, width), generator=draw).float() for draw in problem.draws]
     return torch.stack(drawn).expand(-1, -1, height, -1).to(problem.clean.device)
 
 
-def _repainted(problem: Problem, images: Tensor, share: float) -> Tensor:
+def _repainted(problem: PatchProblem, images: Tensor, share: float) -> Tensor:
     tried = images.clone()
     for n, draw in enumerate(problem.draws):
         place = problem.places[n]
@@ -64,6 +64,6 @@ class PatchSquare(Attack):
 
     needs_gradients: ClassVar[bool] = False
 
-    def optimise(self, problem: Problem, iterations: int) -> Best:
+    def optimise(self, problem: PatchProblem, iterations: int) -> BestImages:
         """Random search."""
         return square(problem, iterations)

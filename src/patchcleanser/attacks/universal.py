@@ -15,9 +15,15 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.attacks.objectives import attack_loss, shown
-from patchcleanser.attacks.patch_attack import AttackSettings, on_grid, place_image, require_gradients, size_of
-from patchcleanser.attacks.patch_problem import random_places
+from patchcleanser.attacks.objectives import attack_loss, class_logits
+from patchcleanser.attacks.patch_attack import (
+    AttackSettings,
+    classifier_on_grid,
+    image_on_grid,
+    require_gradients,
+    size_of,
+)
+from patchcleanser.attacks.patch_problem import random_placements
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat
@@ -140,11 +146,11 @@ class UniversalPatch:
         require_gradients(classifier)
         self.classifier, self.threat = classifier, threat
         self.settings, self.printing, self.batch = settings or AttackSettings(), printing or Printing(), batch
-        self.seen = on_grid(classifier, threat)
+        self.seen = classifier_on_grid(classifier, threat)
 
     def fit(self, images: Sequence[Tensor], labels: Sequence[int]) -> PrintedPatch:
         """A patch that misleads on images of one size; an iteration looks at `batch` of them."""
-        placed = [place_image(image, self.classifier, self.threat) for image in images]
+        placed = [image_on_grid(image, self.classifier, self.threat) for image in images]
         if len({image.shape for image in placed}) != 1:
             raise InputError("a printed patch is fitted to images of one size; resize them first")
         draw = torch.Generator().manual_seed(self.settings.seed)
@@ -156,7 +162,7 @@ class UniversalPatch:
             picks = torch.randperm(len(placed), generator=draw)[: self.batch].tolist()
             seen = torch.stack([self._stuck(placed[i], pixels, draw) for i in picks])
             truths = torch.tensor([labels[i] for i in picks], device=self.seen.device)
-            logits = shown(self.seen, seen)
+            logits = class_logits(self.seen, seen)
             loss = attack_loss(self.settings.loss, logits, truths, self.settings.target)
             # Images that are misled by a clear margin already need no more.
             (adam.param_groups[0]["params"][0].grad,) = torch.autograd.grad(loss.clamp_min(-5).mean(), pixels)
@@ -168,15 +174,15 @@ class UniversalPatch:
     def fooled(self, patch: PrintedPatch, images: Sequence[Tensor], labels: Sequence[int]) -> list[bool]:
         """Whether each image is misled by one more print, at a place and in a view not seen when fitting."""
         draw = torch.Generator().manual_seed(self.settings.seed + 1)
-        placed = [place_image(image, self.classifier, self.threat) for image in images]
+        placed = [image_on_grid(image, self.classifier, self.threat) for image in images]
         with torch.inference_mode():
             stuck = [self._stuck(image, patch.pixels, draw) for image in placed]
-            said = [int(shown(self.seen, image[None]).argmax()) for image in stuck]
+            said = [int(class_logits(self.seen, image[None]).argmax()) for image in stuck]
         target = self.settings.target
         return [s != y if target is None else s == target for s, y in zip(said, labels, strict=True)]
 
     def _stuck(self, image: Tensor, pixels: Tensor, draw: torch.Generator) -> Tensor:
-        (place,) = random_places(self.threat, size_of(image), 1, draw)
+        (place,) = random_placements(self.threat, size_of(image), 1, draw)
         for window in place:
             image = apply_patch(image, pixels, window, **self.printing.draw(draw))
         return image

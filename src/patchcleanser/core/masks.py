@@ -107,7 +107,7 @@ class MaskSet:
         For any rectangle of an area, a family of covering rectangles is computed (families.py).
         For K patches the masks are the distinct unions of K of the masks for one patch.
         """
-        counts, strides = axis_plan(masks, stride)
+        counts, strides = masks_per_axis(masks, stride)
         room = threat.room(image)
         shapes = threat.shapes(image)
         size = (room.height, room.width)
@@ -239,7 +239,7 @@ def _mask_area(size: Size, shape: Size, strides: Size) -> int:
     return axis_starts(size[0], shape[0], strides[0])[1] * axis_starts(size[1], shape[1], strides[1])[1]
 
 
-def axis_plan(
+def masks_per_axis(
     masks: int | tuple[int, int] | None, stride: int | tuple[int, int] | None
 ) -> tuple[Size | None, Size | None]:
     """Masks per axis (6 if nothing is said), and pixels from mask to mask, if these are given instead."""

@@ -18,11 +18,8 @@ class ChallengerMasking(MaskDefense[Verdict, Certificate]):
         super().__init__(classifier, threat, **options)
         self.seed = seed
 
-    def _verdict(self, table: LabelTable) -> LabelFlow[Verdict]:
+    def verdict_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
         return challenger_flow(table, self.seed)
 
-    def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[Certificate]:
+    def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[Certificate]:
         return certification_flow(table, label, self.threat, maps=maps)
-
-    def _outcome(self, verdict: Verdict) -> int:
-        return verdict.label

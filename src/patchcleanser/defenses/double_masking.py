@@ -20,11 +20,8 @@ class DoubleMasking(MaskDefense[Verdict, Certificate]):
     [True]
     """
 
-    def _verdict(self, table: LabelTable) -> LabelFlow[Verdict]:
+    def verdict_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
         return double_masking_flow(table)
 
-    def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[Certificate]:
+    def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[Certificate]:
         return certification_flow(table, label, self.threat, maps=maps)
-
-    def _outcome(self, verdict: Verdict) -> int:
-        return verdict.label

@@ -1,4 +1,4 @@
-"""LocalDefense: an answer made of many local scores, of which a patch can reach only some."""
+"""Defenses whose answer is made of many local scores, of which a patch can reach only some."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.receptive_fields import Footprint, ReceptiveFields
 from patchcleanser.core.results import LocalCertificate, LocalVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.defense import C, Defense, Examined, V, check_range, counted_labels, each_labelled
-from patchcleanser.defenses.local_scores import Evidence, Local
-from patchcleanser.errors import InputError, OutputError, PatchCleanserError, ThreatError
+from patchcleanser.defenses.defense import C, Defense, Examination, V, check_range, checked_labels, examine_each
+from patchcleanser.defenses.local_scores import LocalLogits, LocalScoreSource
+from patchcleanser.errors import OutputError, PatchCleanserError, ThreatError
 
-SUMMED = 1e-5
-"""A lead below this is none: sums of other numbers, as an attack makes them, round differently in float64 too."""
+SUM_ROUNDING = 1e-5
+"""A margin up to this proves nothing: float64 sums of an attacked image's scores round differently too."""
 
 GROUP = 64
-"""Images of one size that are worked on together."""
+"""Images of one size that are scored together."""
 
 
 @dataclass(frozen=True)
-class Scores:
-    """One image: its local scores [classes, down, across] in float64, and what a patch can reach of them."""
+class ImageScores:
+    """Local scores of one image [classes, down, across] in float64, and which of them a patch can reach."""
 
-    score: Tensor
+    scores: Tensor
     low: Tensor
     high: Tensor
-    whole: Tensor
-    reaches: tuple[Footprint, ...]
+    logits: Tensor
+    """Of the undefended classifier [classes]."""
+    footprints: tuple[Footprint, ...]
     patches: int
-    spent: int
+    classifications: int
+    size: Size
+    """Of the image on the threat's grid."""
 
 
-class LocalBase(Defense[V, C]):
-    """Images into cases; what is made of a case is each defense's own."""
+class LocalScoreDefense(Defense[V, C]):
+    """Computes the local scores of each image; a subclass makes verdicts and certificates of them."""
 
     many_patches = True
     """Whether the certificate also holds for several patches at once."""
@@ -49,57 +52,43 @@ class LocalBase(Defense[V, C]):
         super().__init__(classifier, threat)
         if threat.count > 1 and not self.many_patches:
             raise ThreatError(f"the certificate of {type(self).__name__} is for one patch, got {threat}")
-        self.evidence = self._evidence()
-        self._known: dict[Size, tuple[ReceptiveFields, tuple[Footprint, ...]]] = {}
+        self.source = self.score_source()
+        self._fields: dict[Size, tuple[ReceptiveFields, tuple[Footprint, ...]]] = {}
+
+    def score_source(self) -> LocalScoreSource:
+        """Where local scores come from; by default a network of small receptive fields."""
+        return LocalLogits(self.classifier, self.threat.grid)
+
+    def transform_scores(self, scores: Tensor) -> Tensor:
+        """This defense's own function of each score; it must not decrease, so that bounds stay bounds."""
+        return scores
 
     @abstractmethod
-    def _evidence(self) -> Evidence:
-        """Where the local scores come from."""
-
-    @abstractmethod
-    def _verdict(self, case: Scores) -> V:
+    def verdict(self, image: ImageScores) -> V:
         """Decide one image."""
 
     @abstractmethod
-    def _certificate(self, case: Scores, label: int) -> C:
-        """Prove, or not, one labelled image."""
-
-    def _scored(self, local: Tensor) -> Tensor:
-        """What this defense makes of each local score by itself; never falling, so that bounds stay bounds."""
-        return local
+    def certificate(self, image: ImageScores, label: int) -> C:
+        """Prove, or not, one clean image with its true label."""
 
     def predict(self, images: Any) -> list[V]:
-        """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
-        return [self._verdict(case) for _, case in self._cases(images)]
+        return [self.verdict(image) for image in self._scored_images(images)]
 
-    def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
-        """A certificate for each clean image with its true label."""
-        return [found.certificate for found in self.examine(images, labels, maps=maps)]
+    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[Examination[V, C]]:
+        def examine(image: ImageScores, label: int) -> Examination[V, C]:
+            check_range([label], len(image.logits))
+            certificate = self.certificate(image, label)
+            return Examination(self.verdict(image), certificate, image.size, int(image.logits.argmax()))
 
-    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[Examined[V, C]]:
-        """Verdict, certificate and undefended label of clean images."""
-        if maps:
-            raise InputError(f"{type(self).__name__} has no map of positions; leave out maps=")
-
-        def one(seen: tuple[Size, Scores], label: int) -> Examined[V, C]:
-            size, case = seen
-            check_range([label], len(case.whole))
-            return Examined(self._verdict(case), self._certificate(case, label), size, int(case.whole.argmax()))
-
-        return each_labelled(self._cases(images), counted_labels(images, labels), one)
+        return examine_each(self, self._scored_images(images), checked_labels(images, labels), maps, examine)
 
     def check_size(self, size: Size) -> None:
-        """Ablations and patches that do not fit are refused."""
-        self._seen(size)
+        """Raise if ablations, receptive fields or patches do not fit images of this size."""
+        if size not in self._fields:
+            fields = self.source.receptive_fields(size)
+            self._fields[size] = fields, fields.footprints(self.threat)
 
-    def _seen(self, size: Size) -> tuple[ReceptiveFields, tuple[Footprint, ...]]:
-        """What the scores see, and what a patch reaches of them; found out once for each size."""
-        if size not in self._known:
-            sight = self.evidence.sight(size)
-            self._known[size] = sight, sight.reaches(self.threat)
-        return self._known[size]
-
-    def _cases(self, images: Any) -> Iterator[tuple[Size, Scores]]:
+    def _scored_images(self, images: Any) -> Iterator[ImageScores]:
         group: list[Tensor] = []
         for number, image in enumerate(checked_images(images, self.classifier.preprocessing.channels)):
             pixels = self.to_threat_grid(image)
@@ -109,79 +98,75 @@ class LocalBase(Defense[V, C]):
                 error.args = (f"image {number}: {error}",)
                 raise
             if group and (len(group) == GROUP or group[0].shape != pixels.shape):
-                yield from self._looked(group)
+                yield from self._scored_group(group)
                 group = []
             group.append(pixels)
-        yield from self._looked(group)
+        yield from self._scored_group(group)
 
-    def _looked(self, group: list[Tensor]) -> Iterator[tuple[Size, Scores]]:
+    def _scored_group(self, group: list[Tensor]) -> Iterator[ImageScores]:
         size = (group[0].shape[1], group[0].shape[2])
-        sight, reaches = self._seen(size)
-        local: Local = self.evidence(torch.stack(group))
-        if local.score.shape[2:] != sight.grid:
-            got = tuple(local.score.shape[2:])
-            raise OutputError(f"the network has {got} local scores where its receptive fields make {sight.grid}")
+        fields, footprints = self._fields[size]
+        local = self.source(torch.stack(group))
+        if local.scores.shape[2:] != fields.grid:
+            got = tuple(local.scores.shape[2:])
+            raise OutputError(f"the network has {got} local scores where its receptive fields make {fields.grid}")
         # Sums are made in float64, which Apple's GPUs do not have.
-        home = torch.device("cpu") if local.score.device.type == "mps" else local.score.device
-        scored = [self._scored(t.to(home).double()) for t in (local.score, local.low, local.high)]
-        for score, low, high, whole in zip(*scored, local.whole, strict=True):
-            yield size, Scores(score, low, high, whole, reaches, self.threat.count, local.spent)
+        device = torch.device("cpu") if local.scores.device.type == "mps" else local.scores.device
+        bounds = [self.transform_scores(t.to(device).double()) for t in (local.scores, local.low, local.high)]
+        for scores, low, high, logits in zip(*bounds, local.logits, strict=True):
+            yield ImageScores(scores, low, high, logits, footprints, self.threat.count, local.classifications, size)
 
 
-class LocalDefense(LocalBase[LocalVerdict, LocalCertificate]):
-    """Recovery: the label with the highest total, and a certificate by how far it stays ahead."""
+class LocalRecovery(LocalScoreDefense[LocalVerdict, LocalCertificate]):
+    """Answers the class of the highest score; certifies it if it stays highest under the worst patch."""
+
+    def class_scores(self, image: ImageScores) -> Tensor:
+        """The score of each class [classes], by default its sum; of equals the smallest class wins."""
+        return image.scores.sum((1, 2))
 
     @abstractmethod
-    def _totals(self, case: Scores) -> Tensor:
-        """The score of each class [classes]; of equals the smallest class wins."""
+    def worst_case_margin(self, image: ImageScores, label: int, footprint: Footprint) -> Tensor:
+        """For each placement of one patch [down, across], a lower bound of the label's lead; above 0 is a proof."""
 
-    @abstractmethod
-    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
-        """For each placement of one patch [down, across]: how far the label surely stays ahead; above 0 is proved."""
+    def verdict(self, image: ImageScores) -> LocalVerdict:
+        return LocalVerdict(int(self.class_scores(image).argmax()), image.classifications)
 
-    def _verdict(self, case: Scores) -> LocalVerdict:
-        return LocalVerdict(int(self._totals(case).argmax()), case.spent)
-
-    def _certificate(self, case: Scores, label: int) -> LocalCertificate:
+    def certificate(self, image: ImageScores, label: int) -> LocalCertificate:
         worst, where = torch.inf, None
-        for reach in case.reaches:
-            # What is not a number proves nothing.
-            ahead = self._ahead(case, label, reach).flatten().nan_to_num(nan=-torch.inf)
-            place = int(ahead.argmin())
-            if float(ahead[place]) < worst:
-                worst, where = float(ahead[place]), reach.window(place)
-        if worst <= SUMMED:
+        for footprint in image.footprints:
+            margins = self.worst_case_margin(image, label, footprint).flatten().nan_to_num(nan=-torch.inf)
+            number = int(margins.argmin())
+            if float(margins[number]) < worst:
+                worst, where = float(margins[number]), footprint.window(number)
+        if worst <= SUM_ROUNDING:
             worst = min(worst, 0.0)
         failing: tuple[Window, ...] | None = None if worst > 0 or where is None else (where,)
-        return LocalCertificate(label, worst > 0, failing, worst, case.spent)
-
-    def _outcome(self, verdict: LocalVerdict) -> int:
-        return verdict.label
+        return LocalCertificate(label, worst > 0, failing, worst, image.classifications)
 
 
-def reached_sums(scores: Tensor, reach: Footprint) -> Tensor:
+def reached_sums(scores: Tensor, footprint: Footprint) -> Tensor:
     """The sum of the scores [..., down, across] that each placement reaches [..., placements down, across]."""
-    rows, columns = (torch.from_numpy(m).to(scores) for m in (reach.rows, reach.columns))
+    rows, columns = (torch.from_numpy(m).to(scores) for m in (footprint.rows, footprint.columns))
     return rows @ scores @ columns.T
 
 
-def others(scores: Tensor, label: int) -> Tensor:
-    """The scores [classes, ...] of all classes but one."""
+def other_classes(scores: Tensor, label: int) -> Tensor:
+    """The scores [classes - 1, ...] of all classes but the label."""
     return torch.cat([scores[:label], scores[label + 1 :]])
 
 
-def summed_ahead(case: Scores, label: int, reach: Footprint, *, swing: float) -> Tensor:
-    """How far the sum of the label's scores stays ahead of every other sum, for each placement [down, across].
+def summed_margin(image: ImageScores, label: int, footprint: Footprint, *, max_drop: float) -> Tensor:
+    """Lower bound of the lead of the label's sum of scores over every other sum, for each placement [down, across].
 
-    A score of one class minus that of another is never below -swing. Then, on the attacked image,
-    the scores that a patch does not reach are as they were, and each that it reaches gives the
-    label at worst -swing against another class. So the difference of the sums falls by at most
-    the damage: the sum of (difference + swing) over the scores reached. Damages are not negative,
-    so several patches do at most the sum of what each does, and at most that many times the worst.
+    A score of one class minus that of another is never below -max_drop. On the attacked image, the scores that a
+    patch does not reach are unchanged, and each that it reaches gives the label at worst -max_drop against another
+    class. So the difference of the sums falls by at most the damage: the sum of (difference + max_drop) over the
+    scores reached. Damages are not negative, so several patches do at most the sum of what each does, and at most
+    that many times the worst.
     """
-    apart = case.low[label] - others(case.high, label)
-    damage = reached_sums(apart + swing, reach)
-    if case.patches > 1:
-        worst = torch.stack([reached_sums(apart + swing, r).amax((1, 2)) for r in case.reaches]).amax(0)
-        damage = damage + (case.patches - 1) * worst[:, None, None]
-    return (apart.sum((1, 2))[:, None, None] - damage).amin(0)
+    leads = image.low[label] - other_classes(image.high, label)
+    damage = reached_sums(leads + max_drop, footprint)
+    if image.patches > 1:
+        worst = torch.stack([reached_sums(leads + max_drop, f).amax((1, 2)) for f in image.footprints]).amax(0)
+        damage = damage + (image.patches - 1) * worst[:, None, None]
+    return (leads.sum((1, 2))[:, None, None] - damage).amin(0)

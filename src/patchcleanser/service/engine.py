@@ -91,7 +91,7 @@ class Engine:
         """A decoded picture, on the device, with an empty table."""
         pixels = checked_image(torch.from_numpy(unpacked(picture)), self.classifier.preprocessing.channels)
         with self._lock:  # mask sets are built once for each size
-            return self._variant(masks).subject(pixels)
+            return self._variant(masks).image_state(pixels)
 
     def mask_set(self, size: Size, masks: int | None) -> MaskSet:
         """The masks for images of this size on the threat's grid."""
@@ -103,7 +103,7 @@ class Engine:
         defense = self._variant(masks)
 
         def start(table: LabelTable) -> LabelFlow[Any]:
-            verdict = yield from defense.predicting(table)
+            verdict = yield from defense.verdict_flow(table)
             if undefended:
                 yield np.array([UNMASKED])
             return verdict
@@ -113,7 +113,7 @@ class Engine:
     def certificate(self, masks: int | None, label: int, *, maps: bool) -> Start:
         """The game of `certify`."""
         defense = self._variant(masks)
-        return lambda table: defense.certifying(table, label, maps=maps)
+        return lambda table: defense.certificate_flow(table, label, maps=maps)
 
     def _warm_up(self) -> None:
         """Play one game outside the queue: what is wrong with the model is said now, and kernels are made.
@@ -132,7 +132,7 @@ class Engine:
     def _fits(self, image: torch.Tensor) -> bool:
         """Whether the threat fits an image of this size."""
         try:
-            self.defense.subject(image)
+            self.defense.image_state(image)
         except (MaskError, ThreatError):
             return False
         return True
