@@ -21,6 +21,15 @@ from patchcleanser.errors import InputError
 
 Ablation = Literal["columns", "rows", "blocks"]
 
+PAINT = 0.3137
+"""An arbitrary colour, in normalised pixel values."""
+
+LARGEST = 1e4
+"""Local logits are cut off here, so that float64 sums keep the small ones beside an enormous one."""
+
+ROUNDING, HALF_ROUNDING = 1e-5, 2e-2
+"""Relative error of a score from batch to batch: of a float32 network, and of a half-precision one."""
+
 
 @dataclass(frozen=True)
 class LocalScores:
@@ -114,7 +123,9 @@ class LocalLogits(LocalScoreSource):
         fields = ReceptiveFields.fields(size, self.module.field, self.module.jump)
         if size in self._probed or fields.grid != local.shape[1:]:  # LocalScoreDefense refuses a wrong grid
             return
-        halves = _halves(size)
+        upper, left = (torch.arange(side) < (side + 1) // 2 for side in size)
+        upper, left = upper[:, None].expand(size), left[None].expand(size)
+        halves = [upper, ~upper, left, ~left]
         painted = torch.where(torch.stack(halves).to(inputs.device)[:, None], PAINT, inputs)
         changed = (self._local(painted) - local).abs().amax(1) > 2 * self._slack(local[None])[:, 0]
         rows, columns = torch.from_numpy(fields.down), torch.from_numpy(fields.across)
@@ -128,17 +139,22 @@ class LocalLogits(LocalScoreSource):
         self._probed.add(size)
 
 
-class AblationConfidences(LocalScoreSource):
-    """Confidences of any classifier that is shown one band or block of the image and nothing else.
+class AblationScores(LocalScoreSource):
+    """Confidences of any classifier that sees one band or block of the image and nothing else.
 
-    A mask-aware classifier also gets the mask; any other sees the mask colour there.
+    With a `threshold`, votes instead: 1 for every class whose confidence is above it, so for several or none. A
+    mask-aware classifier also gets the mask; any other sees the mask colour there.
     """
 
-    def __init__(self, classifier: Classifier, grid: Grid, *, ablation: Ablation, keep: int) -> None:
+    def __init__(
+        self, classifier: Classifier, grid: Grid, *, ablation: Ablation, keep: int, threshold: float | None = None
+    ) -> None:
         super().__init__(classifier, grid)
         if ablation not in get_args(Ablation):
             raise InputError(f"an ablation keeps {', '.join(get_args(Ablation))}, got {ablation!r}")
-        self.ablation, self.keep = ablation, keep
+        if threshold is not None and not 0 <= threshold < 1:
+            raise InputError(f"a confidence threshold lies in [0, 1), got {threshold}")
+        self.ablation, self.keep, self.threshold = ablation, keep, threshold
 
     def receptive_fields(self, size: Size) -> ReceptiveFields:
         """The pixels that each ablated view keeps."""
@@ -168,7 +184,11 @@ class AblationConfidences(LocalScoreSource):
 
     def _scores(self, confidence: Tensor, slack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores from confidences that may differ by `slack` in another batch, with their lower and upper bounds."""
-        return confidence, (confidence - slack).clamp_min(0.0), (confidence + slack).clamp_max(1.0)
+        if self.threshold is None:
+            return confidence, (confidence - slack).clamp_min(0.0), (confidence + slack).clamp_max(1.0)
+        shifts = (torch.zeros_like(slack), slack, -slack)
+        votes, low, high = ((confidence > self.threshold + shift).float() for shift in shifts)
+        return votes, low, high
 
     def _slack(self, logits: Tensor) -> Tensor:
         """How far a confidence may differ in another batch [N]; infinite where logits are NaN or infinite.
@@ -191,35 +211,3 @@ class AblationConfidences(LocalScoreSource):
             if self.classifier.mask_aware:
                 images = with_mask_channel(images, ~visible)
             return self.classifier.checked_logits(images)
-
-
-class AblationVotes(AblationConfidences):
-    """A view votes (1) for every class whose confidence is above the threshold, so for several or none."""
-
-    def __init__(self, classifier: Classifier, grid: Grid, *, ablation: Ablation, keep: int, threshold: float) -> None:
-        super().__init__(classifier, grid, ablation=ablation, keep=keep)
-        if not 0 <= threshold < 1:
-            raise InputError(f"a confidence threshold lies in [0, 1), got {threshold}")
-        self.threshold = threshold
-
-    def _scores(self, confidence: Tensor, slack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shifts = (torch.zeros_like(slack), slack, -slack)
-        votes, low, high = ((confidence > self.threshold + shift).float() for shift in shifts)
-        return votes, low, high
-
-
-def _halves(size: Size) -> list[Tensor]:
-    """The upper, lower, left and right half of an image, bool [H, W]."""
-    down, across = (torch.arange(side) < (side + 1) // 2 for side in size)
-    rows, columns = down[:, None].expand(size), across[None].expand(size)
-    return [rows, ~rows, columns, ~columns]
-
-
-PAINT = 0.3137
-"""An arbitrary colour, in normalised pixel values."""
-
-LARGEST = 1e4
-"""Local logits are cut off here, so that float64 sums keep the small ones beside an enormous one."""
-
-ROUNDING, HALF_ROUNDING = 1e-5, 2e-2
-"""Relative error of a score from batch to batch: of a float32 network, and of a half-precision one."""

@@ -10,11 +10,14 @@ from torch import Tensor
 from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.local_defense import ImageScores, LocalRecovery
-from patchcleanser.defenses.local_scores import Ablation, AblationConfidences, AblationVotes
+from patchcleanser.defenses.local_scores import Ablation, AblationScores
 
 
 class AblationDefense(LocalRecovery):
     """Takes its scores from ablated views; `ablation` is columns, rows or blocks, of `keep` px."""
+
+    threshold: float | None = None
+    """If set, views vote for every class whose confidence is above it."""
 
     def __init__(
         self, classifier: Any, threat: Threat, *, ablation: Ablation = "columns", keep: int = 4, **options: Any
@@ -22,8 +25,10 @@ class AblationDefense(LocalRecovery):
         self.ablation, self.keep = ablation, keep
         super().__init__(classifier, threat, **options)
 
-    def score_source(self) -> AblationConfidences:
-        return AblationConfidences(self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep)
+    def score_source(self) -> AblationScores:
+        return AblationScores(
+            self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep, threshold=self.threshold
+        )
 
 
 class Smoothing(AblationDefense):
@@ -52,11 +57,6 @@ class Smoothing(AblationDefense):
     def __init__(self, classifier: Any, threat: Threat, *, threshold: float = 0.3, **options: Any) -> None:
         self.threshold = threshold
         super().__init__(classifier, threat, **options)
-
-    def score_source(self) -> AblationVotes:
-        return AblationVotes(
-            self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep, threshold=self.threshold
-        )
 
     def worst_case_margin(self, image: ImageScores, label: int, footprint: Footprint) -> Tensor:
         """The same for every placement, as published: only the number of views that can be reached counts."""

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 from torch import Tensor
 
-from patchcleanser.attacks import ADAPTIVE, ATTACKS, AdaptiveAttack
-from patchcleanser.attacks.adaptive import AdaptiveResult, defense_on_grid, is_fooled, proved
+from patchcleanser.attacks import ADAPTIVE, ATTACKS
+from patchcleanser.attacks.adaptive import AdaptiveAttack, AdaptiveResult, defense_on_grid, is_fooled, proved
 from patchcleanser.attacks.patch_attack import AttackSettings, image_on_grid, require_gradients
 from patchcleanser.core.results import Verdict
 from patchcleanser.data.pictures import as_picture

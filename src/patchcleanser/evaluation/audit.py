@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from patchcleanser.attacks import AdaptiveAttack
+from patchcleanser.attacks.adaptive import AdaptiveAttack
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.cover import Mask
