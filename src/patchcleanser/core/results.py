@@ -1,4 +1,4 @@
-"""What the defenses answer: verdicts on any image, certificates on labelled clean ones."""
+"""Results of defenses: verdicts on any image, certificates on labelled clean ones."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ class Verdict:
 class Certificate:
     """Whether, for a clean image and its true label, no patch of the threat changes the answer.
 
-    `certified` is the paper's two-mask correctness; `row_certified` is the weaker condition
-    that suffices as well, so certified implies row_certified. If not certified,
-    `failing_pair` names two masks under which the label is wrong; if not row-certified,
-    `failing_placement` names patches the proof does not reach.
+    `certified` is the paper's two-mask correctness; `row_certified` is the weaker condition that suffices as well, so
+    certified implies row_certified. If not certified, `failing_pair` names two masks under which the label is wrong;
+    if not row-certified, `failing_placement` names patches the proof does not reach.
     """
 
     label: int
@@ -63,7 +62,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class LocalVerdict:
-    """The defended label of one image, from many local scores; nothing is said of the image being clean."""
+    """The defended label of one image, from many local scores; it is no certificate."""
 
     label: int
     classifications: int
