@@ -121,11 +121,11 @@ def test_gradients_in_chunks_are_those_of_the_whole_loss(curved: TorchClassifier
     for chunk in (1, 100):
         objective = MaskedObjective(curved, masks, plans, threshold=threshold, chunk=chunk)
         objective.choose_targets(images, None)
-        found = objective(images, slope=True)
-        assert found.slope is not None
-        slopes.append(found.slope)
+        found = objective(images, gradient=True)
+        assert found.gradient is not None
+        slopes.append(found.gradient)
     torch.testing.assert_close(slopes[0], slopes[1], atol=1e-6, rtol=1e-4)
     step = 1e-3  # and the loss falls along them
-    moved = objective((images - step * slopes[1] / slopes[1].norm()).clamp(0, 1), slope=False)
+    moved = objective((images - step * slopes[1] / slopes[1].norm()).clamp(0, 1), gradient=False)
     assert (moved.loss <= found.loss + 1e-6).all()
     assert moved.loss.sum() < found.loss.sum()

@@ -14,7 +14,7 @@ from patchcleanser import Threat, TorchClassifier, Window
 from patchcleanser.attacks import PatchAPGD, PatchPGD
 from patchcleanser.attacks.objectives import goal_margin
 from patchcleanser.attacks.patch_attack import AttackSettings
-from patchcleanser.attacks.patch_problem import changeable_pixels
+from patchcleanser.attacks.patch_problem import pixels_inside
 from patchcleanser.attacks.universal import Printing, UniversalPatch, apply_patch
 
 with warnings.catch_warnings():
@@ -72,7 +72,7 @@ def test_ours_is_at_least_as_strong_as_arts_at_the_same_places_and_steps(
     found = attack(curved, Threat.square(3), AttackSettings(iterations=STEPS, loss="ce")).candidates(images, labels)
     ours = [one[0].margin for one in found]
     art = [
-        theirs(name, curved, image, label, changeable_pixels([one[0].windows], (9, 9)))
+        theirs(name, curved, image, label, pixels_inside([one[0].windows], (9, 9)))
         for image, label, one in zip(images, labels, found, strict=True)
     ]
     assert np.mean(ours) <= np.mean(art) + NOISE

@@ -36,7 +36,7 @@ def test_rows_say_what_both_classifiers_answer_and_no_certified_image_is_fooled(
     what = job(colour, pictures, attack, defense=defense)
     run = attack_all(what, tmp_path, batch=4)
     rows = run.read()
-    assert run.attack_results
+    assert run.finished
     assert rows.schema.names == ATTACKED.names
     assert len(certified_fooled(rows)) == 0
     shares = attack_shares(rows)

@@ -1,4 +1,4 @@
-"""What an attacker makes small: losses, and the undefended and the defended classifier as objectives."""
+"""What an attacker minimises: losses, and the undefended and the defended classifier as objectives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from patchcleanser.attacks.patch_problem import LossValues, Placement
+from patchcleanser.attacks.patch_problem import LossValues, Placement, pixels_inside
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.engine.masking import with_mask_channel
@@ -40,18 +40,14 @@ def goal_margin(logits: Tensor, labels: Tensor, target: int | None = None) -> Te
 
 
 def attack_loss(name: Loss, logits: Tensor, labels: Tensor, target: int | None = None) -> Tensor:
-    """The loss [N] that an attacker makes small."""
+    """The loss [N] that an attacker minimises."""
     if name == "margin":
         return goal_margin(logits, labels, target)
     if name == "ce":
-        wanted = labels if target is None else torch.full_like(labels, target)
-        away = functional.cross_entropy(logits, wanted, reduction="none")
-        return -away if target is None else away
-    return _ratio(logits, labels, target)
-
-
-def _ratio(logits: Tensor, labels: Tensor, target: int | None) -> Tensor:
-    """The logit margin, divided by how far the leading classes lie apart."""
+        if target is None:
+            return -functional.cross_entropy(logits, labels, reduction="none")
+        return functional.cross_entropy(logits, torch.full_like(labels, target), reduction="none")
+    # The logit margin, divided by how far the leading classes lie apart.
     need = 3 if target is None else 4
     if logits.shape[1] < need:
         raise InputError(f"the dlr loss needs at least {need} classes, got {logits.shape[1]}; use margin")
@@ -63,7 +59,7 @@ def _ratio(logits: Tensor, labels: Tensor, target: int | None) -> Tensor:
 
 
 class UndefendedObjective:
-    """The objective of fooling a classifier that nobody defends."""
+    """The objective of fooling the undefended classifier; gradients pass through resizing and cropping."""
 
     def __init__(
         self, classifier: Classifier, labels: Tensor, loss: Loss, target: int | None = None, chunk: int | None = None
@@ -72,28 +68,24 @@ class UndefendedObjective:
         self.loss: Loss = loss
         self.target, self.chunk = target, chunk
 
-    def __call__(self, images: Tensor, *, slope: bool) -> LossValues:
-        """Loss, margin and slope of every candidate; gradients pass through resizing and cropping."""
+    def __call__(self, images: Tensor, *, gradient: bool) -> LossValues:
         size = self.chunk or gradient_chunk(self.classifier, images[:1])
-        parts = [
-            self._part(x, y, slope)
-            for x, y in zip(torch.split(images, size), torch.split(self.labels, size), strict=True)
-        ]
-        losses, margins, slopes = zip(*parts, strict=True)
-        return LossValues(torch.cat(losses), torch.cat(margins), torch.cat(slopes))
+        chunks = zip(torch.split(images, size), torch.split(self.labels, size), strict=True)
+        parts = [self._chunk_values(images, labels, gradient) for images, labels in chunks]
+        return LossValues(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
-    def _part(self, images: Tensor, labels: Tensor, slope: bool) -> tuple[Tensor, Tensor, Tensor]:
-        images = images.detach().requires_grad_(slope)
-        with torch.set_grad_enabled(slope):
+    def _chunk_values(self, images: Tensor, labels: Tensor, gradient: bool) -> LossValues:
+        images = images.detach().requires_grad_(gradient)
+        with torch.set_grad_enabled(gradient):
             logits = class_logits(self.classifier, images)
             loss = attack_loss(self.loss, logits, labels, self.target)
             margin = goal_margin(logits, labels, self.target).detach()
-        found = torch.autograd.grad(loss.sum(), images)[0].nan_to_num(0.0) if slope else images.new_empty(0)
-        return loss.detach(), margin, found
+        slope = torch.autograd.grad(loss.sum(), images)[0].nan_to_num(0.0) if gradient else images.new_empty(0)
+        return LossValues(loss.detach(), margin, slope)
 
 
 def class_logits(classifier: Classifier, images: Tensor, hidden: Tensor | None = None) -> Tensor:
-    """Logits of images on the threat's grid; a mask-aware classifier is told which pixels are hidden [N, 1, H, W]."""
+    """Logits [N, classes] of images on the threat's grid; mask-aware classifiers also get `hidden` [N, 1, H, W]."""
     inputs = classifier.prepare(images)
     if classifier.mask_aware:
         inputs = with_mask_channel(inputs, None if hidden is None else hidden[:, 0])
@@ -111,39 +103,40 @@ def gradient_chunk(classifier: Classifier, image: Tensor) -> int:
 
 
 LEAD = 1.0
-"""A label counts as turned when it is wrong by so many logits; further is not rewarded."""
+"""A label counts as changed when it is wrong by this many logits; more is not rewarded."""
 CONFIDENCE = 10.0
-"""How many logits a whole unit of confidence is worth."""
+"""How many logits a confidence of 1 is worth."""
 SLACK = 0.02
-"""Confidence is pushed so far below the threshold."""
+"""Confidence is pushed this far below the threshold."""
 
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """One candidate: where the patch is, and the masks whose labels the attacker can change."""
+    """One candidate: where the patches are, and the masks whose labels the attacker can change."""
 
-    place: Placement
-    truth: int
-    ones: list[int]
+    placement: Placement
+    label: int
+    """The true label."""
+    unions: list[int]
     """Unions (single masks, or UNMASKED) that show the patch or a part of it."""
     pairs: list[tuple[int, int]]
     """Masks that hide a part of the patch, each with the union of two masks that refutes it most easily."""
-    wrong: list[int] = field(default_factory=list)
-    """Wrong labels of the masks that hide the patch: what they say cannot be changed."""
+    wrong_labels: list[int] = field(default_factory=list)
+    """Wrong labels of the masks that hide the patch, which pixels of the patch cannot change."""
     rank: int = 0
     """Which of the promising wrong labels to aim for: another one at each restart."""
 
 
 class MaskedObjective:
-    """The objective of misleading a defense: make one wrong label the majority, let no right disagreer stand.
+    """The objective of misleading a defense: make one wrong label the majority, and refute right disagreers.
 
     For candidate b with target t, over the masks i that do not hide its patch:
 
         mean over i of max(0, lead + how far label t is under mask i)
-      + mean over partial i of min(max(0, lead + margin of the truth under i), the same under i and its partner)
+      + mean over partial i of min(max(0, lead + margin of the true label under i), the same under i and its partner)
 
-    With a confidence threshold (Minority Reports) a mask may instead be made unsure, and the second
-    term is the unmasked image's.
+    With a confidence threshold (Minority Reports) a mask may instead be made unconfident, and the second term is the
+    unmasked image's.
     """
 
     def __init__(
@@ -155,101 +148,91 @@ class MaskedObjective:
         threshold: float | None = None,
         chunk: int | None = None,
     ) -> None:
-        self.classifier, self.masks, self.plans = classifier, masks, plans
-        self.threshold, self.chunk = threshold, chunk
-        device = classifier.device
-        ones = [(b, u) for b, plan in enumerate(plans) for u in plan.ones]
-        at = {entry: n for n, entry in enumerate(ones)}
-        pairs = [(b, u) for b, plan in enumerate(plans) for _, u in plan.pairs]
-        partner = [at[b, i] for b, plan in enumerate(plans) for i, _ in plan.pairs]
-        entries = ones + pairs
+        self.classifier, self.plans, self.threshold, self.chunk = classifier, plans, threshold, chunk
+        singles = [(b, u) for b, plan in enumerate(plans) for u in plan.unions]
+        number = {entry: n for n, entry in enumerate(singles)}
+        entries = singles + [(b, u) for b, plan in enumerate(plans) for _, u in plan.pairs]
         used = sorted({u for _, u in entries})
         row = {u: n for n, u in enumerate(used)}
-        self.hidden = _hidden(masks, used).to(device)
-        self.owner = torch.tensor([b for b, _ in entries], device=device, dtype=torch.long)
-        self.union = torch.tensor([row[u] for _, u in entries], device=device, dtype=torch.long)
-        self.partner = torch.tensor(partner, device=device, dtype=torch.long)
-        self.unmasked = torch.tensor([u < 0 for _, u in ones], device=device)
-        self.ones = len(ones)
-        self.truth = torch.tensor([plan.truth for plan in plans], device=device)
-        self.target = self.truth
-        self.colour: Tensor | None = None
+
+        def indices(values: list[int]) -> Tensor:
+            return torch.tensor(values, device=classifier.device, dtype=torch.long)
+
+        windows = [masks.unions.masks[u] if u >= 0 else () for u in used]
+        self.hidden = pixels_inside(windows, masks.image).to(classifier.device)
+        # An entry is a candidate under a union: first all single masks, then the pairs.
+        self.singles = len(singles)
+        self.candidate = indices([b for b, _ in entries])
+        self.union = indices([row[u] for _, u in entries])
+        self.partner = indices([number[b, i] for b, plan in enumerate(plans) for i, _ in plan.pairs])
+        self.unmasked = torch.tensor([u < 0 for _, u in singles], device=classifier.device)
+        self.labels = indices([plan.label for plan in plans])
+        self.target = self.labels
 
     def choose_targets(self, clean: Tensor, target: int | None) -> None:
-        """Aim for what hiding masks say wrongly already, then for the classes that visible masks favour."""
-        logits = self._logits(clean, torch.arange(self.ones, device=clean.device))
+        """Aim for the wrong labels of masks that hide the patch, then for the classes that the other masks favour."""
+        logits = self._logits(clean, torch.arange(self.singles, device=clean.device))
         mean = torch.zeros(len(self.plans), logits.shape[1], device=clean.device)
-        mean = mean.index_add(0, self.owner[: self.ones], logits)
-        mean.scatter_(1, self.truth[:, None], -torch.inf)
-        chosen = []
-        for plan, favour in zip(self.plans, mean.argsort(dim=1, descending=True).tolist(), strict=True):
-            said = sorted(set(plan.wrong), key=plan.wrong.count, reverse=True)
-            order = list(dict.fromkeys([*said, *favour]))
-            chosen.append(order[plan.rank % (len(order) - 1)] if target is None else target)
-        self.target = torch.tensor(chosen, device=clean.device)
+        mean = mean.index_add(0, self.candidate[: self.singles], logits)
+        mean.scatter_(1, self.labels[:, None], -torch.inf)
+        targets = []
+        for plan, favoured in zip(self.plans, mean.argsort(dim=1, descending=True).tolist(), strict=True):
+            wrong = sorted(set(plan.wrong_labels), key=plan.wrong_labels.count, reverse=True)
+            order = list(dict.fromkeys([*wrong, *favoured]))
+            targets.append(order[plan.rank % (len(order) - 1)] if target is None else target)
+        self.target = torch.tensor(targets, device=clean.device)
 
-    def __call__(self, images: Tensor, *, slope: bool) -> LossValues:
+    def __call__(self, images: Tensor, *, gradient: bool) -> LossValues:
         """Two passes: labels of all masks, then gradients through those that can still be improved."""
-        every = torch.arange(len(self.owner), device=images.device)
-        logits = self._logits(images, every).requires_grad_(slope)
-        with torch.set_grad_enabled(slope):
+        entries = torch.arange(len(self.candidate), device=images.device)
+        logits = self._logits(images, entries).requires_grad_(gradient)
+        with torch.set_grad_enabled(gradient):
             loss = self._loss(logits)
-        if not slope:
+        if not gradient:
             return LossValues(loss, loss, images.new_empty(0))
-        (pull,) = torch.autograd.grad(loss.sum(), logits)
-        found = torch.zeros_like(images)
-        for part in torch.split(every[(pull != 0).any(1)], self._chunk(images)):
-            x = images[self.owner[part]].detach().requires_grad_(True)
-            out = self._forward(x, part)
-            (mine,) = torch.autograd.grad(out, x, pull[part])
-            found.index_add_(0, self.owner[part], mine)
-        return LossValues(loss.detach(), loss.detach(), found.nan_to_num(0.0))
+        (upstream,) = torch.autograd.grad(loss.sum(), logits)
+        total = torch.zeros_like(images)
+        for part in torch.split(entries[(upstream != 0).any(1)], self._chunk(images)):
+            inputs = images[self.candidate[part]].detach().requires_grad_(True)
+            (slopes,) = torch.autograd.grad(self._forward(inputs, part), inputs, upstream[part])
+            total.index_add_(0, self.candidate[part], slopes)
+        return LossValues(loss.detach(), loss.detach(), total.nan_to_num(0.0))
 
     def _loss(self, logits: Tensor) -> Tensor:
-        ones, owner = logits[: self.ones], self.owner[: self.ones]
-        far = -goal_margin(ones, self.target[owner])
-        turn = (far + LEAD).clamp_min(0)
+        singles, candidate = logits[: self.singles], self.candidate[: self.singles]
+        change = (LEAD - goal_margin(singles, self.target[candidate])).clamp_min(0)
         if self.threshold is not None:
-            unsure = CONFIDENCE * (ones.softmax(1).amax(1) - self.threshold + SLACK).clamp_min(0)
-            # The undefended label itself must be wrong; a mask need only not contradict it surely.
-            turn = torch.where(self.unmasked, turn, torch.minimum(turn, unsure))
-            return self._mean(turn, owner) + self._mean(turn[self.unmasked], owner[self.unmasked])
-        loss = self._mean(turn, owner)
+            unsure = CONFIDENCE * (singles.softmax(1).amax(1) - self.threshold + SLACK).clamp_min(0)
+            # The undefended label itself must be wrong; a mask need only not contradict it confidently.
+            change = torch.where(self.unmasked, change, torch.minimum(change, unsure))
+            return self._mean(change, candidate) + self._mean(change[self.unmasked], candidate[self.unmasked])
+        loss = self._mean(change, candidate)
         if len(self.partner):
-            owners = self.owner[self.ones :]
-            alone = (goal_margin(ones[self.partner], self.truth[owners]) + LEAD).clamp_min(0)
-            refuted = (goal_margin(logits[self.ones :], self.truth[owners]) + LEAD).clamp_min(0)
-            loss = loss + self._mean(torch.minimum(alone, refuted), owners)
+            pair_candidate = self.candidate[self.singles :]
+            labels = self.labels[pair_candidate]
+            alone = (goal_margin(singles[self.partner], labels) + LEAD).clamp_min(0)
+            refuted = (goal_margin(logits[self.singles :], labels) + LEAD).clamp_min(0)
+            loss = loss + self._mean(torch.minimum(alone, refuted), pair_candidate)
         return loss
 
-    def _mean(self, values: Tensor, owner: Tensor) -> Tensor:
+    def _mean(self, values: Tensor, candidate: Tensor) -> Tensor:
         """The mean of each candidate's values [B]; 0 where it has none."""
         zero = values.new_zeros(len(self.plans))
-        count = zero.index_add(0, owner, torch.ones_like(values)).clamp_min(1)
-        return zero.index_add(0, owner, values) / count
+        count = zero.index_add(0, candidate, torch.ones_like(values)).clamp_min(1)
+        return zero.index_add(0, candidate, values) / count
 
     def _logits(self, images: Tensor, entries: Tensor) -> Tensor:
         with torch.no_grad():
             parts = torch.split(entries, 2 * self._chunk(images))
-            return torch.cat([self._forward(images[self.owner[part]], part) for part in parts])
+            return torch.cat([self._forward(images[self.candidate[part]], part) for part in parts])
 
     def _forward(self, images: Tensor, entries: Tensor) -> Tensor:
-        if self.colour is None:
-            fill = self.classifier.preprocessing.source_fill(images.shape[1])
-            self.colour = torch.tensor(fill, device=images.device)[:, None, None]
+        fill = self.classifier.preprocessing.source_fill(images.shape[1])
+        colour = torch.tensor(fill, device=images.device)[:, None, None]
         hidden = self.hidden[self.union[entries]]
-        return class_logits(self.classifier, torch.where(hidden, self.colour, images), hidden)
+        return class_logits(self.classifier, torch.where(hidden, colour, images), hidden)
 
     def _chunk(self, images: Tensor) -> int:
         if self.chunk is None:
             self.chunk = gradient_chunk(self.classifier, images[:1])
         return self.chunk
-
-
-def _hidden(masks: MaskSet, unions: Sequence[int]) -> Tensor:
-    """[unions, 1, H, W]: True where a pixel is hidden; UNMASKED hides none."""
-    hidden = torch.zeros(len(unions), 1, *masks.image, dtype=torch.bool)
-    for n, union in enumerate(unions):
-        for w in masks.unions.masks[union] if union >= 0 else ():
-            hidden[n, :, w.top : w.bottom, w.left : w.right] = True
-    return hidden

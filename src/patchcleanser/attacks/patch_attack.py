@@ -1,4 +1,4 @@
-"""Attack: a classifier, a threat, a budget, and one verb."""
+"""Attack: a search for patch pixels that mislead the undefended classifier, within a budget."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch import Tensor
 from patchcleanser.attacks.objectives import Loss, UndefendedObjective, class_logits, goal_margin
 from patchcleanser.attacks.patch_problem import (
     BestImages,
+    Objective,
     PatchProblem,
     Placement,
     random_placements,
-    room_for,
     scan_placements,
+    size_of,
 )
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.classifiers.images import checked_image
@@ -28,11 +29,11 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import InputError
 
-TOGETHER = 100_000_000
-"""Pixel values of attacked images that are optimised together."""
-SCAN = 64
-"""Places that a search for the worst ones tries."""
-GLANCE = 8
+GROUP_VALUES = 100_000_000
+"""Most pixel values of attacked images that are optimised together."""
+SCANNED = 64
+"""Places that `places="searched"` tries."""
+SCAN_ITERATIONS = 8
 """Iterations it spends on each."""
 
 
@@ -42,17 +43,17 @@ class AttackSettings:
 
     iterations: int = 100
     locations: int = 1
-    """Places tried for each image; the defender must survive them all."""
+    """Places tried for each image; the defense must survive them all."""
     restarts: int = 1
     """Random starts at each place."""
     places: Literal["random", "searched"] = "random"
-    """Drawn from all places, or the worst of a coarse scan after a few iterations."""
+    """Random, or the worst of a coarse scan after a few iterations."""
     loss: Loss = "margin"
     target: int | None = None
-    """The label wanted; without it any wrong one will do."""
+    """The label wanted; by default any wrong one."""
     seed: int = 0
     chunk: int | None = None
-    """Inputs that go through the classifier at once; what memory allows if not said."""
+    """Inputs that go through the classifier at once; by default what memory allows."""
 
     def __post_init__(self) -> None:
         for name in ("iterations", "locations", "restarts", "chunk"):
@@ -67,11 +68,11 @@ class AttackSettings:
 
 @dataclass(frozen=True)
 class AttackResult:
-    """An attacked image, and what the undefended classifier says of it.
+    """An attacked image, and its label by the undefended classifier.
 
-    `image` is [C, H, W] in [0, 1] on the threat's grid: for `source` the image as it came, with the
-    patch; for `input` the resized and cropped image with the patch, still to be normalised. Patch
-    pixels are whole 255ths, so a PNG keeps them.
+    `image` is [C, H, W] in [0, 1] on the threat's grid: for `source` the original image with the patch; for `input`
+    the resized and cropped image with the patch, still to be normalised. Patch pixels are multiples of 1/255, so a PNG
+    stores them exactly.
     """
 
     image: Tensor
@@ -87,11 +88,11 @@ class AttackResult:
 
 
 class Attack(ABC):
-    """Looks for patch pixels that mislead the undefended classifier. Subclasses say how they search.
+    """Searches for patch pixels that mislead the undefended classifier; a subclass says how.
 
-    All images, places and restarts are optimised side by side. What is found for an image depends on
-    the image and the seed only, not on what else is attacked with it (but for rounding: kernels of
-    other batch sizes round differently, and sign steps can carry that on).
+    All images, places and restarts are optimised side by side. The result for an image depends on the image and the
+    seed only, not on what else is attacked with it (but for rounding: kernels of other batch sizes round differently,
+    and sign steps can amplify that).
     """
 
     needs_gradients: ClassVar[bool] = True
@@ -100,15 +101,15 @@ class Attack(ABC):
         if self.needs_gradients:
             require_gradients(classifier)
         self.classifier, self.threat, self.settings = classifier, threat, settings or AttackSettings()
-        self.seen = classifier_on_grid(classifier, threat)
+        self.grid_classifier = classifier_on_grid(classifier, threat)
 
     @abstractmethod
-    def optimise(self, problem: PatchProblem, iterations: int) -> BestImages:
-        """The best pixels found for every candidate."""
+    def optimise(self, problem: PatchProblem, objective: Objective, iterations: int) -> BestImages:
+        """The best images found for every candidate."""
 
     def attack(self, image: Tensor, label: int) -> AttackResult:
-        """The worst that was found for one clean image [C, H, W] in [0, 1] with its true label."""
-        return min(self.candidates([image], [label])[0], key=lambda found: found.margin)
+        """The worst patch found for one clean image [C, H, W] in [0, 1] with its true label."""
+        return min(self.candidates([image], [label])[0], key=lambda result: result.margin)
 
     def candidates(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[list[AttackResult]]:
         """For each image, the best restart at each location; a defense must survive every one of them."""
@@ -116,77 +117,59 @@ class Attack(ABC):
             raise InputError(f"{len(labels)} labels for {len(images)} images")
         if self.settings.target is not None and self.settings.target in labels:
             raise InputError(f"the target {self.settings.target} is the true label of an image; leave such images out")
-        placed = [image_on_grid(image, self.classifier, self.threat) for image in images]
-        found: list[list[AttackResult]] = []
-        for start, stop in self._groups(placed):
-            found += self._group(placed[start:stop], labels[start:stop])
-        return found
+        pixels = [image_on_grid(image, self.classifier, self.threat) for image in images]
+        results: list[list[AttackResult]] = []
+        for start, stop in self._groups(pixels):
+            results += self._attack_group(pixels[start:stop], labels[start:stop])
+        return results
 
     def _groups(self, images: Sequence[Tensor]) -> list[tuple[int, int]]:
         """Runs of images of one size that fit into memory together."""
         groups: list[tuple[int, int]] = []
         each = self.settings.locations * self.settings.restarts
         if self.settings.places == "searched":
-            each = max(each, SCAN)
+            each = max(each, SCANNED)
         for number, image in enumerate(images):
             start = groups[-1][0] if groups else 0
             alike = bool(groups) and images[start].shape == image.shape
-            if alike and (number + 1 - start) * each * image.numel() <= TOGETHER:
+            if alike and (number + 1 - start) * each * image.numel() <= GROUP_VALUES:
                 groups[-1] = start, number + 1
             else:
                 groups.append((number, number + 1))
         return groups
 
-    def _group(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[list[AttackResult]]:
+    def _attack_group(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[list[AttackResult]]:
         draws = [generator_for(image, self.settings.seed) for image in images]
-        places = self._places(images, labels, draws)
-        again = [[place for place in mine for _ in range(self.settings.restarts)] for mine in places]
-        problem, truths = self._problem(images, labels, again, draws)
-        best = self.optimise(problem, self.settings.iterations)
-        found = attack_results(best, problem, self.seen, truths, self.settings)
-        results: list[list[AttackResult]] = []
-        restarts, at = self.settings.restarts, 0
-        for mine in places:
-            tries = [found[at + n * restarts : at + (n + 1) * restarts] for n in range(len(mine))]
-            results.append([min(some, key=lambda f: f.margin) for some in tries])
-            at += len(mine) * restarts
-        return results
+        placements = self._placements(images, labels, draws)
+        restarts = range(self.settings.restarts)
+        repeated = [[placement for placement in own for _ in restarts] for own in placements]
+        problem = PatchProblem.build(images, labels, repeated, draws)
+        best = self.optimise(problem, self._objective(problem), self.settings.iterations)
+        results = iter(attack_results(best, problem, self.grid_classifier, self.settings))
+        return [[min([next(results) for _ in restarts], key=lambda r: r.margin) for _ in own] for own in placements]
 
-    def _places(
+    def _placements(
         self, images: Sequence[Tensor], labels: Sequence[int], draws: list[torch.Generator]
     ) -> list[list[Placement]]:
         size, number = size_of(images[0]), self.settings.locations
         if self.settings.places == "random":
             return [random_placements(self.threat, size, number, draw) for draw in draws]
-        scans = [scan_placements(self.threat, size, max(SCAN, number), draw) for draw in draws]
-        problem, _ = self._problem(images, labels, scans, draws)
-        margins = torch.split(self.optimise(problem, GLANCE).margin.cpu(), [len(scan) for scan in scans])
+        scans = [scan_placements(self.threat, size, max(SCANNED, number), draw) for draw in draws]
+        problem = PatchProblem.build(images, labels, scans, draws)
+        best = self.optimise(problem, self._objective(problem), SCAN_ITERATIONS)
+        margins = torch.split(best.margin.cpu(), [len(scan) for scan in scans])
         return [
             [scan[i] for i in margin.argsort(stable=True)[:number].tolist()]
             for scan, margin in zip(scans, margins, strict=True)
         ]
 
-    def _problem(
-        self,
-        images: Sequence[Tensor],
-        labels: Sequence[int],
-        places: list[list[Placement]],
-        draws: list[torch.Generator],
-    ) -> tuple[PatchProblem, Tensor]:
-        device = self.seen.device
-        truths = torch.tensor([y for y, mine in zip(labels, places, strict=True) for _ in mine], device=device)
-        objective = UndefendedObjective(
-            self.seen, truths, self.settings.loss, self.settings.target, self.settings.chunk
-        )
-        clean = torch.stack([image for image, mine in zip(images, places, strict=True) for _ in mine]).to(device)
-        seeds = [
-            int(torch.randint(2**62, (1,), generator=d)) for d, mine in zip(draws, places, strict=True) for _ in mine
-        ]
-        return PatchProblem.of(clean, [place for mine in places for place in mine], objective, seeds), truths
+    def _objective(self, problem: PatchProblem) -> UndefendedObjective:
+        settings = self.settings
+        return UndefendedObjective(self.grid_classifier, problem.labels, settings.loss, settings.target, settings.chunk)
 
 
 def require_gradients(classifier: Classifier) -> None:
-    """Raise InputError unless gradients can be had."""
+    """Raise InputError unless the classifier has gradients."""
     if not isinstance(classifier, TorchClassifier):
         raise InputError(
             f"this attack needs gradients, and so a torch classifier, got {type(classifier).__name__}; "
@@ -195,7 +178,7 @@ def require_gradients(classifier: Classifier) -> None:
 
 
 def classifier_on_grid(classifier: Classifier, threat: Threat) -> Classifier:
-    """The classifier of images on the threat's grid: on the input grid, of images resized and cropped before."""
+    """The classifier of images on the threat's grid: on the input grid it neither resizes nor crops."""
     if threat.grid == "source":
         return classifier
     view = copy.copy(classifier)
@@ -204,44 +187,38 @@ def classifier_on_grid(classifier: Classifier, threat: Threat) -> Classifier:
 
 
 def image_on_grid(image: Tensor, classifier: Classifier, threat: Threat) -> Tensor:
-    """A checked image on the threat's grid, in [0, 1] on the device; InputError if the threat does not fit it."""
+    """A checked image on the threat's grid, in [0, 1] on the device; ThreatError if the threat does not fit it."""
     pixels = checked_image(image, classifier.preprocessing.channels).to(classifier.device)
     if threat.grid == "input":
         pixels = classifier.preprocessing.geometry(pixels[None])[0].clamp(0, 1)
-    room_for(threat, size_of(pixels))
+    threat.shapes(size_of(pixels))  # raises if no patch fits
     return pixels
 
 
-def size_of(image: Tensor) -> tuple[int, int]:
-    """(height, width) of [C, H, W]."""
-    return image.shape[-2], image.shape[-1]
-
-
 def generator_for(image: Tensor, seed: int) -> torch.Generator:
-    """Chance that depends on the image and the seed only, so that batches and restarts of a run do not matter."""
+    """A random generator that depends on the image and the seed only, not on batches or a resumed run."""
     content = image.detach().cpu().contiguous().numpy().tobytes()
     digest = hashlib.sha256(f"{seed}:{tuple(image.shape)}:".encode() + content).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def attack_results(
-    best: BestImages, problem: PatchProblem, classifier: Classifier, labels: Tensor, settings: AttackSettings
+    best: BestImages, problem: PatchProblem, classifier: Classifier, settings: AttackSettings
 ) -> list[AttackResult]:
-    """Best pixels as whole 255ths, and what the classifier says of them in plain float32."""
-    images = problem.pasted((best.images * 255).round() / 255)
-    size = settings.chunk or 256
+    """The best images with pixels rounded to 1/255, and their labels in strict float32."""
+    images = problem.paste((best.images * 255).round() / 255)
     with torch.inference_mode(), strict_float32(classifier.device):
-        logits = torch.cat([class_logits(classifier, part) for part in torch.split(images, size)])
-    margins = goal_margin(logits, labels, settings.target).cpu().tolist()
-    said = logits.argmax(1).cpu().tolist()
+        logits = torch.cat([class_logits(classifier, part) for part in torch.split(images, settings.chunk or 256)])
+    margins = goal_margin(logits, problem.labels, settings.target).cpu().tolist()
+    labels, truths = logits.argmax(1).cpu().tolist(), problem.labels.cpu().tolist()
     return [
         AttackResult(
             image=images[n].cpu(),
-            windows=problem.places[n],
-            label=said[n],
-            fooled=said[n] != truth if settings.target is None else said[n] == settings.target,
+            windows=problem.placements[n],
+            label=labels[n],
+            fooled=labels[n] != truths[n] if settings.target is None else labels[n] == settings.target,
             margin=margins[n],
             queries=best.queries + 1,
         )
-        for n, truth in enumerate(labels.cpu().tolist())
+        for n in range(len(images))
     ]

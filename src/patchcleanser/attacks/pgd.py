@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from patchcleanser.attacks.patch_attack import Attack, AttackSettings
-from patchcleanser.attacks.patch_problem import BestImages, PatchProblem
+from patchcleanser.attacks.patch_problem import BestImages, Objective, PatchProblem
 from patchcleanser.classifiers.base import Classifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import InputError
@@ -13,30 +13,15 @@ from patchcleanser.errors import InputError
 Schedule = Literal["linear", "constant"]
 
 
-def pgd(problem: PatchProblem, iterations: int, *, step: float = 0.25, schedule: Schedule = "linear") -> BestImages:
-    """From random pixels, steps by the sign of the slope, kept in [0, 1].
-
-    The step falls linearly to 0.01 (large ones cross the landscape, small ones settle), or stays.
-    """
-    best, pixels = BestImages.none(problem), problem.noise()
-    for number in range(iterations):
-        images = problem.pasted(pixels)
-        found = problem.objective(images, slope=True)
-        best.keep(images, found.margin)
-        size = step if schedule == "constant" else max(step * (1 - number / iterations), min(step, 0.01))
-        pixels = (pixels - size * found.slope.sign()).clamp(0, 1)
-    images = problem.pasted(pixels)
-    best.keep(images, problem.objective(images, slope=False).margin)
-    return best
-
-
 class PatchPGD(Attack):
-    """The plain attack of the literature.
+    """The standard attack of the literature: from random pixels, steps by the sign of the gradient, kept in [0, 1].
+
+    The step falls linearly to 0.01 (large steps explore, small ones converge), or stays constant.
 
     >>> import torch
     >>> from patchcleanser import Threat, TorchClassifier
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 3)).eval()
-    >>> attack = PatchPGD(TorchClassifier(net), Threat.square(3), Settings(iterations=5))
+    >>> attack = PatchPGD(TorchClassifier(net), Threat.square(3), AttackSettings(iterations=5))
     >>> attack.attack(torch.full((3, 8, 8), 0.5), 0).queries
     7
     """
@@ -56,6 +41,15 @@ class PatchPGD(Attack):
         self.step = step
         self.schedule: Schedule = schedule
 
-    def optimise(self, problem: PatchProblem, iterations: int) -> BestImages:
-        """Projected gradient descent."""
-        return pgd(problem, iterations, step=self.step, schedule=self.schedule)
+    def optimise(self, problem: PatchProblem, objective: Objective, iterations: int) -> BestImages:
+        best, pixels, step = BestImages(problem), problem.noise(), self.step
+        for number in range(iterations):
+            images = problem.paste(pixels)
+            values = objective(images, gradient=True)
+            best.update(images, values.margin)
+            if self.schedule == "linear":
+                step = max(self.step * (1 - number / iterations), min(self.step, 0.01))
+            pixels = (pixels - step * values.gradient.sign()).clamp(0, 1)
+        images = problem.paste(pixels)
+        best.update(images, objective(images, gradient=False).margin)
+        return best

@@ -70,6 +70,11 @@ class Window:
             and other.right <= self.right
         )
 
+    def overlaps(self, other: Window) -> bool:
+        """Whether the two windows share a pixel."""
+        down = self.top < other.bottom and other.top < self.bottom
+        return down and self.left < other.right and other.left < self.right
+
     def __str__(self) -> str:
         return f"{self.height}×{self.width} at row {self.top}, column {self.left}"
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from patchcleanser.attacks import ADAPTIVE, ATTACKS
-from patchcleanser.attacks.adaptive import AdaptiveAttack, AdaptiveResult, defense_on_grid, is_fooled, proved
+from patchcleanser.attacks.adaptive import AdaptiveAttack, AdaptiveResult, defense_on_grid, is_certified, is_fooled
 from patchcleanser.attacks.patch_attack import AttackSettings, image_on_grid, require_gradients
 from patchcleanser.core.results import Verdict
 from patchcleanser.data.pictures import as_picture
@@ -160,7 +160,7 @@ def _challenges(
     results: list[list[AdaptiveResult]] = []
     for mine, label, clean in zip(candidates, labels, examined, strict=True):
         asked = [(found, next(answers)) for found in mine]
-        sure = proved(clean.certificate)
+        sure = is_certified(clean.certificate)
         results.append([AdaptiveResult(found, verdict, is_fooled(verdict, label), sure) for found, verdict in asked])
     return results
 
