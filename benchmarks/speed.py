@@ -85,7 +85,7 @@ class WorstCase(DoubleMasking):
     def verdict_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
         yield table.masks()
         yield table.rows(range(len(table.mask_set)))
-        return double_masking(table.one(), table.row)
+        return double_masking(table.one_mask_labels(), table.row_labels)
 
 
 def images_of(side: int, number: int, data: str | None) -> list[Tensor]:

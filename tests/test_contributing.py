@@ -65,10 +65,10 @@ def colours() -> ArrayDataset:
 
 def module(block: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module that a block of CONTRIBUTING.md makes, as if it lay in the package."""
-    made = ModuleType(name)
-    exec(block, vars(made))
-    monkeypatch.setitem(sys.modules, name, made)
-    return made
+    loaded = ModuleType(name)
+    exec(block, vars(loaded))
+    monkeypatch.setitem(sys.modules, name, loaded)
+    return loaded
 
 
 def add(class_name: str, entries: dict[str, Entry], monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -37,79 +37,79 @@ def majority_label(labels: Sequence[int]) -> int:
     return max(counts, key=lambda label: (counts[label], label))
 
 
-def double_masking(one: Sequence[int], two: Callable[[int], Sequence[int]]) -> Verdict:
-    """Algorithm 1: `one[i]` is the label under mask i, `two(i)[j]` under masks i and j.
+def double_masking(labels: Sequence[int], row: Callable[[int], Sequence[int]]) -> Verdict:
+    """Algorithm 1: `labels[i]` is the label under mask i, `row(i)[j]` under masks i and j.
 
-    `two` is called for disagreers only, in order, until one is unanimous. The proof that a
+    `row` is called for disagreers only, in order, until a row is unanimous. The proof that a
     certified image keeps its label stands in certification_flow.
 
     >>> double_masking([7, 7, 4], lambda i: [4, 4, 4]).case
     <Case.DISAGREER: 'disagreer'>
     """
-    majority = majority_label(one)
-    disagreers = tuple(i for i, label in enumerate(one) if label != majority)
+    majority = majority_label(labels)
+    disagreers = tuple(i for i, label in enumerate(labels) if label != majority)
     deciding, rows = None, 0
     for i in disagreers:
         rows += 1
-        if all(label == one[i] for label in two(i)):
+        if all(label == labels[i] for label in row(i)):
             deciding = i
             break
     return Verdict(
-        label=majority if deciding is None else one[deciding],
+        label=majority if deciding is None else labels[deciding],
         case=Case.DISAGREER if deciding is not None else Case.MAJORITY if disagreers else Case.AGREED,
-        one_mask_labels=tuple(one),
+        one_mask_labels=tuple(labels),
         disagreers=disagreers,
         deciding_mask=deciding,
         # The diagonal of a row is a one-mask label, and two masks commute: rows share a label.
-        classifications=len(one) + rows * (len(one) - 1) - rows * (rows - 1) // 2,
+        classifications=len(labels) + rows * (len(labels) - 1) - rows * (rows - 1) // 2,
     )
 
 
 def double_masking_flow(table: LabelTable) -> LabelFlow[Verdict]:
     """Algorithm 1 on a table; all second rounds are requested at once, to be batched across masks and images."""
     yield table.masks()
-    one = table.one()
-    majority = majority_label(one)
-    yield table.rows([i for i, label in enumerate(one) if label != majority])
-    return replace(double_masking(one, table.row), classifications=table.spent)
+    labels = table.one_mask_labels()
+    majority = majority_label(labels)
+    yield table.rows([i for i, label in enumerate(labels) if label != majority])
+    return replace(double_masking(labels, table.row_labels), classifications=table.spent)
 
 
-def challenger_rounds(one: Sequence[int], seed: int | None = None) -> Generator[tuple[int, int], int, Verdict]:
+def challenger_rounds(labels: Sequence[int], seed: int | None = None) -> Generator[tuple[int, int], int, Verdict]:
     """Algorithm 3, one two-mask label at a time: yields (challenger, candidate), is sent the label.
 
     Without a seed, mask 0 is the first candidate and the lowest-numbered challenger is next, as in the authors' code;
     a seed gives the paper's random order. There is at most one round for each mask. The proof that a certified image
     keeps its label is in certification_flow.
     """
-    order = list(range(len(one)))
+    order = list(range(len(labels)))
     if seed is not None:
         random.Random(seed).shuffle(order)
     candidate, remaining, rounds = order[0], order[1:], 0
-    while challengers := [mask for mask in remaining if one[mask] != one[candidate]]:
+    while challengers := [mask for mask in remaining if labels[mask] != labels[candidate]]:
         challenger = challengers[0]
         rounds += 1
         remaining.remove(challenger)
-        if (yield challenger, candidate) == one[challenger]:
+        if (yield challenger, candidate) == labels[challenger]:
             candidate = challenger
-    majority = majority_label(one)
-    case = Case.AGREED if not rounds else Case.MAJORITY if one[candidate] == majority else Case.DISAGREER
+    majority = majority_label(labels)
+    case = Case.AGREED if not rounds else Case.MAJORITY if labels[candidate] == majority else Case.DISAGREER
     return Verdict(
-        label=one[candidate],
+        label=labels[candidate],
         case=case,
-        one_mask_labels=tuple(one),
-        disagreers=tuple(i for i, label in enumerate(one) if label != majority),
+        one_mask_labels=tuple(labels),
+        disagreers=tuple(i for i, label in enumerate(labels) if label != majority),
         deciding_mask=candidate if case is Case.DISAGREER else None,
-        classifications=len(one) + rounds,
+        classifications=len(labels) + rounds,
     )
 
 
-def challenger_masking(one: Sequence[int], pair: Callable[[int, int], int], *, seed: int | None = None) -> Verdict:
-    """Algorithm 3: `one[i]` is the label under mask i, `pair(i, j)` under masks i and j.
+def challenger_masking(labels: Sequence[int], pair: Callable[[int, int], int], *, seed: int | None = None) -> Verdict:
+    """Algorithm 3: `labels[i]` is the label under mask i, `pair(i, j)` under masks i and j.
 
     >>> challenger_masking([7, 7, 4], lambda i, j: 4).label
     4
     """
-    rounds = challenger_rounds(one, seed)
+    rounds = challenger_rounds(labels, seed)
     try:
         masks = next(rounds)
         while True:
@@ -122,15 +122,15 @@ def challenger_masking(one: Sequence[int], pair: Callable[[int, int], int], *, s
 def challenger_flow(table: LabelTable, seed: int | None = None) -> LabelFlow[Verdict]:
     """Algorithm 3 on a table."""
     yield table.masks()
-    one, index = table.one(), table.mask_set.unions.index
-    rounds = challenger_rounds(one, seed)
+    labels, index = table.one_mask_labels(), table.mask_set.unions.index
+    rounds = challenger_rounds(labels, seed)
     try:
         challenger, candidate = next(rounds)
         while True:
             # All that the candidate may have to meet: batches have a fixed size, and one label costs as much.
-            rivals = [mask for mask, label in enumerate(one) if label != one[candidate]]
+            rivals = [mask for mask, label in enumerate(labels) if label != labels[candidate]]
             yield index[candidate, rivals].astype(np.intp)
-            challenger, candidate = rounds.send(table.pair(challenger, candidate))
+            challenger, candidate = rounds.send(table.pair_label(challenger, candidate))
     except StopIteration as end:
         verdict: Verdict = end.value
         return replace(verdict, classifications=table.spent)
@@ -214,17 +214,19 @@ def _hardest_first(table: LabelTable) -> Indices:
     return order[np.argsort(turn, kind="stable")]
 
 
-def reporters(undefended: int, one: Sequence[int], confidences: Sequence[float], threshold: float) -> tuple[int, ...]:
+def reporters(
+    undefended: int, labels: Sequence[int], confidences: Sequence[float], threshold: float
+) -> tuple[int, ...]:
     """Masks whose label contradicts the undefended one with confidence above the threshold.
 
     >>> reporters(3, [3, 5, 5], [0.9, 0.4, 0.8], threshold=0.5)
     (2,)
     """
-    masks = enumerate(zip(one, confidences, strict=True))
+    masks = enumerate(zip(labels, confidences, strict=True))
     return tuple(i for i, (label, confidence) in masks if label != undefended and confidence > threshold)
 
 
-def first_failure(label: int, one: Sequence[int], confidences: Sequence[float], threshold: float) -> int | None:
+def first_failure(label: int, labels: Sequence[int], confidences: Sequence[float], threshold: float) -> int | None:
     """The first mask whose label is wrong or not confident enough, if any.
 
     Proof of the certificate: let all one-mask labels of a clean image be y with confidence above the threshold. A
@@ -233,7 +235,7 @@ def first_failure(label: int, one: Sequence[int], confidences: Sequence[float], 
     fires. Both sides use >, so equality cannot slip between them, and the confidence under a mask has the same bits in
     both, whatever the batch (engine/exact.py).
     """
-    for i, (mask_label, confidence) in enumerate(zip(one, confidences, strict=True)):
+    for i, (mask_label, confidence) in enumerate(zip(labels, confidences, strict=True)):
         if mask_label != label or not confidence > threshold:
             return i
     return None
@@ -242,15 +244,15 @@ def first_failure(label: int, one: Sequence[int], confidences: Sequence[float], 
 def detection_flow(table: LabelTable, threshold: float) -> LabelFlow[DetectionVerdict]:
     """The undefended label, and an alert if some mask contradicts it confidently."""
     yield np.array([*table.masks(), UNMASKED])
-    undefended, one = int(table.labels[UNMASKED]), table.one()
-    reports = reporters(undefended, one, _confidences(table), threshold)
-    return DetectionVerdict(undefended, bool(reports), tuple(one), reports, table.spent)
+    undefended, labels = int(table.labels[UNMASKED]), table.one_mask_labels()
+    reports = reporters(undefended, labels, _confidences(table), threshold)
+    return DetectionVerdict(undefended, bool(reports), tuple(labels), reports, table.spent)
 
 
 def detection_certification_flow(table: LabelTable, label: int, threshold: float) -> LabelFlow[DetectionCertificate]:
     """Whether no patch can change the answer of a clean image with its true label without an alert."""
     yield np.array([*table.masks(), UNMASKED])
-    failing = first_failure(label, table.one(), _confidences(table), threshold)
+    failing = first_failure(label, table.one_mask_labels(), _confidences(table), threshold)
     right = int(table.labels[UNMASKED]) == label
     return DetectionCertificate(label, failing is None and right, failing, table.margin, table.spent)
 

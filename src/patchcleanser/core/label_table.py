@@ -60,15 +60,15 @@ class LabelTable:
         """Those of the unions whose labels are not known yet, each once."""
         return np.unique(unions[self.labels[unions] < 0]) if len(unions) else unions
 
-    def one(self) -> list[int]:
+    def one_mask_labels(self) -> list[int]:
         """The one-mask labels."""
         return [int(label) for label in self.labels[: len(self.mask_set)]]
 
-    def row(self, mask: int) -> list[int]:
+    def row_labels(self, mask: int) -> list[int]:
         """The two-mask labels of one first mask with every second one."""
         return [int(label) for label in self.labels[self.mask_set.unions.index[mask]]]
 
-    def pair(self, first: int, second: int) -> int:
+    def pair_label(self, first: int, second: int) -> int:
         """The two-mask label of two masks."""
         return int(self.labels[self.mask_set.unions.index[first, second]])
 

@@ -161,7 +161,7 @@ def _details(subject: ImageState, names: Names) -> schemas.Details:
         undefended=schemas.Named(label=undefended, name=name_of(undefended, names)),
         undefended_confidence=float(table.confidences[UNMASKED]),
         masks=_boxes(masks),
-        one_mask_labels=table.one(),
+        one_mask_labels=table.one_mask_labels(),
         one_mask_confidences=[float(sure) for sure in table.confidences[: len(masks)]],
         second_round=_second_round(table),
     )
@@ -175,8 +175,8 @@ def _second_round(table: LabelTable) -> list[schemas.Row]:
     """Rows of first masks of which some two-mask label was computed: those that disagreed, or met others."""
     if table.spent <= len(table.mask_set) + 1:
         return []
-    rows = ((mask, table.row(mask)) for mask in range(len(table.mask_set)))
-    one = table.one()
+    rows = ((mask, table.row_labels(mask)) for mask in range(len(table.mask_set)))
+    one = table.one_mask_labels()
     majority = majority_label(one)
     return [
         schemas.Row(mask=mask, labels=[label if label >= 0 else None for label in row])
