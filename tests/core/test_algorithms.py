@@ -54,7 +54,7 @@ def test_second_rounds_are_asked_for_disagreers_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "label", "games"),
+    ("rows", "label", "rounds"),
     [
         ([[1, 1], [1, 1]], 1, 0),
         # Mask 1 challenges mask 0 and wins; mask 2 has the same label, so no one is left.
@@ -67,10 +67,10 @@ def test_second_rounds_are_asked_for_disagreers_only() -> None:
         ([[5, 2, 0], [2, 2, 3], [0, 3, 3]], 3, 2),
     ],
 )
-def test_challenger_games(rows: list[list[int]], label: int, games: int) -> None:
+def test_challenger_rounds(rows: list[list[int]], label: int, rounds: int) -> None:
     labels, rows_of = table_of(rows)
     verdict = challenger_masking(labels, lambda i, j: rows_of[i][j])
-    assert (verdict.label, verdict.classifications) == (label, len(labels) + games)
+    assert (verdict.label, verdict.classifications) == (label, len(labels) + rounds)
 
 
 def test_a_seed_gives_another_but_repeatable_order() -> None:

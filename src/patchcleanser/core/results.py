@@ -23,7 +23,7 @@ class Case(Enum):
 class Verdict:
     """The defended label of one image, which may carry a patch, and how it was reached.
 
-    A verdict is never a certificate: nobody knows whether this image was clean.
+    A verdict is never a certificate: this image need not be clean.
     """
 
     label: int
@@ -55,7 +55,7 @@ class Certificate:
     """The smallest top-two logit margin among the labels looked at."""
     classifications: int
     positions: dict[Size, NDArray[np.bool_]] | None
-    """Per patch shape, the top-left corners [rows, columns] proved safe; None if not asked for."""
+    """Per patch shape, the top-left corners [rows, columns] proved safe; None if not requested."""
     unconfirmed: int = 0
     """Labels it rests on that were computed in lower precision only. 0: it is a proof; else it is statistical."""
 

@@ -162,7 +162,7 @@ class Threat:
         return cls.rectangle(height, int(match["w"] or height), count=count, region=region, grid=grid)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that say everything; `from_json` reads them back.
+        """The threat as plain values; `from_json` reads them back.
 
         >>> Threat.from_json(Threat.share(0.02, count=2).to_json()) == Threat.share(0.02, count=2)
         True

@@ -17,8 +17,8 @@ DEFENSES: dict[str, Entry] = {
     "challenger-masking": Entry(
         "patchcleanser.defenses.challenger_masking:ChallengerMasking",
         "challenger masking",
-        "Every image is classified under each mask; where the labels disagree, masks play against each other, two at a "
-        "time, until one label is left.",
+        "Every image is classified under each mask; where the labels disagree, masks are compared two at a time until "
+        "one label is left.",
         reference="challenger_masking",
     ),
     "minority-reports": Entry(
@@ -41,12 +41,12 @@ DEFENSES: dict[str, Entry] = {
     "pg-bn": Entry(
         "patchcleanser.defenses.patchguard:PatchGuard",
         "PatchGuard on BagNet features",
-        "For each class, the window of local logits that speaks for it most is taken away.",
+        "For each class, the window of local logits that supports it most is removed.",
     ),
     "pg-ds": Entry(
         "patchcleanser.defenses.patchguard:PatchGuardSmoothing",
         "PatchGuard on de-randomized smoothing",
-        "For each class, the window of confidences that speaks for it most is taken away.",
+        "For each class, the window of confidences that supports it most is removed.",
     ),
     "bagcert": Entry(
         "patchcleanser.defenses.bagcert:BagCert",

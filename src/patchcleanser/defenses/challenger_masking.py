@@ -1,4 +1,4 @@
-"""Challenger masking: where labels disagree, masks play against each other until one label is left."""
+"""Challenger masking: where labels disagree, masks are compared two at a time until one label is left."""
 
 from __future__ import annotations
 
