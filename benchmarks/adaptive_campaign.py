@@ -21,7 +21,7 @@ import torch
 from pyarrow import compute
 
 from patchcleanser import Threat, load_classifier, load_dataset
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data import chosen
 from patchcleanser.evaluation import Job
 from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all

@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from patchcleanser import Threat, load_classifier, load_dataset
-from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.attacks.losses import shown
+from patchcleanser.attacks.objectives import class_logits
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.attacks.universal import Printing, UniversalPatch
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     if sample.labels is None:
         sys.exit("the sample has labels")
     every = [(sample.image(i), int(label)) for i, label in enumerate(sample.labels)]
-    right = [(image, label) for image, label in every if int(shown(classifier, image[None]).argmax()) == label]
+    right = [(image, label) for image, label in every if int(class_logits(classifier, image[None]).argmax()) == label]
     images, labels = [image for image, _ in right], [label for _, label in right]
     upright = Printing(scale=(1.0, 1.0), rotation=0.0, brightness=(0.95, 1.05))
     attack = UniversalPatch(

@@ -82,10 +82,10 @@ SUITES["growth"], SUITES["gpu-growth"] = SUITES["cpu"][:1], SUITES["gpu"][:3]
 class WorstCase(DoubleMasking):
     """Double-masking as it goes when every mask disagrees: all second rounds are needed."""
 
-    def _verdict(self, table: LabelTable) -> LabelFlow[Verdict]:
+    def verdict_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
         yield table.masks()
         yield table.rows(range(len(table.mask_set)))
-        return double_masking(table.one(), table.row)
+        return double_masking(table.one_mask_labels(), table.row_labels)
 
 
 def images_of(side: int, number: int, data: str | None) -> list[Tensor]:

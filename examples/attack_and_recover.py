@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from patchcleanser import DoubleMasking, Threat, load_classifier, load_dataset
 from patchcleanser.attacks import PatchPGD
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers import TorchClassifier
 
 

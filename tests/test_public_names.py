@@ -1,5 +1,7 @@
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import patchcleanser
 
@@ -31,6 +33,13 @@ def test_the_public_names_are_exactly_the_intended_ones() -> None:
     assert set(patchcleanser.__all__) == {*dir(patchcleanser)} - {"Client", "__version__"}
     for name in [*patchcleanser.__all__, "Client"]:
         assert getattr(patchcleanser, name).__name__ == name
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    source = ast.parse(Path(patchcleanser.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in source.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    assert sorted(alias.asname or "" for node in imports for alias in node.names) == sorted(patchcleanser._MODULES)
 
 
 def test_all_names_can_be_imported_at_once_without_the_extras() -> None:

@@ -5,81 +5,56 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from patchcleanser.classifiers import (
-        CallableClassifier,
-        Classifier,
-        Preprocessing,
-        TorchClassifier,
-        load_classifier,
-    )
-    from patchcleanser.core.geometry import Window
-    from patchcleanser.core.masks import MaskSet
-    from patchcleanser.core.results import Case, Certificate, Verdict
-    from patchcleanser.core.threats import Threat
-    from patchcleanser.data import load_dataset
-    from patchcleanser.defenses import ChallengerMasking, DoubleMasking, MinorityReports
-    from patchcleanser.errors import PatchCleanserError
-    from patchcleanser.evaluation import Job, evaluate
-    from patchcleanser.records.run import Run
+if TYPE_CHECKING:  # the same names once more, for type checkers; tests/test_public_names.py compares
+    from patchcleanser.classifiers import CallableClassifier as CallableClassifier
+    from patchcleanser.classifiers import Classifier as Classifier
+    from patchcleanser.classifiers import Preprocessing as Preprocessing
+    from patchcleanser.classifiers import TorchClassifier as TorchClassifier
+    from patchcleanser.classifiers import load_classifier as load_classifier
+    from patchcleanser.core.geometry import Window as Window
+    from patchcleanser.core.masks import MaskSet as MaskSet
+    from patchcleanser.core.results import Case as Case
+    from patchcleanser.core.results import Certificate as Certificate
+    from patchcleanser.core.results import Verdict as Verdict
+    from patchcleanser.core.threats import Threat as Threat
+    from patchcleanser.data import load_dataset as load_dataset
+    from patchcleanser.defenses.challenger_masking import ChallengerMasking as ChallengerMasking
+    from patchcleanser.defenses.double_masking import DoubleMasking as DoubleMasking
+    from patchcleanser.defenses.minority_reports import MinorityReports as MinorityReports
+    from patchcleanser.errors import PatchCleanserError as PatchCleanserError
+    from patchcleanser.evaluation import Job as Job
+    from patchcleanser.evaluation import evaluate as evaluate
+    from patchcleanser.records.run import Run as Run
     from patchcleanser.service.client import Client as Client
 
 __version__ = "0.1.0"
 
-# Where each public name lives. They are imported when first used, so that `import patchcleanser`
-# and everything in core stay free of torch.
-_HOMES = {
-    "CallableClassifier": "classifiers",
-    "Case": "core.results",
-    "Certificate": "core.results",
-    "ChallengerMasking": "defenses",
-    "Classifier": "classifiers",
-    "Client": "service.client",
-    "DoubleMasking": "defenses",
-    "Job": "evaluation",
-    "MaskSet": "core.masks",
-    "MinorityReports": "defenses",
-    "PatchCleanserError": "errors",
-    "Preprocessing": "classifiers",
-    "Run": "records.run",
-    "Threat": "core.threats",
-    "TorchClassifier": "classifiers",
-    "Verdict": "core.results",
-    "Window": "core.geometry",
-    "evaluate": "evaluation",
-    "load_classifier": "classifiers",
-    "load_dataset": "data",
+_PUBLIC = {
+    "classifiers": ("CallableClassifier", "Classifier", "Preprocessing", "TorchClassifier", "load_classifier"),
+    "core.geometry": ("Window",),
+    "core.masks": ("MaskSet",),
+    "core.results": ("Case", "Certificate", "Verdict"),
+    "core.threats": ("Threat",),
+    "data": ("load_dataset",),
+    "defenses": ("ChallengerMasking", "DoubleMasking", "MinorityReports"),
+    "errors": ("PatchCleanserError",),
+    "evaluation": ("Job", "evaluate"),
+    "records.run": ("Run",),
+    "service.client": ("Client",),
 }
+"""Public names by module. They are imported when first used, so that `import patchcleanser` does not load torch."""
 
-__all__ = [
-    "CallableClassifier",
-    "Case",
-    "Certificate",
-    "ChallengerMasking",
-    "Classifier",
-    "DoubleMasking",
-    "Job",
-    "MaskSet",
-    "MinorityReports",
-    "PatchCleanserError",
-    "Preprocessing",
-    "Run",
-    "Threat",
-    "TorchClassifier",
-    "Verdict",
-    "Window",
-    "evaluate",
-    "load_classifier",
-    "load_dataset",
-]
-"""What `from patchcleanser import *` brings: all but Client, which needs the extra `serve`."""
+_MODULES = {name: f"patchcleanser.{module}" for module, names in _PUBLIC.items() for name in names}
+
+if not TYPE_CHECKING:  # a type checker cannot read a computed list, and takes the imports above
+    __all__ = sorted(_MODULES.keys() - {"Client"})  # Client needs the extra `serve`
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'patchcleanser' has no attribute {name!r}")
-    return getattr(import_module(f"patchcleanser.{_HOMES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__"])
+    return sorted([*_MODULES, "__version__"])

@@ -19,9 +19,9 @@ from patchcleanser import (
     TorchClassifier,
 )
 from patchcleanser.attacks import AdaptiveAttack
-from patchcleanser.attacks.adaptive import placed_defense
-from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.attacks.masked import AgainstMasks, Plan
+from patchcleanser.attacks.adaptive import defense_on_grid
+from patchcleanser.attacks.objectives import AttackPlan, MaskedObjective
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.core.results import Certificate
@@ -66,10 +66,10 @@ def test_the_adaptive_attack_fools_what_is_not_certified_and_nothing_that_is(
 @pytest.mark.parametrize("count", [1, 2])
 def test_patches_stay_inside_the_threat(colour: TorchClassifier, count: int) -> None:
     threat = Threat.square(2, count=count)
-    found = AdaptiveAttack(DoubleMasking(colour, threat, masks=2), AttackSettings(iterations=3)).attack(blob(), 0)
-    assert len(found.attacked.windows) == count
-    changed = (found.attacked.image != blob()).any(0)
-    for w in found.attacked.windows:
+    result = AdaptiveAttack(DoubleMasking(colour, threat, masks=2), AttackSettings(iterations=3)).attack(blob(), 0)
+    assert len(result.attacked.windows) == count
+    changed = (result.attacked.image != blob()).any(0)
+    for w in result.attacked.windows:
         assert (w.height, w.width) == (2, 2)
         changed[w.top : w.bottom, w.left : w.right] = False
     assert not changed.any()
@@ -90,19 +90,19 @@ def test_on_the_input_grid_the_defense_answers_the_attacked_input_unresized(colo
     # Resized to 14 and cropped to 12: an input handed in as an image would be resized and cropped again.
     model = TorchClassifier(colour.module, Preprocessing(resize=14, crop=(12, 12), interpolation="nearest"))
     defense = DoubleMasking(model, Threat.square(3, grid="input"), masks=3)
-    found = AdaptiveAttack(defense, BUDGET).attack(blob(), 0)
-    assert found.attacked.image.shape == (3, 12, 12)
-    assert placed_defense(defense).predict([found.attacked.image]) == [found.verdict]
+    result = AdaptiveAttack(defense, BUDGET).attack(blob(), 0)
+    assert result.attacked.image.shape == (3, 12, 12)
+    assert defense_on_grid(defense).predict([result.attacked.image]) == [result.verdict]
     plain = DoubleMasking(colour, THREAT, masks=3)
-    assert plain.predict([found.attacked.image])[0].label == found.verdict.label
+    assert plain.predict([result.attacked.image])[0].label == result.verdict.label
 
 
 class Careless(DoubleMasking):
     """Certifies everything."""
 
-    def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[Certificate]:
-        found = yield from super()._certificate(table, label, maps)
-        return replace(found, certified=True, row_certified=True)
+    def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[Certificate]:
+        result = yield from super().certificate_flow(table, label, maps=maps)
+        return replace(result, certified=True, row_certified=True)
 
 
 def test_a_certified_image_that_is_fooled_is_raised_as_a_contradiction(colour: TorchClassifier) -> None:
@@ -115,17 +115,17 @@ def test_gradients_in_chunks_are_those_of_the_whole_loss(curved: TorchClassifier
     defense = DoubleMasking(curved, Threat.square(3), masks=2)
     masks = defense.mask_set((9, 9))
     place = masks.cover(Threat.square(3)).placements[0]
-    plans = [Plan(place, 0, [-1, 0, 1, 2], [(1, 5)]), Plan(place, 1, [-1, 1, 3], [(3, 6), (1, 4)])]
+    plans = [AttackPlan(place, 0, [-1, 0, 1, 2], [(1, 5)]), AttackPlan(place, 1, [-1, 1, 3], [(3, 6), (1, 4)])]
     images = torch.rand(2, 3, 9, 9, generator=torch.Generator().manual_seed(2))
     slopes = []
     for chunk in (1, 100):
-        objective = AgainstMasks(curved, masks, plans, threshold=threshold, chunk=chunk)
+        objective = MaskedObjective(curved, masks, plans, threshold=threshold, chunk=chunk)
         objective.choose_targets(images, None)
-        found = objective(images, slope=True)
-        assert found.slope is not None
-        slopes.append(found.slope)
+        result = objective(images, gradient=True)
+        assert result.gradient is not None
+        slopes.append(result.gradient)
     torch.testing.assert_close(slopes[0], slopes[1], atol=1e-6, rtol=1e-4)
     step = 1e-3  # and the loss falls along them
-    moved = objective((images - step * slopes[1] / slopes[1].norm()).clamp(0, 1), slope=False)
-    assert (moved.loss <= found.loss + 1e-6).all()
-    assert moved.loss.sum() < found.loss.sum()
+    moved = objective((images - step * slopes[1] / slopes[1].norm()).clamp(0, 1), gradient=False)
+    assert (moved.loss <= result.loss + 1e-6).all()
+    assert moved.loss.sum() < result.loss.sum()

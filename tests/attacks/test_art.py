@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from patchcleanser import Threat, TorchClassifier, Window
 from patchcleanser.attacks import PatchAPGD, PatchPGD
-from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.attacks.losses import goal_margin
-from patchcleanser.attacks.places import free_pixels
+from patchcleanser.attacks.objectives import goal_margin
+from patchcleanser.attacks.patch_attack import AttackSettings
+from patchcleanser.attacks.patch_problem import pixels_inside
 from patchcleanser.attacks.universal import Printing, UniversalPatch, apply_patch
 
 with warnings.catch_warnings():
@@ -48,16 +48,16 @@ def theirs(attack: str, model: TorchClassifier, image: Tensor, label: int, free:
     shape = tuple(image.shape)
     wrapped = estimators.PyTorchClassifier(net, nn.CrossEntropyLoss(), shape, 5, clip_values=(0.0, 1.0))
     if attack == "pgd":
-        made: Any = evasion.ProjectedGradientDescent(
+        art_attack: Any = evasion.ProjectedGradientDescent(
             wrapped, eps=1.0, eps_step=0.1, max_iter=STEPS, num_random_init=1, verbose=False
         )
     else:
-        made = evasion.AutoProjectedGradientDescent(
+        art_attack = evasion.AutoProjectedGradientDescent(
             wrapped, eps=1.0, eps_step=1.0, max_iter=STEPS, nb_random_init=1, loss_type="cross_entropy", verbose=False
         )
-    found = torch.from_numpy(made.generate(image[None].numpy(), y=np.array([label])))
+    result = torch.from_numpy(art_attack.generate(image[None].numpy(), y=np.array([label])))
     with torch.no_grad():
-        return float(goal_margin(net(found), torch.tensor([label])))
+        return float(goal_margin(net(result), torch.tensor([label])))
 
 
 @pytest.mark.parametrize(("name", "attack"), [("pgd", PatchPGD), ("apgd", PatchAPGD)])
@@ -69,11 +69,11 @@ def test_ours_is_at_least_as_strong_as_arts_at_the_same_places_and_steps(
     draw = torch.Generator().manual_seed(3)
     images = [torch.rand(3, 9, 9, generator=draw) for _ in range(8)]
     labels = [int(curved.logits(curved.prepare(image[None])).argmax()) for image in images]
-    found = attack(curved, Threat.square(3), AttackSettings(iterations=STEPS, loss="ce")).candidates(images, labels)
-    ours = [one[0].margin for one in found]
+    result = attack(curved, Threat.square(3), AttackSettings(iterations=STEPS, loss="ce")).candidates(images, labels)
+    ours = [own[0].margin for own in result]
     art = [
-        theirs(name, curved, image, label, free_pixels([one[0].windows], (9, 9)))
-        for image, label, one in zip(images, labels, found, strict=True)
+        theirs(name, curved, image, label, pixels_inside([own[0].windows], (9, 9)))
+        for image, label, own in zip(images, labels, result, strict=True)
     ]
     assert np.mean(ours) <= np.mean(art) + NOISE
 
@@ -92,7 +92,7 @@ def test_our_printed_patch_is_at_least_as_strong_as_arts_at_one_place() -> None:
     fitted = UniversalPatch(TorchClassifier(net), threat, settings, printing=fixed, batch=16)
     pixels = fitted.fit(images, labels.tolist()).pixels
     wrapped = estimators.PyTorchClassifier(net, nn.CrossEntropyLoss(), (3, 16, 16), 5, clip_values=(0.0, 1.0))
-    made = evasion.AdversarialPatchPyTorch(
+    art_attack = evasion.AdversarialPatchPyTorch(
         wrapped,
         rotation_max=0.0,
         scale_min=0.99,
@@ -105,8 +105,8 @@ def test_our_printed_patch_is_at_least_as_strong_as_arts_at_one_place() -> None:
         targeted=False,
         verbose=False,
     )
-    found, _ = made.generate(stack.numpy(), y=labels.numpy())
-    theirs = torch.from_numpy(made.apply_patch(stack.numpy(), scale=1.0, patch_external=found)).float()
+    result, _ = art_attack.generate(stack.numpy(), y=labels.numpy())
+    theirs = torch.from_numpy(art_attack.apply_patch(stack.numpy(), scale=1.0, patch_external=result)).float()
     ours = torch.stack([apply_patch(image, pixels, window) for image in images])
     with torch.no_grad():
         margins = [float(goal_margin(net(attacked), labels).mean()) for attacked in (ours, theirs)]

@@ -12,7 +12,7 @@ from PIL import Image
 
 from patchcleanser import CallableClassifier, Job, Run, Threat, TorchClassifier, evaluate
 from patchcleanser.attacks import ATTACKS
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.errors import InputError, RecordError
 from patchcleanser.evaluation import attack_jobs as module

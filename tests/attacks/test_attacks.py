@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from patchcleanser import CallableClassifier, Preprocessing, Threat, TorchClassifier, Window
 from patchcleanser.attacks import ADAPTIVE, ATTACKS, PatchAPGD, PatchPGD, PatchSquare
-from patchcleanser.attacks.base import AttackSettings
-from patchcleanser.attacks.losses import attack_loss, goal_margin
+from patchcleanser.attacks.objectives import attack_loss, goal_margin
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.errors import InputError, ThreatError
 
 GREY = torch.full((3, 8, 8), 0.5)
@@ -24,7 +24,7 @@ def images(number: int, size: int = 8) -> list[Tensor]:
     return [(torch.rand(3, size, size, generator=draw) * 255).round() / 255 for _ in range(number)]
 
 
-def said(model: TorchClassifier, image: Tensor) -> int:
+def label_of(model: TorchClassifier, image: Tensor) -> int:
     return int(model.logits(model.prepare(image[None])).argmax())
 
 
@@ -36,30 +36,30 @@ def test_gradient_attacks_reach_the_optimum_of_a_linear_classifier(
     image, layer = images(1)[0], nn.Linear(3 * 8 * 8, 2)
     layer.weight.data = linear.module[1].weight[:2].detach()  # type: ignore[index]
     model = TorchClassifier(nn.Sequential(nn.Flatten(), layer).eval())
-    found = attack(model, Threat.square(4), AttackSettings(iterations=30, loss=loss)).attack(image, 0)
+    result = attack(model, Threat.square(4), AttackSettings(iterations=30, loss=loss)).attack(image, 0)
     slope = (layer.weight[0] - layer.weight[1]).view(3, 8, 8)
-    (w,) = found.windows
+    (w,) = result.windows
     inside = (slice(None), slice(w.top, w.bottom), slice(w.left, w.right))
     best = image.clone()
     best[inside] = (slope[inside] < 0).float()
     logits = model.logits(best[None])[0].tolist()
-    assert found.margin == pytest.approx(logits[0] - logits[1], abs=1e-3)
+    assert result.margin == pytest.approx(logits[0] - logits[1], abs=1e-3)
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_only_pixels_of_the_patch_change_and_a_png_can_hold_them(linear: TorchClassifier, name: str) -> None:
     image = images(1)[0]
-    found = CLASSES[name](linear, Threat.square(3), AttackSettings(iterations=4)).attack(image, 0)
-    (w,) = found.windows
+    result = CLASSES[name](linear, Threat.square(3), AttackSettings(iterations=4)).attack(image, 0)
+    (w,) = result.windows
     assert (w.height, w.width) == (3, 3)
-    changed = (found.image != image).any(0)
+    changed = (result.image != image).any(0)
     changed[w.top : w.bottom, w.left : w.right] = False
     assert not changed.any()
-    assert found.image.min() >= 0
-    assert found.image.max() <= 1
-    assert torch.equal((found.image * 255).round() / 255, found.image)
-    assert found.label == said(linear, found.image)
-    assert found.fooled == (found.label != 0)
+    assert result.image.min() >= 0
+    assert result.image.max() <= 1
+    assert torch.equal((result.image * 255).round() / 255, result.image)
+    assert result.label == label_of(linear, result.image)
+    assert result.fooled == (result.label != 0)
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -67,10 +67,10 @@ def test_what_is_found_depends_on_image_and_seed_not_on_the_batch(linear: TorchC
     some, labels = images(3), [0, 1, 2]
     attack = CLASSES[name](linear, Threat.square(3), AttackSettings(iterations=5, locations=2, restarts=2))
     together = attack.candidates(some, labels)
-    for image, label, found in zip(some, labels, together, strict=True):
+    for image, label, result in zip(some, labels, together, strict=True):
         (alone,) = attack.candidates([image], [label])
-        assert [f.windows for f in alone] == [f.windows for f in found]
-        assert all(torch.equal(a.image, f.image) for a, f in zip(alone, found, strict=True))
+        assert [f.windows for f in alone] == [f.windows for f in result]
+        assert all(torch.equal(a.image, f.image) for a, f in zip(alone, result, strict=True))
     other = CLASSES[name](linear, Threat.square(3), AttackSettings(iterations=5, locations=2, seed=1)).attack(
         some[0], 0
     )
@@ -80,14 +80,14 @@ def test_what_is_found_depends_on_image_and_seed_not_on_the_batch(linear: TorchC
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_target_is_hit_and_nothing_else_counts(linear: TorchClassifier, name: str) -> None:
     image = images(1)[0]
-    label = said(linear, image)
+    label = label_of(linear, image)
     target = (label + 1) % 5
     for loss in ("margin", "ce", "dlr"):
         settings = AttackSettings(iterations=60, target=target, loss=loss)  # type: ignore[arg-type]
-        found = CLASSES[name](linear, Threat.square(6), settings).attack(image, label)
-        assert found.label == target
-        assert found.fooled
-        assert found.margin < 0
+        result = CLASSES[name](linear, Threat.square(6), settings).attack(image, label)
+        assert result.label == target
+        assert result.fooled
+        assert result.margin < 0
     with pytest.raises(InputError, match="the target 1 is the true label of an image"):
         CLASSES[name](linear, Threat.square(3), AttackSettings(target=1)).attack(image, 1)
 
@@ -107,64 +107,64 @@ def test_patches_have_the_shape_number_and_room_of_the_threat(
     linear: TorchClassifier, threat: Threat, allowed: Any, places: Any
 ) -> None:
     settings = AttackSettings(iterations=2, locations=3, places=places)
-    (found,) = PatchAPGD(linear, threat, settings).candidates(images(1), [0])
-    assert len(found) == 3
-    for one in found:
-        assert len(one.windows) == threat.count
-        assert all(allowed(w) for w in one.windows)
+    (result,) = PatchAPGD(linear, threat, settings).candidates(images(1), [0])
+    assert len(result) == 3
+    for candidate in result:
+        assert len(candidate.windows) == threat.count
+        assert all(allowed(w) for w in candidate.windows)
 
 
 def test_gradients_pass_through_resizing_so_the_patch_lies_on_the_image_as_it_came(curved: TorchClassifier) -> None:
     image = images(1, size=9)[0]
-    label = said(curved, image)
-    found = PatchAPGD(curved, Threat.square(4), AttackSettings(iterations=40, locations=4)).attack(image, label)
-    assert found.image.shape == image.shape
-    assert found.fooled
-    assert said(curved, found.image) != label
+    label = label_of(curved, image)
+    result = PatchAPGD(curved, Threat.square(4), AttackSettings(iterations=40, locations=4)).attack(image, label)
+    assert result.image.shape == image.shape
+    assert result.fooled
+    assert label_of(curved, result.image) != label
 
 
 def test_on_the_input_grid_the_result_is_an_attacked_input(curved: TorchClassifier) -> None:
     image = images(1, size=9)[0]
-    found = PatchAPGD(curved, Threat.square(4, grid="input"), AttackSettings(iterations=5)).attack(image, 0)
-    assert found.image.shape == (3, 11, 11)
+    result = PatchAPGD(curved, Threat.square(4, grid="input"), AttackSettings(iterations=5)).attack(image, 0)
+    assert result.image.shape == (3, 11, 11)
     clean = curved.preprocessing.geometry(image[None])[0]
-    (w,) = found.windows
-    changed = (found.image != clean).any(0)
+    (w,) = result.windows
+    changed = (result.image != clean).any(0)
     changed[w.top : w.bottom, w.left : w.right] = False
     assert not changed.any()
-    assert found.label == int(curved.logits(curved.preprocessing.normalise(found.image[None])).argmax())
+    assert result.label == int(curved.logits(curved.preprocessing.normalise(result.image[None])).argmax())
 
 
 def test_a_searched_location_finds_the_place_that_matters(corner: TorchClassifier) -> None:
     dark, threat = torch.zeros(3, 24, 24), Threat.square(4)
     blind = PatchAPGD(corner, threat, AttackSettings(iterations=10, seed=0)).attack(dark, 0)
-    found = PatchAPGD(corner, threat, AttackSettings(iterations=10, seed=0, places="searched")).attack(dark, 0)
+    result = PatchAPGD(corner, threat, AttackSettings(iterations=10, seed=0, places="searched")).attack(dark, 0)
     assert not blind.fooled
-    assert found.fooled
-    assert found.windows == (Window(0, 0, 4, 4),)
+    assert result.fooled
+    assert result.windows == (Window(0, 0, 4, 4),)
 
 
 def test_more_locations_and_restarts_never_find_less(curved: TorchClassifier) -> None:
     image = images(1, size=9)[0]
-    label = said(curved, image)
+    label = label_of(curved, image)
     (many,) = PatchPGD(curved, Threat.square(2), AttackSettings(iterations=5, locations=4)).candidates([image], [label])
     worst = PatchPGD(curved, Threat.square(2), AttackSettings(iterations=5, locations=4)).attack(image, label)
     assert worst.margin == min(f.margin for f in many)
 
 
 def test_square_needs_no_gradients_and_counts_its_queries() -> None:
-    asked = []
+    batches = []
 
     def function(batch: Any) -> Any:
-        asked.append(len(batch))
+        batches.append(len(batch))
         return batch.mean((2, 3)) * 20
 
     model = CallableClassifier(function, fingerprint="colour")
     image = torch.full((3, 8, 8), 0.4)
     image[0] = 0.45
-    found = PatchSquare(model, Threat.square(3), AttackSettings(iterations=40)).attack(image, 0)
-    assert found.fooled
-    assert sum(asked) == found.queries == 42
+    result = PatchSquare(model, Threat.square(3), AttackSettings(iterations=40)).attack(image, 0)
+    assert result.fooled
+    assert sum(batches) == result.queries == 42
     with pytest.raises(InputError, match="needs gradients, and so a torch classifier, got CallableClassifier"):
         PatchAPGD(model, Threat.square(3))
 
@@ -203,8 +203,8 @@ def test_losses_fall_where_the_goal_comes_nearer() -> None:
 def test_preprocessing_without_resizing_gives_both_grids_the_same_attack(linear: TorchClassifier) -> None:
     image = images(1)[0]
     model = TorchClassifier(linear.module, Preprocessing(mean=(0.4,) * 3, std=(0.3,) * 3))
-    found = [
+    result = [
         PatchPGD(model, Threat.square(3, grid=grid), AttackSettings(iterations=5)).attack(image, 0)  # type: ignore[arg-type]
         for grid in ("source", "input")
     ]
-    assert torch.equal(found[0].image, found[1].image)
+    assert torch.equal(result[0].image, result[1].image)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from patchcleanser import Job, MaskSet, Run, Threat, TorchClassifier, evaluate
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data.dataset import ArrayDataset, chosen
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import audit as audit_module
@@ -208,9 +208,9 @@ def test_masks_that_do_not_cover_are_a_contradiction(honest: Any, monkeypatch: p
 
 
 def test_the_twins_algorithms_are_the_papers() -> None:
-    assert slow([3, 1, 1, 3], lambda i, j: 0, {}) == 3  # a tie goes to the largest label
-    assert slow([7, 7, 4], lambda i, j: 4, {}) == 4
-    assert slow([7, 7, 4], lambda i, j: 7, {}) == 7
+    assert slow([3, 1, 1, 3], lambda i, j: 0) == 3  # a tie goes to the largest label
+    assert slow([7, 7, 4], lambda i, j: 4) == 4
+    assert slow([7, 7, 4], lambda i, j: 7) == 7
     assert slow_challenger_masking([7, 7, 4], lambda i, j: 4, {}) == 4
     assert slow_challenger_masking([7, 7, 4], lambda i, j: 7, {}) == 7
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, Job, Threat, TorchClassifier, evaluate
 from patchcleanser.attacks import AdaptiveAttack, PatchAPGD
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.evaluation.audit import audit, audited_job
 
@@ -22,8 +22,8 @@ class Visible(nn.Module):
         self.scale = nn.Parameter(torch.tensor(20.0))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        seen = 1 - inputs[:, -1:]
-        return self.scale * (inputs[:, :-1] * seen).sum((2, 3)) / seen.sum((2, 3)).clamp_min(1)
+        visible = 1 - inputs[:, -1:]
+        return self.scale * (inputs[:, :-1] * visible).sum((2, 3)) / visible.sum((2, 3)).clamp_min(1)
 
 
 class Aware(TorchClassifier):
@@ -35,9 +35,9 @@ def test_mask_aware_classifiers_can_be_attacked_and_audited(pictures: ArrayDatas
     image, label = pictures.image(1), int(pictures.labels[1])
     assert PatchAPGD(model, threat, settings).attack(image, label).fooled
     defense = DoubleMasking(model, threat, masks=3)
-    found = AdaptiveAttack(defense, settings).attack(image, label)
-    assert found.fooled
-    assert not found.certified
+    attacked = AdaptiveAttack(defense, settings).attack(image, label)
+    assert attacked.fooled
+    assert not attacked.certified
     job = Job(model, pictures, threat, masks=3, table=True)
     run = evaluate(job, tmp_path)
     result = audit(run, audited_job(run, model, pictures), sample=10, attack=10, settings=settings)

@@ -16,7 +16,7 @@ from patchcleanser import (
     Window,
 )
 from patchcleanser.attacks import AdaptiveAttack
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 
 DEFENSES = {"double-masking": DoubleMasking, "challenger": ChallengerMasking, "minority": MinorityReports}
 THREATS = [
@@ -53,9 +53,9 @@ def test_certified_images_survive_the_adaptive_attack(name: str, threat: Threat)
             labels = [int(model.logits(model.prepare(image[None])).argmax()) for image in images]
         defense = DEFENSES[name](model, threat, masks=4 if threat.count == 1 else 2)
         attack = AdaptiveAttack(defense, AttackSettings(iterations=6, locations=2, seed=seed))
-        for found in attack.challenge(images, labels):
-            assert not found.contradiction
-            certified += found.certified
-            fooled += found.fooled
+        for result in attack.challenge(images, labels):
+            assert not result.contradiction
+            certified += result.certified
+            fooled += result.fooled
     assert certified >= 2
     assert fooled >= 2

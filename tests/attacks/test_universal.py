@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from patchcleanser import Threat, TorchClassifier, Window
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.attacks.universal import PrintedPatch, Printing, UniversalPatch, apply_patch
 from patchcleanser.errors import DataError, InputError
 

@@ -29,7 +29,7 @@ from ray.exceptions import RayActorError
 
 from cluster.clusters import STORE, kill_one, rows, whole
 from patchcleanser import CallableClassifier, Threat, load_classifier
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers.onnx import OnnxClassifier
 from patchcleanser.cli.app import app
 from patchcleanser.cluster import pool as ray_pool

@@ -36,25 +36,25 @@ def table_of(rows: list[list[int]]) -> tuple[list[int], list[list[int]]]:
     ],
 )
 def test_double_masking_cases(rows: list[list[int]], label: int, case: Case, mask: int | None) -> None:
-    one, two = table_of(rows)
-    verdict = double_masking(one, lambda i: two[i])
+    labels, rows_of = table_of(rows)
+    verdict = double_masking(labels, lambda i: rows_of[i])
     assert (verdict.label, verdict.case, verdict.deciding_mask) == (label, case, mask)
 
 
 def test_second_rounds_are_asked_for_disagreers_only() -> None:
-    asked = []
+    requested = []
 
-    def two(i: int) -> list[int]:
-        asked.append(i)
+    def rows_of(i: int) -> list[int]:
+        requested.append(i)
         return [7] * 4
 
-    verdict = double_masking([5, 2, 5, 2], two)
-    assert asked == [1, 3] or asked == [0, 2]
+    verdict = double_masking([5, 2, 5, 2], rows_of)
+    assert requested == [1, 3] or requested == [0, 2]
     assert verdict.classifications == 4 + 3 + 2  # two rows of four, a shared pair and the diagonal known
 
 
 @pytest.mark.parametrize(
-    ("rows", "label", "games"),
+    ("rows", "label", "rounds"),
     [
         ([[1, 1], [1, 1]], 1, 0),
         # Mask 1 challenges mask 0 and wins; mask 2 has the same label, so no one is left.
@@ -67,10 +67,10 @@ def test_second_rounds_are_asked_for_disagreers_only() -> None:
         ([[5, 2, 0], [2, 2, 3], [0, 3, 3]], 3, 2),
     ],
 )
-def test_challenger_games(rows: list[list[int]], label: int, games: int) -> None:
-    one, two = table_of(rows)
-    verdict = challenger_masking(one, lambda i, j: two[i][j])
-    assert (verdict.label, verdict.classifications) == (label, len(one) + games)
+def test_challenger_rounds(rows: list[list[int]], label: int, rounds: int) -> None:
+    labels, rows_of = table_of(rows)
+    verdict = challenger_masking(labels, lambda i, j: rows_of[i][j])
+    assert (verdict.label, verdict.classifications) == (label, len(labels) + rounds)
 
 
 def test_a_seed_gives_another_but_repeatable_order() -> None:
@@ -78,13 +78,13 @@ def test_a_seed_gives_another_but_repeatable_order() -> None:
     differ = 0
     for _ in range(50):
         rows = rng.integers(0, 3, (6, 6))
-        one = [int(rows[i, i]) for i in range(6)]
-        found = [
-            challenger_masking(one, lambda i, j, rows=rows: int(rows[min(i, j), max(i, j)]), seed=s).label
+        labels = [int(rows[i, i]) for i in range(6)]
+        answers = [
+            challenger_masking(labels, lambda i, j, rows=rows: int(rows[min(i, j), max(i, j)]), seed=s).label
             for s in (None, 1, 1)
         ]
-        assert found[1] == found[2]
-        differ += found[0] != found[1]
+        assert answers[1] == answers[2]
+        differ += answers[0] != answers[1]
     assert differ > 5
 
 
@@ -106,10 +106,10 @@ def classifier_of(masks: MaskSet, labels: list[int]) -> CallableClassifier:
     keys = {pattern.tobytes(): label for pattern, label in zip(patterns, labels, strict=True)}
 
     def logits(images: Tensor) -> Tensor:
-        found = [keys[image.bool().all(0).numpy().tobytes()] for image in images]
+        answers = [keys[image.bool().all(0).numpy().tobytes()] for image in images]
         # A margin of its own for every label, so that the order of early exit is shuffled.
-        return torch.nn.functional.one_hot(torch.tensor(found), 4) * (
-            1.0 + torch.tensor([[hash(str(f)) % 7] for f in found])
+        return torch.nn.functional.one_hot(torch.tensor(answers), 4) * (
+            1.0 + torch.tensor([[hash(str(f)) % 7] for f in answers])
         )
 
     return CallableClassifier(logits, array="torch", classes=4)
@@ -151,11 +151,11 @@ def test_live_and_stored_labels_give_the_same_verdict(case: tuple[MaskSet, int, 
         return v.label, v.case, v.one_mask_labels, v.disagreers, v.deciding_mask
 
     (live,) = DoubleMasking(model, threat, mask_set=masks).predict(image)
-    assert decided(live) == decided(double_masking(table.one(), table.row))
+    assert decided(live) == decided(double_masking(table.one_mask_labels(), table.row_labels))
     (live,) = ChallengerMasking(model, threat, mask_set=masks).predict(image)
-    assert decided(live) == decided(challenger_masking(table.one(), table.pair))
+    assert decided(live) == decided(challenger_masking(table.one_mask_labels(), table.pair_label))
     (report,) = MinorityReports(model, threat, mask_set=masks, threshold=0).predict(image)
-    assert report.alert == (set(table.one()) != {labels[-1]})
+    assert report.alert == (set(table.one_mask_labels()) != {labels[-1]})
 
 
 @settings(max_examples=150, deadline=None)

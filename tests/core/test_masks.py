@@ -25,10 +25,10 @@ def placements(threat: Threat, image: Size) -> list[Window]:
 
 def hidden(mask: Mask, patches: tuple[Window, ...], image: Size) -> bool:
     """Whether a mask hides patches, pixel by pixel."""
-    kept = np.ones(image, dtype=bool)
+    visible = np.ones(image, dtype=bool)
     for w in mask:
-        kept[w.top : w.bottom, w.left : w.right] = False
-    return not any(kept[p.top : p.bottom, p.left : p.right].any() for p in patches)
+        visible[w.top : w.bottom, w.left : w.right] = False
+    return not any(visible[p.top : p.bottom, p.left : p.right].any() for p in patches)
 
 
 def brute_hole(masks: MaskSet, threat: Threat) -> tuple[Window, ...] | None:
@@ -136,12 +136,12 @@ def test_number_of_masks_and_distinct_unions(
 
 def test_unions_hide_exactly_what_their_two_masks_hide() -> None:
     masks = MaskSet.build(Threat.any_rectangle(9, count=1), image=(10, 10), masks=2)
-    kept, unions = masks.visible(), masks.unions
+    visible, unions = masks.visible(), masks.unions
     alone = MaskSet(masks.image, unions.masks)
     assert alone.masks == unions.masks  # distinct, and the masks themselves come first
     assert unions.masks[: len(masks)] == masks.masks
     for i, j in itertools.product(range(len(masks)), repeat=2):
-        assert (alone.visible()[unions.index[i, j]] == (kept[i] & kept[j])).all()
+        assert (alone.visible()[unions.index[i, j]] == (visible[i] & visible[j])).all()
 
 
 def test_boxes_hide_what_visible_hides_and_the_last_hides_nothing() -> None:
@@ -149,10 +149,10 @@ def test_boxes_hide_what_visible_hides_and_the_last_hides_nothing() -> None:
     boxes = masks.unions.boxes
     everything = MaskSet(masks.image, masks.unions.masks).visible()
     for u in range(len(boxes)):
-        kept = np.ones(masks.image, dtype=bool)
+        visible = np.ones(masks.image, dtype=bool)
         for top, bottom, left, right in boxes[u]:
-            kept[top:bottom, left:right] = False
-        assert (kept == (everything[u] if u < len(everything) else np.ones(masks.image, dtype=bool))).all()
+            visible[top:bottom, left:right] = False
+        assert (visible == (everything[u] if u < len(everything) else np.ones(masks.image, dtype=bool))).all()
 
 
 def test_our_family_for_any_one_percent_rectangle_needs_fewer_and_smaller_masks_than_the_papers() -> None:
@@ -183,13 +183,13 @@ def test_positions_map_is_the_slow_count_for_one_and_two_patches() -> None:
         for _ in range(10):
             chosen = rng.random(len(masks)) < 0.8
             good = [m for m, c in zip(masks.masks, chosen, strict=True) if c]
-            ((shape, found),) = masks.hidden_positions(threat, chosen).items()
+            ((shape, safe),) = masks.hidden_positions(threat, chosen).items()
             every = placements(threat, masks.image)
             for p in every:
-                others = itertools.combinations_with_replacement(every, threat.count - 1)
-                sure = all(any(hidden(m, (p, *rest), masks.image) for m in good) for rest in others)
-                assert found[p.top, p.left] == sure
-            assert found.shape == (6 - shape[0] + 1, 5 - shape[1] + 1)
+                rests = itertools.combinations_with_replacement(every, threat.count - 1)
+                always_hidden = all(any(hidden(m, (p, *rest), masks.image) for m in good) for rest in rests)
+                assert safe[p.top, p.left] == always_hidden
+            assert safe.shape == (6 - shape[0] + 1, 5 - shape[1] + 1)
 
 
 def test_a_subset_of_masks_covers_iff_the_checker_says_so_of_the_smaller_set() -> None:
@@ -197,13 +197,13 @@ def test_a_subset_of_masks_covers_iff_the_checker_says_so_of_the_smaller_set() -
     masks = MaskSet.build(threat, image=(12, 12), stride=2)
     cover = cover_of(masks.masks, threat, masks.image)
     rng = np.random.default_rng(1)
-    seen = set()
+    outcomes = set()
     for _ in range(60):
         chosen = rng.random(len(masks)) < 0.97
         smaller = MaskSet(masks.image, tuple(m for m, c in zip(masks.masks, chosen, strict=True) if c))
-        seen.add(smaller.covers(threat))
+        outcomes.add(smaller.covers(threat))
         assert (cover.hole(chosen) is None) == smaller.covers(threat)
-    assert seen == {True, False}
+    assert outcomes == {True, False}
 
 
 @pytest.mark.parametrize(

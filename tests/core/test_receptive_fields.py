@@ -1,4 +1,4 @@
-"""What a patch can reach, against a count of every pixel."""
+"""What a patch can footprint, against a count of every pixel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import InputError
 
-SIGHTS = {
+FIELDS = {
     "columns": ReceptiveFields.bands((5, 7), 2),
     "rows": ReceptiveFields.bands((5, 7), 3, columns=False),
     "blocks": ReceptiveFields.blocks((5, 6), 2),
@@ -25,52 +25,54 @@ THREATS = [
 ]
 
 
-def every_reach(sight: ReceptiveFields, threat: Threat) -> list[np.ndarray]:  # type: ignore[type-arg]
+def every_footprint(fields: ReceptiveFields, threat: Threat) -> list[np.ndarray]:  # type: ignore[type-arg]
     """For each placement the scores that see one of its pixels, pixel by pixel."""
-    room, found = threat.room(sight.size), []
-    for height, width in threat.shapes(sight.size):
+    room, footprints = threat.room(fields.size), []
+    for height, width in threat.shapes(fields.size):
         for top in range(room.top, room.bottom - height + 1):
             for left in range(room.left, room.right - width + 1):
-                reached = np.zeros(sight.grid, dtype=bool)
+                reached = np.zeros(fields.grid, dtype=bool)
                 for row in range(top, top + height):
                     for column in range(left, left + width):
-                        reached |= sight.down[:, row][:, None] & sight.across[:, column][None]
-                found.append(reached)
-    return found
+                        reached |= fields.down[:, row][:, None] & fields.across[:, column][None]
+                footprints.append(reached)
+    return footprints
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)
-@pytest.mark.parametrize("name", SIGHTS)
-def test_reaches_hold_every_placement_and_nothing_that_no_placement_reaches(name: str, threat: Threat) -> None:
-    sight = SIGHTS[name]
+@pytest.mark.parametrize("name", FIELDS)
+def test_footprints_hold_every_placement_and_nothing_that_no_placement_reaches(name: str, threat: Threat) -> None:
+    fields = FIELDS[name]
     listed = [
         rows[:, None] & columns[None]
-        for reach in sight.reaches(threat)
-        for rows in reach.rows
-        for columns in reach.columns
+        for footprint in fields.footprints(threat)
+        for rows in footprint.rows
+        for columns in footprint.columns
     ]
-    every = every_reach(sight, threat)
+    every = every_footprint(fields, threat)
     assert all(any((reached <= other).all() for other in listed) for reached in every)
     assert all(any((other == reached).all() for reached in every) for other in listed)
-    assert max(reach.most for reach in sight.reaches(threat)) == max(int(reached.sum()) for reached in every)
+    assert max(footprint.max_scores for footprint in fields.footprints(threat)) == max(
+        int(reached.sum()) for reached in every
+    )
 
 
 @pytest.mark.parametrize(("keep", "patch"), [(4, 2), (4, 5), (25, 3)])
 def test_a_patch_reaches_as_many_bands_as_the_paper_says(keep: int, patch: int) -> None:
-    (reach,) = ReceptiveFields.bands((32, 32), keep).reaches(Threat.square(patch))
-    assert reach.most == keep + patch - 1
-    (reach,) = ReceptiveFields.blocks((32, 32), keep).reaches(Threat.square(patch))
-    assert reach.most == (keep + patch - 1) ** 2
+    (footprint,) = ReceptiveFields.bands((32, 32), keep).footprints(Threat.square(patch))
+    assert footprint.max_scores == keep + patch - 1
+    (footprint,) = ReceptiveFields.blocks((32, 32), keep).footprints(Threat.square(patch))
+    assert footprint.max_scores == (keep + patch - 1) ** 2
 
 
 def test_the_window_of_a_placement_reaches_what_is_said() -> None:
-    sight, threat = ReceptiveFields.fields((7, 9), 3, 2), Threat.rectangle(2, 3)
-    (reach,) = sight.reaches(threat)
-    for placement in range(len(reach.tops) * len(reach.lefts)):
-        window = reach.window(placement)
-        down, across = divmod(placement, len(reach.lefts))
-        assert (sight.down[:, window.top : window.bottom].any(1) == reach.rows[down]).all()
-        assert (sight.across[:, window.left : window.right].any(1) == reach.columns[across]).all()
+    fields, threat = ReceptiveFields.fields((7, 9), 3, 2), Threat.rectangle(2, 3)
+    (footprint,) = fields.footprints(threat)
+    for placement in range(len(footprint.tops) * len(footprint.lefts)):
+        window = footprint.window(placement)
+        down, across = divmod(placement, len(footprint.lefts))
+        assert (fields.down[:, window.top : window.bottom].any(1) == footprint.rows[down]).all()
+        assert (fields.across[:, window.left : window.right].any(1) == footprint.columns[across]).all()
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -21,7 +21,7 @@ def test_shares_are_exact_decimals() -> None:
 @pytest.mark.parametrize("area", [1, 2, 7, 12, 30, 63, 64, 100])
 @pytest.mark.parametrize("room", [(8, 8), (5, 12), (1, 9)])
 def test_maximal_rectangles_contain_every_rectangle_of_the_area(area: int, room: tuple[int, int]) -> None:
-    shapes = AnyRectangle(area).shapes(room)
+    shapes = AnyRectangle(area).shapes(room, room)
     for h in range(1, room[0] + 1):
         for w in range(1, room[1] + 1):
             allowed = h * w <= area

@@ -36,11 +36,11 @@ def test_verdicts_and_certificates_equal_the_slow_way(network: nn.Module, images
     threat = Threat.square(8)
     defense = DoubleMasking(TorchClassifier(network), threat, masks=3)
     masks = MaskSet.build(threat, image=(40, 40), masks=3)
-    kept = torch.from_numpy(masks.visible())
+    visible = torch.from_numpy(masks.visible())
     for image, verdict in zip(images, defense.predict(images), strict=True):
 
         def label(i: int, j: int, image: Tensor = image) -> int:
-            masked = torch.where(kept[i] & kept[j], image, torch.tensor(0.5))
+            masked = torch.where(visible[i] & visible[j], image, torch.tensor(0.5))
             with torch.inference_mode():
                 return int(network(masked[None]).argmax())
 
@@ -113,16 +113,16 @@ def test_the_map_shows_where_an_image_is_weak() -> None:
     """A classifier that reads one pixel is weak exactly where a mask over it is needed."""
 
     def one_pixel(x: Tensor) -> Tensor:
-        seen = (x[:, 0, 0, 0] > 0.9).float()
-        return torch.stack([seen, 1 - seen], 1)
+        bright = (x[:, 0, 0, 0] > 0.9).float()
+        return torch.stack([bright, 1 - bright], 1)
 
     defense = DoubleMasking(CallableClassifier(one_pixel, array="torch"), Threat.square(4), masks=3)
-    (found,) = defense.certify(torch.ones(1, 1, 16, 16), [0], maps=True)
+    (certificate,) = defense.certify(torch.ones(1, 1, 16, 16), [0], maps=True)
     # Every row has mask 0, which hides the pixel: no position is safe.
-    assert not found.certified
-    assert found.positions is not None
-    assert not found.positions[4, 4].any()
-    assert found.failing_placement is not None
+    assert not certificate.certified
+    assert certificate.positions is not None
+    assert not certificate.positions[4, 4].any()
+    assert certificate.failing_placement is not None
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1])
@@ -143,7 +143,7 @@ def test_detection_is_reported_as_detection(network: nn.Module, images: Tensor) 
 
 
 def test_images_of_every_size_do_not_fill_the_memory_with_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("patchcleanser.defenses.base.SIZES", 4)
+    monkeypatch.setattr("patchcleanser.defenses.mask_defense.CACHED_SIZES", 4)
     defense = DoubleMasking(CallableClassifier(lambda x: x.mean((2, 3))), Threat.square(2), masks=2)
     sets = [defense.mask_set((side, 9)) for side in range(5, 25)]
     assert len(defense._built) <= 4

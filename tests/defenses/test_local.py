@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +19,6 @@ from patchcleanser.defenses import (
     PatchGuardSmoothing,
     Smoothing,
 )
-from patchcleanser.defenses.evidence import LocalLogits
-from patchcleanser.defenses.local import LocalDefense, summed_ahead
 from patchcleanser.errors import ImageError, InputError, LabelError
 from patchcleanser.networks.interval import IntervalNet
 
@@ -57,8 +53,8 @@ def pixels(*values: int) -> Tensor:
 
 def voter(image: Tensor) -> Tensor:
     """For views of one visible pixel: dark ones vote for class 0, bright ones for class 1, gray ones for none."""
-    seen = image[:, 0, 0].max(1).values + image[:, 0, 0].min(1).values - 0.5  # the others show the mask colour, 0.5
-    return 20 * torch.stack([0.4 - seen, seen - 0.6, torch.zeros_like(seen)], 1)
+    value = image[:, 0, 0].max(1).values + image[:, 0, 0].min(1).values - 0.5  # the others show the mask colour, 0.5
+    return 20 * torch.stack([0.4 - value, value - 0.6, torch.zeros_like(value)], 1)
 
 
 @pytest.mark.parametrize(("zeros", "ones", "wins"), [(5, 5, 0), (4, 5, 1), (6, 4, 0)])
@@ -83,9 +79,9 @@ def test_smoothing_asks_for_twice_the_reached_views_and_one_more_where_ties_are_
     zeros: int, ones: int, label: int, certified: bool
 ) -> None:
     image = torch.tensor([0.0] * zeros + [1.0] * ones).view(1, 1, 1, -1)
-    (found,) = Smoothing(CallableClassifier(voter, array="torch"), DOT, keep=1).certify(image, [label])
-    assert found.certified is certified
-    assert (found.failing_placement is None) is certified
+    (certificate,) = Smoothing(CallableClassifier(voter, array="torch"), DOT, keep=1).certify(image, [label])
+    assert certificate.certified is certified
+    assert (certificate.failing_placement is None) is certified
 
 
 def test_two_patches_cost_smoothing_twice_as_much() -> None:
@@ -97,21 +93,21 @@ def test_two_patches_cost_smoothing_twice_as_much() -> None:
 
 def test_clipped_logits_are_summed_and_a_reached_place_is_taken_at_its_worst() -> None:
     defense = ClippedBagNet(shown([[2.0, -2.0], [-2.0, 2.0]]), DOT, scale=1.0, shift=0.0)
-    (found,) = defense.certify(pixels(0, 0, 0, 1), [0])
+    (certificate,) = defense.certify(pixels(0, 0, 0, 1), [0])
     lead = 2 * math.tanh(2.0)
-    assert found.margin == pytest.approx(3 * lead - lead - (lead + 2), abs=1e-3)  # a loyal place goes to -2
-    assert found.certified is False
+    assert certificate.margin == pytest.approx(3 * lead - lead - (lead + 2), abs=1e-3)  # a loyal place goes to -2
+    assert certificate.certified is False
     assert defense.certify(pixels(0, 0, 0, 0), [0])[0].certified
 
 
 def test_votes_of_places_are_counted_and_a_place_may_vote_for_several_classes_or_none() -> None:
     defense = BagCert(shown([[1.0, -1.0, 1.0, -1.0], [-1.0, 1.0, 1.0, -1.0]]), DOT)
-    (found,) = defense.examine(pixels(0, 0, 0, 1, 2, 3), [0])
-    assert found.verdict.label == 0
+    (examination,) = defense.examine(pixels(0, 0, 0, 1, 2, 3), [0])
+    assert examination.verdict.label == 0
     # 4 votes against 2; of 3 - 1 without a loyal place, the place itself may turn.
-    assert found.certificate.margin == pytest.approx(2 - 1 - 1)
-    assert not found.certificate.certified
-    assert found.undefended == 0
+    assert examination.certificate.margin == pytest.approx(2 - 1 - 1)
+    assert not examination.certificate.certified
+    assert examination.undefended == 0
 
 
 def test_patchguard_takes_the_best_window_of_each_class_away() -> None:
@@ -122,22 +118,22 @@ def test_patchguard_takes_the_best_window_of_each_class_away() -> None:
     )
     assert plain.undefended == 1  # one place shouts
     assert masked.label == 0  # and is taken away: 2 against 0
-    (found,) = PatchGuard(loud, DOT).certify(pixels(0, 0, 0, 0), [0])
-    assert found.margin == pytest.approx(4 - 1 - 1, abs=1e-3)
+    (certificate,) = PatchGuard(loud, DOT).certify(pixels(0, 0, 0, 0), [0])
+    assert certificate.margin == pytest.approx(4 - 1 - 1, abs=1e-3)
 
 
 def test_patchguard_on_smoothing_counts_how_sure_the_views_are() -> None:
-    def sure(images: Tensor) -> Tensor:  # of class 0 by 0.9, or where a pixel is bright by 0.4
+    def confidence(images: Tensor) -> Tensor:  # of class 0 by 0.9, or where a pixel is bright by 0.4
         first = torch.where(images.amax((1, 2, 3)) > 0.5, 0.4, 0.9)
         return torch.stack([first, 1 - first], 1).log()
 
-    model = CallableClassifier(sure, array="torch")
+    model = CallableClassifier(confidence, array="torch")
     image = torch.tensor([0.0] * 6 + [1.0] * 2).view(1, 1, 1, -1)
-    mine, other = 6 * 0.9 + 2 * 0.4, 6 * 0.1 + 2 * 0.6
-    (found,) = PatchGuardSmoothing(model, DOT, keep=1).certify(image, [0])
-    assert found.margin == pytest.approx(mine - 0.9 - 0.9 - (other - 0.1), abs=1e-3)  # a patch on a dark pixel
-    (found,) = PatchGuardSmoothing(model, DOT, keep=1, ratio=0.2).certify(image, [0])
-    assert found.margin == pytest.approx(mine - 0.9 - 0.9 - (other - 0.1) / 0.8, abs=1e-3)
+    own, other = 6 * 0.9 + 2 * 0.4, 6 * 0.1 + 2 * 0.6
+    (certificate,) = PatchGuardSmoothing(model, DOT, keep=1).certify(image, [0])
+    assert certificate.margin == pytest.approx(own - 0.9 - 0.9 - (other - 0.1), abs=1e-3)  # a patch on a dark pixel
+    (certificate,) = PatchGuardSmoothing(model, DOT, keep=1, ratio=0.2).certify(image, [0])
+    assert certificate.margin == pytest.approx(own - 0.9 - 0.9 - (other - 0.1) / 0.8, abs=1e-3)
     (answer,) = PatchGuardSmoothing(model, DOT, keep=1).predict(image)
     assert answer.label == 0
 
@@ -148,8 +144,8 @@ def test_patchguard_plus_plus_raises_an_alert_where_a_hidden_window_changes_the_
     quiet, shouted = defense.predict(torch.cat([pixels(0, 0, 0, 0), pixels(0, 0, 0, 1)]))
     assert (quiet.label, quiet.alert) == (0, False)
     assert (shouted.label, shouted.alert, shouted.reporters) == (1, True, (3,))
-    (found,) = defense.certify(pixels(0, 0, 0, 0), [0])
-    assert found.detection_certified
+    (certificate,) = defense.certify(pixels(0, 0, 0, 0), [0])
+    assert certificate.detection_certified
     assert defense.as_module()(pixels(0, 0, 0, 1)).argmax(1).tolist() == [2]  # the alert is a class of its own
 
 
@@ -159,12 +155,12 @@ def test_bounds_of_a_linear_network_are_exact() -> None:
         net[1].weight.copy_(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]))
         net[1].bias.copy_(torch.tensor([0.0, 1.5]))
     defense = IntervalBounds(TorchClassifier(net.eval(), classes=2), DOT)
-    (found,) = defense.certify(torch.ones(1, 1, 1, 4), [0])
-    assert found.certified
-    assert found.margin == pytest.approx(4 - 1 - 1.5, abs=1e-3)  # one pixel from 1 to 0
-    (found,) = IntervalBounds(defense.classifier, Threat.rectangle(1, 3)).certify(torch.ones(1, 1, 1, 4), [0])
-    assert not found.certified
-    assert found.failing_placement is not None
+    (certificate,) = defense.certify(torch.ones(1, 1, 1, 4), [0])
+    assert certificate.certified
+    assert certificate.margin == pytest.approx(4 - 1 - 1.5, abs=1e-3)  # one pixel from 1 to 0
+    (certificate,) = IntervalBounds(defense.classifier, Threat.rectangle(1, 3)).certify(torch.ones(1, 1, 1, 4), [0])
+    assert not certificate.certified
+    assert certificate.failing_placement is not None
 
 
 @pytest.mark.parametrize("kind", [Smoothing, BagCert, IntervalBounds])
@@ -196,16 +192,3 @@ def test_a_place_that_answers_nan_is_no_evidence_and_silences_nobody() -> None:
         assert verdict.label == 0
     (verdict,) = PatchGuard(model, DOT).predict(pixels(0, 0, 0, 2))
     assert verdict.label == 0
-
-
-def test_the_defense_that_contributing_shows_is_a_whole_one() -> None:
-    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    code = next(part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "LocalDefense" in part)
-    names: dict[str, Any] = {"LocalDefense": LocalDefense, "LocalLogits": LocalLogits, "summed_ahead": summed_ahead}
-    exec(code, names)
-    yours = names["Yours"](shown([[1.0, -1.0], [-1.0, 1.0]]), DOT)
-    assert [v.label for v in yours.predict(torch.cat([pixels(0, 0, 0, 1), pixels(1, 1, 1, 0)]))] == [0, 1]
-    assert [c.certified for c in yours.certify(torch.cat([pixels(0, 0, 0, 0), pixels(0, 0, 0, 1)]), [0, 0])] == [
-        True,
-        False,
-    ]

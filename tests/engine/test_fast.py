@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifier, load_dataset
-from patchcleanser.attacks.adaptive import placed_defense
+from patchcleanser.attacks.adaptive import defense_on_grid
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.engine.exact import BATCH_NUMEL
 from patchcleanser.engine.fast.backends import AutocastBackend, Backend, UnusableError
@@ -363,7 +363,7 @@ def test_a_shallow_copy_with_the_same_network_knows_what_was_learnt(no_half: Non
         TorchClassifier(Small().eval(), classes=4), Threat.square(2, grid="input"), masks=3, precision="fast"
     )
     defense.calibrate(photos(60))
-    placed = placed_defense(defense)
+    placed = defense_on_grid(defense)
     assert placed.engine.ready
     assert placed.predict(photos(4)) == defense.predict(photos(4))
 

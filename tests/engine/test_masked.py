@@ -23,7 +23,7 @@ from patchcleanser import (
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.defenses.base import Defense
+from patchcleanser.defenses.mask_defense import Defense
 from patchcleanser.engine.exact import FIRST_PROBES, PROBE_EVERY, ExactEngine, default_chunk
 from patchcleanser.engine.fast.backends import half_type
 from patchcleanser.engine.fast.calibration import SAMPLE

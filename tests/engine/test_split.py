@@ -232,7 +232,7 @@ def test_close_calls_are_the_closest_of_the_pool(monkeypatch: pytest.MonkeyPatch
 def test_every_size_of_image_is_in_the_sample() -> None:
     defense = DoubleMasking(load_classifier("zoo:tiny", device="cpu"), Threat.square(5), masks=3, precision="fast")
     few, many = torch.rand(3, 40, 40), torch.rand(3, 32, 32)
-    subjects = [defense.subject(image) for image in [few, *[many] * 599]]
+    subjects = [defense.image_state(image) for image in [few, *[many] * 599]]
     for ordered in (subjects, subjects[::-1]):
         sample, _ = draw_sample(ordered, np.random.default_rng(0))
         assert {tuple(ordered[s].pixels.shape) for s in sample.which} == {(3, 40, 40), (3, 32, 32)}

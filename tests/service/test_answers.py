@@ -94,10 +94,10 @@ def test_details_show_the_undefended_label_and_both_rounds(kit: Any, client: Tes
         assert bare.pop("details") is None
         assert prediction == bare, "details must not change the answer, nor what it cost"
         assert details["undefended"]["label"] == expected.table.labels[-1]
-        assert details["one_mask_labels"] == expected.table.one()
+        assert details["one_mask_labels"] == expected.table.one_mask_labels()
         assert [row["mask"] for row in details["second_round"]] == prediction["disagreers"]
         for row in details["second_round"]:
-            assert row["labels"] == expected.table.row(row["mask"])
+            assert row["labels"] == expected.table.row_labels(row["mask"])
 
 
 def test_certificates_and_maps_are_those_of_certify(kit: Any, client: TestClient) -> None:

@@ -46,7 +46,7 @@ class Bench:
         if broken:
             image[:] = 1.0
         (reservation,) = self.capacity.reserve(client, {"images": 1})
-        return ScheduledImage(self.defense.subject(image), self.defense.predicting, False, reservation, client)
+        return ScheduledImage(self.defense.image_state(image), self.defense.verdict_flow, False, reservation, client)
 
     def offline(self, seeds: range) -> list[Any]:
         images = [torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
@@ -72,7 +72,7 @@ def test_a_long_certificate_does_not_keep_predictions_waiting() -> None:
     bench.defense.engine.exact.chunk = 16
     bench.open.clear()
     long = bench.schedule(0)
-    start = lambda table: bench.defense.certifying(table, 0, maps=True)  # noqa: E731
+    start = lambda table: bench.defense.certificate_flow(table, 0, maps=True)  # noqa: E731
     proof = ScheduledImage(long.state, start, True, long.reservation)
     (last,) = bench.scheduler.submit([proof])
     assert bench.entered.wait(20)
@@ -103,7 +103,9 @@ def ends(futures: dict[str, list[Future[Any]]]) -> list[str]:
 def test_a_client_with_many_images_does_not_keep_another_waiting(strict: bool) -> None:
     bench = Bench(together=4)
     bench.defense.engine.exact.chunk = 9  # the labels of one image
-    start = (lambda table: bench.defense.certifying(table, 0, maps=True)) if strict else bench.defense.predicting
+    start = (
+        (lambda table: bench.defense.certificate_flow(table, 0, maps=True)) if strict else bench.defense.verdict_flow
+    )
 
     def scheduled(client: str, seeds: range) -> list[ScheduledImage]:
         return [replace(bench.schedule(seed, client=client), start=start, strict=strict) for seed in seeds]
@@ -126,7 +128,7 @@ def test_large_pictures_take_turns_one_label_a_step(monkeypatch: pytest.MonkeyPa
     (reservation,) = bench.capacity.reserve("", {"images": 1})
     large = [
         ScheduledImage(
-            bench.defense.subject(torch.rand(3, 40, 40)), bench.defense.predicting, False, reservation, client
+            bench.defense.image_state(torch.rand(3, 40, 40)), bench.defense.verdict_flow, False, reservation, client
         )
         for client in ("a", "a", "b", "b")
     ]
@@ -151,8 +153,8 @@ def test_large_pictures_get_few_labels_at_a_time_and_small_ones_beside_them_all(
     monkeypatch.setattr(batching, "NUMBERS", 2 * 10 * 3 * 8 * 8)
     bench = Bench()
     small = bench.schedule(0)
-    state = bench.defense.subject(torch.rand(3, 40, 40))
-    large = ScheduledImage(state, bench.defense.predicting, False, small.reservation)
+    state = bench.defense.image_state(torch.rand(3, 40, 40))
+    large = ScheduledImage(state, bench.defense.verdict_flow, False, small.reservation)
     bench.open.clear()
     first = bench.scheduler.submit([large])
     assert bench.entered.wait(20)

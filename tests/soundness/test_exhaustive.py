@@ -26,7 +26,7 @@ from patchcleanser import (
     Window,
 )
 from patchcleanser.core.geometry import Size
-from patchcleanser.defenses.contract import Defense
+from patchcleanser.defenses.defense import Defense
 
 TRUE = 0
 VALUES = (0.0, 1.0)

@@ -27,8 +27,8 @@ from patchcleanser.defenses import (
     PatchGuardSmoothing,
     Smoothing,
 )
-from patchcleanser.defenses.contract import Defense
-from patchcleanser.defenses.local import Scores, summed_ahead
+from patchcleanser.defenses.defense import Defense
+from patchcleanser.defenses.local_defense import ImageScores, summed_margin
 from patchcleanser.errors import InputError
 from patchcleanser.networks.builders import build_network
 from patchcleanser.networks.interval import IntervalNet
@@ -174,15 +174,15 @@ def test_certified_images_survive_every_patch(setting: Setting) -> None:
 class OneViewLess(Smoothing):
     """Counts one view less than the patch can reach."""
 
-    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
-        return super()._ahead(case, label, reach) + 2 * case.patches
+    def worst_case_margin(self, image: ImageScores, label: int, footprint: Footprint) -> Tensor:
+        return super().worst_case_margin(image, label, footprint) + 2 * image.patches
 
 
-def narrower(sight: ReceptiveFields) -> ReceptiveFields:
-    """What a place sees, without its last row and column of pixels."""
-    down, across = sight.down.copy(), sight.across.copy()
-    for seen in (down, across):
-        for row in seen:
+def narrower(fields: ReceptiveFields) -> ReceptiveFields:
+    """Receptive fields without their last row and column of pixels."""
+    down, across = fields.down.copy(), fields.across.copy()
+    for axis in (down, across):
+        for row in axis:
             row[row.nonzero()[0][-1]] = False
     return ReceptiveFields(down, across)
 
@@ -191,9 +191,10 @@ def one_pixel_smaller(kind: type[Defense[Any, Any]]) -> type[Defense[Any, Any]]:
     """The defense with receptive fields, or bands, taken for one pixel smaller than they are."""
 
     class Careless(kind):  # type: ignore[misc,valid-type]
-        def _seen(self, size: Size) -> tuple[ReceptiveFields, tuple[Footprint, ...]]:
-            sight, _ = super()._seen(size)
-            return sight, narrower(sight).reaches(self.threat)
+        def check_size(self, size: Size) -> None:
+            super().check_size(size)
+            fields, _ = self._fields[size]
+            self._fields[size] = fields, narrower(fields).footprints(self.threat)
 
     return Careless
 
@@ -201,32 +202,32 @@ def one_pixel_smaller(kind: type[Defense[Any, Any]]) -> type[Defense[Any, Any]]:
 class Unclipped(ClippedBagNet):
     """Believes the bound of clipped logits for logits that are not."""
 
-    def _scored(self, local: Tensor) -> Tensor:
-        return local
+    def transform_scores(self, scores: Tensor) -> Tensor:
+        return scores
 
 
-class HalfSwing(BagCert):
+class NoDrop(BagCert):
     """Forgets that a place can change sides, and counts only the vote it loses."""
 
-    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
-        return summed_ahead(case, label, reach, swing=0.0)
+    def worst_case_margin(self, image: ImageScores, label: int, footprint: Footprint) -> Tensor:
+        return summed_margin(image, label, footprint, max_drop=0.0)
 
 
 class NoSecondWindow(PatchGuard):
     """Forgets that the true class loses a window of its own."""
 
-    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
-        return super()._ahead(case, label, reach) + case.low[label].max()
+    def worst_case_margin(self, image: ImageScores, label: int, footprint: Footprint) -> Tensor:
+        return super().worst_case_margin(image, label, footprint) + image.low[label].max()
 
 
 class Unsure(PatchGuardPlusPlus):
     """Certifies at a lower confidence than alerts ask for."""
 
-    def _certificate(self, case: Scores, label: int) -> Any:
-        asked, self.threshold = self.threshold, 0.0
-        found = super()._certificate(case, label)
-        self.threshold = asked
-        return found
+    def certificate(self, image: ImageScores, label: int) -> Any:
+        threshold, self.threshold = self.threshold, 0.0
+        certificate = super().certificate(image, label)
+        self.threshold = threshold
+        return certificate
 
 
 WEAKENED = [
@@ -234,7 +235,7 @@ WEAKENED = [
     Setting("PG-DS: smaller bands", one_pixel_smaller(PatchGuardSmoothing), DOT, (2, 9), {"keep": 2}),
     Setting("CBN: unclipped", Unclipped, DOT, (4, 6), field=2),
     Setting("CBN: smaller fields", one_pixel_smaller(ClippedBagNet), DOT, (4, 6), STRONG, field=2),
-    Setting("BagCert: half the swing", HalfSwing, DOT, (4, 6), field=2),
+    Setting("BagCert: no drop", NoDrop, DOT, (4, 6), field=2),
     Setting("BagCert: smaller fields", one_pixel_smaller(BagCert), DOT, (4, 6), field=2),
     Setting("PG-BN: one window only", NoSecondWindow, DOT, (4, 5), field=2),
     Setting("PG-BN: smaller fields", one_pixel_smaller(PatchGuard), DOT, (5, 6), field=2),

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from patchcleanser import CallableClassifier, Threat, TorchClassifier
 from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.defenses import BagCert, ClippedBagNet, IntervalBounds, PatchGuard, PatchGuardPlusPlus, Smoothing
-from patchcleanser.defenses.contract import Defense
-from patchcleanser.defenses.local import Scores
+from patchcleanser.defenses.defense import Defense
+from patchcleanser.defenses.local_defense import ImageScores
 from patchcleanser.errors import ClassifierError, InputError
 from patchcleanser.networks.bagnet import BagNet, bagnet
 from patchcleanser.networks.interval import IntervalNet
@@ -74,7 +74,7 @@ def test_nothing_is_certified_against_a_patch_that_reaches_everything(kind: type
 @pytest.mark.parametrize(("lead", "certified"), [(1e-9, False), (float("nan"), False), (1e-3, True)])
 def test_a_lead_within_the_rounding_of_sums_or_no_number_proves_nothing(lead: float, certified: bool) -> None:
     class Led(BagCert):
-        def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
+        def worst_case_margin(self, image: ImageScores, label: int, footprint: Footprint) -> Tensor:
             return torch.full((1, 1), lead)
 
     model, image = told(torch.ones(2, 1, 4))
@@ -149,5 +149,5 @@ def test_a_network_that_sees_more_than_it_says_is_refused(change: str) -> None:
         net.field = 3  # so that the number of places is the one it says
     else:
         net.stem.insert(0, nn.Conv2d(3, 3, 3, padding=1))  # the field is 7 now, for as many places
-    with pytest.raises(InputError, match="see more than their receptive field"):
+    with pytest.raises(InputError, match="depend on more than their receptive field"):
         BagCert(TorchClassifier(net.eval(), classes=3), DOT).predict(torch.rand(1, 3, 16, 16))

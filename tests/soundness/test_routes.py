@@ -99,7 +99,7 @@ def served(defense: DoubleMasking, images: Iterable[Tensor], flow: Any, *, stric
     """What the service's scheduler answers."""
     scheduler, capacity = Scheduler(defense.engine, together=8), Capacity(images=1000)
     (reservation,) = capacity.reserve("", {"images": 1})
-    scheduled = [ScheduledImage(defense.subject(image), flow, strict, reservation) for image in images]
+    scheduled = [ScheduledImage(defense.image_state(image), flow, strict, reservation) for image in images]
     try:
         return [future.result(60) for future in scheduler.submit(scheduled)]
     finally:
@@ -141,7 +141,7 @@ def test_a_patch_that_makes_logits_nan_cannot_silence_a_certified_image_in_the_s
     image = torch.full((3, 224, 224), 0.8)
     assert defense.certify([image], [0])[0].certified
     image[:, -4:, -4:] = 0.0
-    (verdict,) = served(defense, [image], defense.predicting, strict=False)
+    (verdict,) = served(defense, [image], defense.verdict_flow, strict=False)
     assert verdict.label == 0
 
 
@@ -152,7 +152,7 @@ def test_the_service_certifies_by_exact_labels_though_it_predicts_by_fast_ones()
     defense.calibrate(company(16))
     assert defense.engine.ready
     images = [image, *company(15)]
-    first, *others = served(defense, images, lambda table: defense.certifying(table, 0), strict=True)
+    first, *others = served(defense, images, lambda table: defense.certificate_flow(table, 0), strict=True)
     assert not first.certified
     assert all(certificate.unconfirmed == 0 for certificate in (first, *others))
 

@@ -418,7 +418,7 @@ def test_what_an_image_with_very_many_masks_teaches_is_used_for_it_and_forgotten
     assert (tables[0].labels == tables[1].labels).all()
     trusted = fast.engine.stats.labels
     assert trusted > 1000
-    subject = fast.subject(other)
+    subject = fast.image_state(other)
     fast.engine.compute([LabelRequest(subject, subject.table.masks())], strict=strict)
     assert fast.engine.stats.labels == trusted  # all of the other's are exact
     assert not fast.engine.ready

@@ -3,47 +3,41 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from patchcleanser.attacks.apgd import apgd
-from patchcleanser.attacks.base import (
+from patchcleanser.attacks.apgd import apgd_search
+from patchcleanser.attacks.objectives import AttackPlan, MaskedObjective
+from patchcleanser.attacks.patch_attack import (
     AttackResult,
     AttackSettings,
-    finished,
+    attack_results,
+    classifier_on_grid,
     generator_for,
-    on_grid,
-    place_image,
-    require_gradients,
-    size_of,
+    image_on_grid,
 )
-from patchcleanser.attacks.masked import AgainstMasks, Plan
-from patchcleanser.attacks.places import Place
-from patchcleanser.attacks.search import Best, Problem
-from patchcleanser.attacks.square import square
+from patchcleanser.attacks.patch_problem import PatchProblem, Placement, size_of
+from patchcleanser.attacks.square import square_search
 from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.core.geometry import Window
 from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.results import Certificate, DetectionCertificate, DetectionVerdict, Verdict
-from patchcleanser.defenses.base import MaskDefense
+from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.defenses.minority_reports import MinorityReports
 from patchcleanser.errors import ContradictionError
 
 SHORTLIST = 64
-"""So many of the weakest placements are looked at more closely."""
-
-Search = Callable[[Problem, int], Best]
+"""The number of weakest placements that are compared in detail."""
 
 
 @dataclass(frozen=True)
 class AdaptiveResult:
-    """What a defense says of an attacked image whose clean original it may have certified."""
+    """A defense's verdict on an attacked image whose clean original it may have certified."""
 
     attacked: AttackResult
     verdict: Verdict | DetectionVerdict
@@ -61,110 +55,103 @@ class AdaptiveResult:
 class AdaptiveAttack:
     """Against double-masking, challenger masking and Minority Reports.
 
-    A patch is put where every mask that hides it fails the proof: its row of two-mask labels on the
-    clean image has a wrong one, so that mask is no obstacle whatever the pixels are. The pixels are
-    then chosen so that all masks that do *not* hide the patch give one wrong label (a wrong
-    majority), and so that masks that hide a part of it, if they stay right, are refuted in the second
-    round by their weakest partner (no right disagreer is recovered). Against Minority Reports: so
-    that the undefended label is wrong, and no mask contradicts it with confidence above the threshold.
-    On a certified image no such place exists; the places of smallest margin are attacked.
+    A patch is put where every mask that hides it fails the proof: its row of two-mask labels on the clean image has a
+    wrong one, so that mask is no obstacle for any pixels. The pixels are then chosen so that all masks that do *not*
+    hide the patch give one wrong label (a wrong majority), and so that masks that hide a part of it, if they stay
+    right, are refuted in the second round by their weakest partner (no right disagreer is recovered). Against Minority
+    Reports: so that the undefended label is wrong, and no mask contradicts it with confidence above the threshold. On
+    a certified image no such place exists; the places of smallest margin are attacked. Without gradients, pixels are
+    searched at random.
     """
 
-    def __init__(
-        self, defense: MaskDefense[Any, Any], settings: AttackSettings | None = None, *, search: Search | None = None
-    ) -> None:
+    def __init__(self, defense: MaskDefense[Any, Any], settings: AttackSettings | None = None) -> None:
         self.defense, self.settings = defense, settings or AttackSettings(locations=4)
-        if search is None:
-            search = apgd if isinstance(defense.classifier, TorchClassifier) else square
-        if search is not square:
-            require_gradients(defense.classifier)
-        self.search = search
-        self.seen = on_grid(defense.classifier, defense.threat)
+        self.search = apgd_search if isinstance(defense.classifier, TorchClassifier) else square_search
+        self.grid_classifier = classifier_on_grid(defense.classifier, defense.threat)
+        self.detects = isinstance(defense, MinorityReports)
 
     def attack(self, image: Tensor, label: int) -> AdaptiveResult:
-        """The worst that was found for one clean image with its true label; ContradictionError if it was certified."""
-        (found,) = self.challenge([image], [label])
-        if found.contradiction:
-            places = " and ".join(map(str, found.attacked.windows))
+        """The worst patch found for one clean image with its true label; ContradictionError if it was certified."""
+        (result,) = self.challenge([image], [label])
+        if result.contradiction:
+            places = " and ".join(map(str, result.attacked.windows))
             raise ContradictionError(
-                f"a certified image of class {label} was fooled into {found.verdict.label} by a patch of {places} "
+                f"a certified image of class {label} was fooled into {result.verdict.label} by a patch of {places} "
                 f"(seed {self.settings.seed}); the defense, the classifier or this package is broken"
             )
-        return found
+        return result
 
     def challenge(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[AdaptiveResult]:
         """The same for many images at once; contradictions are returned, for the caller to raise."""
-        placed = [place_image(image, self.defense.classifier, self.defense.threat) for image in images]
-        if len({image.shape for image in placed}) > 1:  # candidates are stacked, and share their masks
+        pixels = [image_on_grid(image, self.defense.classifier, self.defense.threat) for image in images]
+        if len({image.shape for image in pixels}) > 1:  # candidates are stacked, and share their masks
             return [self.challenge([x], [y])[0] for x, y in zip(images, labels, strict=True)]
-        examined = self.defense.examine(images, labels, maps=True)
-        plans = [self._plans(e.table, y) for e, y in zip(examined, labels, strict=True)]
-        found = self._optimised(placed, plans)
-        verdicts = placed_defense(self.defense).predict([attacked.image for attacked in found])
+        examinations = self.defense.examine(images, labels, maps=True)
+        plans = [self._plans(e.table, y) for e, y in zip(examinations, labels, strict=True)]
+        attacked = self._optimise(pixels, labels, plans)
+        verdicts = defense_on_grid(self.defense).predict([result.image for result in attacked])
+        pairs = iter(zip(attacked, verdicts, strict=True))
         results: list[AdaptiveResult] = []
-        at = 0
-        for e, mine, label in zip(examined, plans, labels, strict=True):
-            certified = proved(e.certificate)
+        for examination, own, label in zip(examinations, plans, labels, strict=True):
+            certified = is_certified(examination.certificate)
             tries = [
-                AdaptiveResult(attacked, verdict, is_fooled(verdict, label), certified)
-                for attacked, verdict in zip(found[at : at + len(mine)], verdicts[at : at + len(mine)], strict=True)
+                AdaptiveResult(result, verdict, is_fooled(verdict, label), certified)
+                for result, verdict in islice(pairs, len(own))
             ]
-            results.append(min(tries, key=lambda c: (not c.fooled, c.attacked.margin)))
-            at += len(mine)
+            results.append(min(tries, key=lambda t: (not t.fooled, t.attacked.margin)))
         return results
 
-    def _optimised(self, images: Sequence[Tensor], plans: Sequence[Sequence[Plan]]) -> list[AttackResult]:
-        flat = [plan for mine in plans for plan in mine]
-        clean = torch.stack([image for image, mine in zip(images, plans, strict=True) for _ in mine])
-        threshold = self.defense.threshold if isinstance(self.defense, MinorityReports) else None
-        masks = self.defense.mask_set(size_of(clean[0]))
-        objective = AgainstMasks(self.seen, masks, flat, threshold=threshold, chunk=self.settings.chunk)
-        objective.choose_targets(clean, self.settings.target)
-        seeds = []
-        for image, mine in zip(images, plans, strict=True):
-            draw = generator_for(image, self.settings.seed)
-            seeds += [int(torch.randint(2**62, (1,), generator=draw)) for _ in mine]
-        problem = Problem.of(clean, [plan.place for plan in flat], objective, seeds)
-        best = self.search(problem, self.settings.iterations)
-        truths = torch.tensor([plan.truth for plan in flat], device=clean.device)
-        return finished(best, problem, self.seen, truths, self.settings)
+    def _optimise(
+        self, images: Sequence[Tensor], labels: Sequence[int], plans: Sequence[Sequence[AttackPlan]]
+    ) -> list[AttackResult]:
+        draws = [generator_for(image, self.settings.seed) for image in images]
+        problem = PatchProblem.build(images, labels, [[plan.placement for plan in own] for own in plans], draws)
+        objective = MaskedObjective(
+            self.grid_classifier,
+            self.defense.mask_set(size_of(problem.clean)),
+            [plan for own in plans for plan in own],
+            threshold=self.defense.threshold if isinstance(self.defense, MinorityReports) else None,
+            chunk=self.settings.chunk,
+        )
+        objective.choose_targets(problem.clean, self.settings.target)
+        best = self.search(problem, objective, self.settings.iterations)
+        return attack_results(best, problem, self.grid_classifier, self.settings)
 
-    def _plans(self, table: LabelTable, label: int) -> list[Plan]:
-        """The weakest placements, and what has to be turned at each."""
+    def _plans(self, table: LabelTable, label: int) -> list[AttackPlan]:
+        """The weakest placements, and the labels that have to change at each."""
         cover = table.mask_set.cover(self.defense.threat)
-        detection = isinstance(self.defense, MinorityReports)
-        strength = _sureness(table, label) if detection else _row_margins(table, label)
+        strength = _confidences(table, label) if self.detects else _row_margins(table, label)
         # A placement is as strong as the strongest mask that hides it.
         scores = np.where(cover.hides, strength, -np.inf).max(axis=1)
         short = np.argsort(scores, kind="stable")[:SHORTLIST]
-        touched = {int(p): _touching(table, cover.placements[p]) & ~cover.hides[p] for p in short}
+        touching = {int(p): _touching(table, cover.placements[p]) & ~cover.hides[p] for p in short}
         # Where the proof fails, masks that hide a part of the patch decide: best if their rows fail too.
-        order = sorted(touched, key=lambda p: (scores[p] > 0, _standing(strength, touched[p]), scores[p]))
-        chosen = order[: self.settings.locations]
+        order = sorted(touching, key=lambda p: (scores[p] > 0, _right_share(strength, touching[p]), scores[p]))
         return [
-            _plan(table, label, cover.placements[p], cover.hides[p], touched[p], rank, detection)
-            for p in chosen
+            self._plan(table, label, cover.placements[p], cover.hides[p], touching[p], rank)
+            for p in order[: self.settings.locations]
             for rank in range(self.settings.restarts)
         ]
 
+    def _plan(
+        self,
+        table: LabelTable,
+        label: int,
+        placement: Placement,
+        hides: NDArray[np.bool_],
+        touching: NDArray[np.bool_],
+        rank: int,
+    ) -> AttackPlan:
+        wrong = [int(y) for y in table.labels[: len(hides)][hides] if y != label]
+        unions = np.flatnonzero(~hides).tolist()
+        if self.detects:
+            return AttackPlan(placement, label, [UNMASKED, *unions], [], wrong, rank)
+        index, margins = table.mask_set.unions.index, _signed_margins(table, label)
+        pairs = [(int(i), int(index[i][margins[index[i]].argmin()])) for i in np.flatnonzero(touching)]
+        return AttackPlan(placement, label, unions, pairs, wrong, rank)
 
-def _plan(
-    table: LabelTable,
-    label: int,
-    place: Place,
-    hides: NDArray[np.bool_],
-    touched: NDArray[np.bool_],
-    rank: int,
-    detection: bool,
-) -> Plan:
-    index, signed = table.mask_set.unions.index, _signed(table, label)
-    ones = np.flatnonzero(~hides).tolist()
-    pairs = [] if detection else [(int(i), int(index[i][signed[index[i]].argmin()])) for i in np.flatnonzero(touched)]
-    wrong = [int(y) for y in table.labels[: len(hides)][hides] if y != label]
-    return Plan(place, label, ([UNMASKED] if detection else []) + ones, pairs, wrong, rank)
 
-
-def _signed(table: LabelTable, label: int) -> NDArray[np.float32]:
+def _signed_margins(table: LabelTable, label: int) -> NDArray[np.float32]:
     """Margins by union, negative where the label is wrong; infinite where it is not known."""
     right = table.labels[:-1] == label
     signed: NDArray[np.float32] = np.where(right, table.margins[:-1], -table.margins[:-1])
@@ -172,34 +159,30 @@ def _signed(table: LabelTable, label: int) -> NDArray[np.float32]:
 
 
 def _row_margins(table: LabelTable, label: int) -> NDArray[np.float32]:
-    """For each mask the smallest margin in its row of two-mask labels; below 0 its row has a wrong one."""
-    rows: NDArray[np.float32] = _signed(table, label)[table.mask_set.unions.index].min(axis=1)
+    """For each mask the smallest margin in its row of two-mask labels; below 0 the row has a wrong label."""
+    rows: NDArray[np.float32] = _signed_margins(table, label)[table.mask_set.unions.index].min(axis=1)
     return rows
 
 
-def _sureness(table: LabelTable, label: int) -> NDArray[np.float32]:
-    """For each mask the confidence with which it contradicts a wrong label; none where it is wrong itself."""
+def _confidences(table: LabelTable, label: int) -> NDArray[np.float32]:
+    """For each mask the confidence with which it contradicts a wrong label; -1 where it is wrong itself."""
     size = len(table.mask_set)
-    sure: NDArray[np.float32] = np.where(table.labels[:size] == label, table.confidences[:size], -1.0)
-    return sure
+    confidences: NDArray[np.float32] = np.where(table.labels[:size] == label, table.confidences[:size], -1.0)
+    return confidences
 
 
-def _touching(table: LabelTable, place: Place) -> NDArray[np.bool_]:
+def _touching(table: LabelTable, placement: Placement) -> NDArray[np.bool_]:
     """Masks that hide at least a pixel of a patch."""
-    return np.array([any(_meet(w, patch) for w in mask for patch in place) for mask in table.mask_set.masks])
+    masks = table.mask_set.masks
+    return np.array([any(window.overlaps(patch) for window in mask for patch in placement) for mask in masks])
 
 
-def _meet(one: Window, other: Window) -> bool:
-    down = one.top < other.bottom and other.top < one.bottom
-    return down and one.left < other.right and other.left < one.right
+def _right_share(strength: NDArray[np.float32], touching: NDArray[np.bool_]) -> float:
+    """The share of these masks whose rows are right."""
+    return float((strength[touching] > 0).mean()) if touching.any() else 0.0
 
 
-def _standing(strength: NDArray[np.float32], touched: NDArray[np.bool_]) -> float:
-    """The share of these masks whose rows stand."""
-    return float((strength[touched] > 0).mean()) if touched.any() else 0.0
-
-
-def proved(certificate: Certificate | DetectionCertificate) -> bool:
+def is_certified(certificate: Certificate | DetectionCertificate) -> bool:
     """Whether the certificate promises that no patch of the threat misleads."""
     if isinstance(certificate, DetectionCertificate):
         return certificate.detection_certified
@@ -211,14 +194,13 @@ def is_fooled(verdict: Verdict | DetectionVerdict, label: int) -> bool:
     return verdict.label != label and not getattr(verdict, "alert", False)
 
 
-def placed_defense(defense: MaskDefense[Any, Any]) -> MaskDefense[Any, Any]:
+def defense_on_grid(defense: MaskDefense[Any, Any]) -> MaskDefense[Any, Any]:
     """The same defense for images that are on the threat's grid already (see AttackResult.image).
 
-    On the source grid that is the defense itself. On the input grid an attacked image is resized and
-    cropped, and must not be resized again.
+    On the source grid that is the defense itself. On the input grid an attacked image is resized and cropped already.
     """
     if defense.threat.grid == "source":
         return defense
-    twin = copy.copy(defense)
-    twin.engine = defense.engine.with_classifier(on_grid(defense.classifier, defense.threat))
-    return twin
+    on_grid = copy.copy(defense)
+    on_grid.engine = defense.engine.with_classifier(classifier_on_grid(defense.classifier, defense.threat))
+    return on_grid

@@ -2,104 +2,90 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from patchcleanser.attacks.base import Attack
-from patchcleanser.attacks.search import Best, Problem, wide
+from patchcleanser.attacks.patch_attack import Attack
+from patchcleanser.attacks.patch_problem import BestImages, Objective, PatchProblem, per_image
 
 MOMENTUM = 0.75
-ENOUGH = 0.75
-"""If fewer of the steps since the last checkpoint made the loss smaller, the step is halved."""
+MIN_IMPROVED = 0.75
+"""If a smaller share of the steps since the last checkpoint lowered the loss, the step is halved."""
 FIRST_STEP = 1.0
 """The paper's 2ε: pixels in [0, 1] are a ball of ε = 1/2 around grey."""
 
 
 def checkpoints(iterations: int) -> list[int]:
-    """When to look back: first after 22% of the iterations, then ever sooner, at least 6% apart.
+    """Iterations after which progress is checked: first after 22% of them, then ever sooner, at least 6% apart.
 
     >>> checkpoints(100)
     [22, 41, 57, 70, 80, 87, 93, 99]
     """
-    gap, least, less = (max(1, iterations * percent // 100) for percent in (22, 6, 3))
-    found = [gap]
-    while found[-1] + max(gap - less, least) <= iterations:
-        gap = max(gap - less, least)
-        found.append(found[-1] + gap)
-    return found
+    gap, shortest, less = (max(1, iterations * percent // 100) for percent in (22, 6, 3))
+    numbers = [gap]
+    while numbers[-1] + max(gap - less, shortest) <= iterations:
+        gap = max(gap - less, shortest)
+        numbers.append(numbers[-1] + gap)
+    return numbers
 
 
-@dataclass
 class _Descent:
-    """Where each candidate stands [B, …], and how its last steps went."""
+    """The state of every candidate [B, …]: pixels now and before, the best ones, and how the last steps went."""
 
-    now: Tensor
-    before: Tensor
-    slope: Tensor
-    loss: Tensor
-    best: Tensor
-    best_slope: Tensor
-    best_loss: Tensor
-    step: Tensor
-    better: Tensor
-    """Steps since the last checkpoint that made the loss smaller."""
-    checked_step: Tensor
-    checked_loss: Tensor
+    def __init__(self, pixels: Tensor, gradient: Tensor, loss: Tensor) -> None:
+        self.pixels = self.before = self.best = pixels
+        self.gradient = self.best_gradient = gradient
+        self.loss = self.best_loss = self.checked_loss = loss
+        self.step = self.checked_step = torch.full_like(loss, FIRST_STEP)
+        self.improved = torch.zeros_like(loss)
+        """Steps since the last checkpoint that lowered the loss."""
 
-    @classmethod
-    def begin(cls, pixels: Tensor, slope: Tensor, loss: Tensor) -> _Descent:
-        step = torch.full_like(loss, FIRST_STEP)
-        none = torch.zeros_like(loss)
-        return cls(pixels, pixels, slope, loss, pixels, slope, loss, step, none, step, loss)
-
-    def move(self, first: bool) -> Tensor:
-        """The next pixels: a projected sign step, blended with the last movement."""
-        ahead = (self.now - wide(self.step) * self.slope.sign()).clamp(0, 1)
+    def next_pixels(self, first: bool) -> Tensor:
+        """A projected sign step, blended with the last movement."""
+        ahead = (self.pixels - per_image(self.step) * self.gradient.sign()).clamp(0, 1)
         share = 1.0 if first else MOMENTUM
-        return (self.now + share * (ahead - self.now) + (1 - share) * (self.now - self.before)).clamp(0, 1)
+        return (self.pixels + share * (ahead - self.pixels) + (1 - share) * (self.pixels - self.before)).clamp(0, 1)
 
-    def arrive(self, pixels: Tensor, slope: Tensor, loss: Tensor) -> None:
-        self.better = self.better + (loss < self.loss)
-        self.before, self.now, self.slope, self.loss = self.now, pixels, slope, loss
-        improved = loss < self.best_loss
-        self.best = torch.where(wide(improved), pixels, self.best)
-        self.best_slope = torch.where(wide(improved), slope, self.best_slope)
-        self.best_loss = torch.where(improved, loss, self.best_loss)
+    def advance(self, pixels: Tensor, gradient: Tensor, loss: Tensor) -> None:
+        self.improved = self.improved + (loss < self.loss)
+        self.before, self.pixels, self.gradient, self.loss = self.pixels, pixels, gradient, loss
+        better = loss < self.best_loss
+        self.best = torch.where(per_image(better), pixels, self.best)
+        self.best_gradient = torch.where(per_image(better), gradient, self.best_gradient)
+        self.best_loss = torch.where(better, loss, self.best_loss)
 
-    def look_back(self, steps: int) -> None:
-        """Halve the step and go back to the best pixels where too little was gained."""
-        few = self.better < ENOUGH * steps
+    def check(self, steps: int) -> None:
+        """Halve the step and go back to the best pixels where too little was gained in the last `steps`."""
+        few = self.improved < MIN_IMPROVED * steps
         stuck = (self.checked_step == self.step) & (self.checked_loss <= self.best_loss)
         self.checked_step, self.checked_loss = self.step, self.best_loss
         halve = few | stuck
         self.step = torch.where(halve, self.step / 2, self.step)
-        self.now = torch.where(wide(halve), self.best, self.now)
-        self.before = torch.where(wide(halve), self.best, self.before)
-        self.slope = torch.where(wide(halve), self.best_slope, self.slope)
+        self.pixels = torch.where(per_image(halve), self.best, self.pixels)
+        self.before = torch.where(per_image(halve), self.best, self.before)
+        self.gradient = torch.where(per_image(halve), self.best_gradient, self.gradient)
         self.loss = torch.where(halve, self.best_loss, self.loss)
-        self.better = torch.zeros_like(self.better)
+        self.improved = torch.zeros_like(self.improved)
 
 
-def apgd(problem: Problem, iterations: int) -> Best:
+def apgd_search(problem: PatchProblem, objective: Objective, iterations: int) -> BestImages:
     """From random pixels; every candidate has its own step, momentum and checkpoints."""
-    best = Best.none(problem)
+    best = BestImages(problem)
 
-    def look(pixels: Tensor) -> tuple[Tensor, Tensor]:
-        images = problem.pasted(pixels)
-        found = problem.objective(images, slope=True)
-        best.keep(images, found.margin)
-        return found.slope, found.loss
+    def evaluate(pixels: Tensor) -> tuple[Tensor, Tensor]:
+        images = problem.paste(pixels)
+        values = objective(images, gradient=True)
+        best.update(images, values.margin)
+        return values.gradient, values.loss
 
     pixels = problem.noise()
-    state = _Descent.begin(pixels, *look(pixels))
+    state = _Descent(pixels, *evaluate(pixels))
     checks, last = set(checkpoints(iterations)), 0
     for number in range(1, iterations + 1):
-        pixels = state.move(first=number == 1)
-        state.arrive(pixels, *look(pixels))
+        pixels = state.next_pixels(first=number == 1)
+        state.advance(pixels, *evaluate(pixels))
         if number in checks:
-            state.look_back(number - last)
+            state.check(number - last)
             last = number
     return best
 
@@ -107,6 +93,5 @@ def apgd(problem: Problem, iterations: int) -> Best:
 class PatchAPGD(Attack):
     """The attack to report: nothing to tune, at least as strong as PGD for the same budget."""
 
-    def optimise(self, problem: Problem, iterations: int) -> Best:
-        """Auto-PGD."""
-        return apgd(problem, iterations)
+    def optimise(self, problem: PatchProblem, objective: Objective, iterations: int) -> BestImages:
+        return apgd_search(problem, objective, iterations)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from patchcleanser.attacks.base import Attack, AttackSettings
-from patchcleanser.attacks.search import Best, Problem
+from patchcleanser.attacks.patch_attack import Attack, AttackSettings
+from patchcleanser.attacks.patch_problem import BestImages, Objective, PatchProblem
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import InputError
@@ -13,25 +13,10 @@ from patchcleanser.errors import InputError
 Schedule = Literal["linear", "constant"]
 
 
-def pgd(problem: Problem, iterations: int, *, step: float = 0.25, schedule: Schedule = "linear") -> Best:
-    """From random pixels, steps by the sign of the slope, kept in [0, 1].
-
-    The step falls linearly to 0.01 (large ones cross the landscape, small ones settle), or stays.
-    """
-    best, pixels = Best.none(problem), problem.noise()
-    for number in range(iterations):
-        images = problem.pasted(pixels)
-        found = problem.objective(images, slope=True)
-        best.keep(images, found.margin)
-        size = step if schedule == "constant" else max(step * (1 - number / iterations), min(step, 0.01))
-        pixels = (pixels - size * found.slope.sign()).clamp(0, 1)
-    images = problem.pasted(pixels)
-    best.keep(images, problem.objective(images, slope=False).margin)
-    return best
-
-
 class PatchPGD(Attack):
-    """The plain attack of the literature.
+    """The standard attack of the literature: from random pixels, steps by the sign of the gradient, kept in [0, 1].
+
+    The step falls linearly to 0.01 (large steps explore, small ones converge), or stays constant.
 
     >>> import torch
     >>> from patchcleanser import Threat, TorchClassifier
@@ -56,6 +41,15 @@ class PatchPGD(Attack):
         self.step = step
         self.schedule: Schedule = schedule
 
-    def optimise(self, problem: Problem, iterations: int) -> Best:
-        """Projected gradient descent."""
-        return pgd(problem, iterations, step=self.step, schedule=self.schedule)
+    def optimise(self, problem: PatchProblem, objective: Objective, iterations: int) -> BestImages:
+        best, pixels, step = BestImages(problem), problem.noise(), self.step
+        for number in range(iterations):
+            images = problem.paste(pixels)
+            values = objective(images, gradient=True)
+            best.update(images, values.margin)
+            if self.schedule == "linear":
+                step = max(self.step * (1 - number / iterations), min(self.step, 0.01))
+            pixels = (pixels - step * values.gradient.sign()).clamp(0, 1)
+        images = problem.paste(pixels)
+        best.update(images, objective(images, gradient=False).margin)
+        return best

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from patchcleanser.attacks.base import Attack
-from patchcleanser.attacks.search import Best, Problem, wide
+from patchcleanser.attacks.patch_attack import Attack
+from patchcleanser.attacks.patch_problem import BestImages, Objective, PatchProblem, per_image
 from patchcleanser.core.geometry import Window
 
 FIRST_SHARE = 0.8
@@ -17,38 +15,35 @@ HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 """After these shares of the iterations."""
 
 
-def square(problem: Problem, iterations: int) -> Best:
+def square_search(problem: PatchProblem, objective: Objective, iterations: int) -> BestImages:
     """Repaint a random square of a patch with a random corner of the colour cube; keep it if the loss falls."""
-    best = Best.none(problem)
-    images = problem.pasted(_stripes(problem))
-    found = problem.objective(images, slope=False)
-    best.keep(images, found.margin)
-    loss = found.loss
+    best, images = BestImages(problem), problem.paste(_stripes(problem))
+    loss, margin, _ = objective(images, gradient=False)
+    best.update(images, margin)
     for number in range(1, iterations + 1):
         share = FIRST_SHARE / 2 ** sum(number > at * iterations for at in HALVINGS)
-        tried = _repainted(problem, images, share)
-        found = problem.objective(tried, slope=False)
-        best.keep(tried, found.margin)
-        better = found.loss < loss
-        images, loss = torch.where(wide(better), tried, images), torch.where(better, found.loss, loss)
+        proposed = _repainted(problem, images, share)
+        values = objective(proposed, gradient=False)
+        best.update(proposed, values.margin)
+        better = values.loss < loss
+        images, loss = torch.where(per_image(better), proposed, images), torch.where(better, values.loss, loss)
     return best
 
 
-def _stripes(problem: Problem) -> Tensor:
+def _stripes(problem: PatchProblem) -> Tensor:
     """Vertical stripes of pure colours: strong starts for most networks."""
     channels, height, width = problem.clean.shape[1:]
-    drawn = [torch.randint(2, (channels, 1, width), generator=draw).float() for draw in problem.draws]
-    return torch.stack(drawn).expand(-1, -1, height, -1).to(problem.clean.device)
+    stripes = [torch.randint(2, (channels, 1, width), generator=draw).float() for draw in problem.draws]
+    return torch.stack(stripes).expand(-1, -1, height, -1).to(problem.clean.device)
 
 
-def _repainted(problem: Problem, images: Tensor, share: float) -> Tensor:
-    tried = images.clone()
-    for n, draw in enumerate(problem.draws):
-        place = problem.places[n]
-        window = _part(place[int(torch.randint(len(place), (1,), generator=draw))], share, draw)
+def _repainted(problem: PatchProblem, images: Tensor, share: float) -> Tensor:
+    repainted = images.clone()
+    for image, placement, draw in zip(repainted, problem.placements, problem.draws, strict=True):
+        window = _part(placement[int(torch.randint(len(placement), (1,), generator=draw))], share, draw)
         colour = torch.randint(2, (images.shape[1], 1, 1), generator=draw).float().to(images.device)
-        tried[n, :, window.top : window.bottom, window.left : window.right] = colour
-    return tried
+        image[(..., *window.slices)] = colour
+    return repainted
 
 
 def _part(window: Window, share: float, draw: torch.Generator) -> Window:
@@ -62,8 +57,7 @@ def _part(window: Window, share: float, draw: torch.Generator) -> Window:
 class PatchSquare(Attack):
     """For classifiers without gradients: ONNX files, functions, services. An iteration is one query."""
 
-    needs_gradients: ClassVar[bool] = False
+    needs_gradients = False
 
-    def optimise(self, problem: Problem, iterations: int) -> Best:
-        """Random search."""
-        return square(problem, iterations)
+    def optimise(self, problem: PatchProblem, objective: Objective, iterations: int) -> BestImages:
+        return square_search(problem, objective, iterations)

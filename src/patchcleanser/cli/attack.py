@@ -99,7 +99,7 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Attack images, ask the undefended and the defended classifier, and keep a row for each."""
-    from patchcleanser.attacks.base import AttackSettings
+    from patchcleanser.attacks.patch_attack import AttackSettings
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.certify import about_run
     from patchcleanser.evaluation import Job

@@ -40,7 +40,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Derive rows again with a slow twin of the code, attack certified images, fail on any contradiction."""
-    from patchcleanser.attacks.base import AttackSettings
+    from patchcleanser.attacks.patch_attack import AttackSettings
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.progress import progress
     from patchcleanser.data import load_dataset

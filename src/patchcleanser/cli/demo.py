@@ -52,7 +52,7 @@ def demo(
 
 def _attack(job: Job, folder: Path, metadata: dict[str, Any], *, quiet: bool) -> Run:
     """A small run of attacks on the first images."""
-    from patchcleanser.attacks.base import AttackSettings
+    from patchcleanser.attacks.patch_attack import AttackSettings
     from patchcleanser.cli.attack import run_attack
     from patchcleanser.data import chosen
     from patchcleanser.evaluation.attack_jobs import AttackJob

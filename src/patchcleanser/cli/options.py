@@ -243,7 +243,7 @@ def _settings_of(kind: type[Any]) -> dict[str, type]:
     """A defense's own options, and the type of each; how masks are made has options of the command's own."""
     from inspect import Parameter, signature
 
-    from patchcleanser.defenses.base import MaskDefense
+    from patchcleanser.defenses.mask_defense import MaskDefense
 
     own: dict[str, Parameter] = {}
     for parent in kind.__mro__:  # options may go up to a parent by way of **options

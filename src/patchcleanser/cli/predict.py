@@ -56,7 +56,7 @@ def predict(
     from patchcleanser.data.codec import decode
     from patchcleanser.data.folders import SUFFIXES
     from patchcleanser.defenses import DEFENSES
-    from patchcleanser.defenses.base import MaskDefense
+    from patchcleanser.defenses.mask_defense import MaskDefense
 
     if defense not in DEFENSES:
         raise InputError(f"no defense {defense!r}; there are {', '.join(DEFENSES)}")

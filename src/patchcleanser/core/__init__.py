@@ -1,1 +1,1 @@
-"""Integers and facts: threats, masks, proofs and verdicts. Nothing here needs torch."""
+"""Threats, masks, proofs and verdicts, in integers and numpy arrays. Nothing here needs torch."""

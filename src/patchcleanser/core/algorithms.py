@@ -1,7 +1,7 @@
 """Algorithms 1 to 3, the row certificate and Minority Reports, with their proofs: pure functions, and flows.
 
 A flow is a generator that works on one image's LabelTable. It yields the unions of masks whose labels it needs, and
-finds them in the table when it goes on. Who computes the labels, and for how many images at once, it does not know.
+reads them from the table when it goes on. The caller computes the labels, for many images at once if it likes.
 """
 
 from __future__ import annotations
@@ -37,84 +37,83 @@ def majority_label(labels: Sequence[int]) -> int:
     return max(counts, key=lambda label: (counts[label], label))
 
 
-def double_masking(one: Sequence[int], two: Callable[[int], Sequence[int]]) -> Verdict:
-    """Algorithm 1: `one[i]` is the label under mask i, `two(i)[j]` under masks i and j.
+def double_masking(labels: Sequence[int], row: Callable[[int], Sequence[int]]) -> Verdict:
+    """Algorithm 1: `labels[i]` is the label under mask i, `row(i)[j]` under masks i and j.
 
-    `two` is called for disagreers only, in order, until one is unanimous. The proof that a
+    `row` is called for disagreers only, in order, until a row is unanimous. The proof that a
     certified image keeps its label stands in certification_flow.
 
     >>> double_masking([7, 7, 4], lambda i: [4, 4, 4]).case
     <Case.DISAGREER: 'disagreer'>
     """
-    majority = majority_label(one)
-    disagreers = tuple(i for i, label in enumerate(one) if label != majority)
-    verdict = Verdict(
-        label=majority,
-        case=Case.MAJORITY if disagreers else Case.AGREED,
-        one_mask_labels=tuple(one),
-        disagreers=disagreers,
-        deciding_mask=None,
-        classifications=len(one),
-    )
-    asked: set[frozenset[int]] = set()
+    majority = majority_label(labels)
+    disagreers = tuple(i for i, label in enumerate(labels) if label != majority)
+    deciding, rows = None, 0
     for i in disagreers:
-        # The diagonal is the one-mask label, and two masks commute.
-        asked |= {frozenset((i, j)) for j in range(len(one)) if j != i}
-        if all(label == one[i] for label in two(i)):
-            verdict = replace(verdict, label=one[i], case=Case.DISAGREER, deciding_mask=i)
+        rows += 1
+        if all(label == labels[i] for label in row(i)):
+            deciding = i
             break
-    return replace(verdict, classifications=len(one) + len(asked))
+    return Verdict(
+        label=majority if deciding is None else labels[deciding],
+        case=Case.DISAGREER if deciding is not None else Case.MAJORITY if disagreers else Case.AGREED,
+        one_mask_labels=tuple(labels),
+        disagreers=disagreers,
+        deciding_mask=deciding,
+        # The diagonal of a row is a one-mask label, and two masks commute: rows share a label.
+        classifications=len(labels) + rows * (len(labels) - 1) - rows * (rows - 1) // 2,
+    )
 
 
 def double_masking_flow(table: LabelTable) -> LabelFlow[Verdict]:
-    """Algorithm 1 on a table; all second rounds are asked for at once, to be batched across masks and images."""
+    """Algorithm 1 on a table; all second rounds are requested at once, to be batched across masks and images."""
     yield table.masks()
-    one = table.one()
-    majority = majority_label(one)
-    yield table.rows([i for i, label in enumerate(one) if label != majority])
-    return replace(double_masking(one, table.row), classifications=table.spent)
+    labels = table.one_mask_labels()
+    majority = majority_label(labels)
+    yield table.rows([i for i, label in enumerate(labels) if label != majority])
+    return replace(double_masking(labels, table.row_labels), classifications=table.spent)
 
 
-def challenger_game(one: Sequence[int], seed: int | None = None) -> Generator[tuple[int, int], int, Verdict]:
+def challenger_rounds(labels: Sequence[int], seed: int | None = None) -> Generator[tuple[int, int], int, Verdict]:
     """Algorithm 3, one two-mask label at a time: yields (challenger, candidate), is sent the label.
 
-    Without a seed, mask 0 is the first candidate and the lowest-numbered challenger plays
-    next, as in the authors' code; a seed gives the paper's random order. At most one game per
-    mask is played. The proof that a certified image keeps its label is in certification_flow.
+    Without a seed, mask 0 is the first candidate and the lowest-numbered challenger is next, as in the authors' code;
+    a seed gives the paper's random order. There is at most one round for each mask. The proof that a certified image
+    keeps its label is in certification_flow.
     """
-    order = list(range(len(one)))
+    order = list(range(len(labels)))
     if seed is not None:
         random.Random(seed).shuffle(order)
-    candidate, remaining, played = order[0], order[1:], 0
-    while challengers := [mask for mask in remaining if one[mask] != one[candidate]]:
+    candidate, remaining, rounds = order[0], order[1:], 0
+    while challengers := [mask for mask in remaining if labels[mask] != labels[candidate]]:
         challenger = challengers[0]
-        played += 1
+        rounds += 1
         remaining.remove(challenger)
-        if (yield challenger, candidate) == one[challenger]:
+        if (yield challenger, candidate) == labels[challenger]:
             candidate = challenger
-    majority = majority_label(one)
-    case = Case.AGREED if not played else Case.MAJORITY if one[candidate] == majority else Case.DISAGREER
+    majority = majority_label(labels)
+    case = Case.AGREED if not rounds else Case.MAJORITY if labels[candidate] == majority else Case.DISAGREER
     return Verdict(
-        label=one[candidate],
+        label=labels[candidate],
         case=case,
-        one_mask_labels=tuple(one),
-        disagreers=tuple(i for i, label in enumerate(one) if label != majority),
+        one_mask_labels=tuple(labels),
+        disagreers=tuple(i for i, label in enumerate(labels) if label != majority),
         deciding_mask=candidate if case is Case.DISAGREER else None,
-        classifications=len(one) + played,
+        classifications=len(labels) + rounds,
     )
 
 
-def challenger_masking(one: Sequence[int], pair: Callable[[int, int], int], *, seed: int | None = None) -> Verdict:
-    """Algorithm 3: `one[i]` is the label under mask i, `pair(i, j)` under masks i and j.
+def challenger_masking(labels: Sequence[int], pair: Callable[[int, int], int], *, seed: int | None = None) -> Verdict:
+    """Algorithm 3: `labels[i]` is the label under mask i, `pair(i, j)` under masks i and j.
 
     >>> challenger_masking([7, 7, 4], lambda i, j: 4).label
     4
     """
-    game = challenger_game(one, seed)
+    rounds = challenger_rounds(labels, seed)
     try:
-        asked = next(game)
+        masks = next(rounds)
         while True:
-            asked = game.send(pair(*asked))
+            masks = rounds.send(pair(*masks))
     except StopIteration as end:
         verdict: Verdict = end.value
         return verdict
@@ -123,15 +122,15 @@ def challenger_masking(one: Sequence[int], pair: Callable[[int, int], int], *, s
 def challenger_flow(table: LabelTable, seed: int | None = None) -> LabelFlow[Verdict]:
     """Algorithm 3 on a table."""
     yield table.masks()
-    one, index = table.one(), table.mask_set.unions.index
-    game = challenger_game(one, seed)
+    labels, index = table.one_mask_labels(), table.mask_set.unions.index
+    rounds = challenger_rounds(labels, seed)
     try:
-        challenger, candidate = next(game)
+        challenger, candidate = next(rounds)
         while True:
             # All that the candidate may have to meet: batches have a fixed size, and one label costs as much.
-            rivals = [mask for mask, label in enumerate(one) if label != one[candidate]]
+            rivals = [mask for mask, label in enumerate(labels) if label != labels[candidate]]
             yield index[candidate, rivals].astype(np.intp)
-            challenger, candidate = game.send(table.pair(challenger, candidate))
+            challenger, candidate = rounds.send(table.pair_label(challenger, candidate))
     except StopIteration as end:
         verdict: Verdict = end.value
         return replace(verdict, classifications=table.spent)
@@ -140,26 +139,24 @@ def challenger_flow(table: LabelTable, seed: int | None = None) -> LabelFlow[Ver
 def certification_flow(table: LabelTable, label: int, threat: Threat, *, maps: bool) -> LabelFlow[Certificate]:
     """Algorithm 2 and the row certificate, for a clean image with its true label.
 
-    *Two-mask correctness*: every two-mask label is the true label y. *Row certificate*: call
-    mask i good if its whole row of two-mask labels (i with every j, and i alone) is y; the
-    image is row-certified if the good masks alone still cover the threat. The first implies
-    the second, since then every mask is good and the mask set covers.
+    *Two-mask correctness*: every two-mask label is the true label y. *Row certificate*: call mask i good if its whole
+    row of two-mask labels (i with every j, and i alone) is y; the image is row-certified if the good masks alone still
+    cover the threat. The first implies the second, since then every mask is good and the mask set covers.
 
-    Proof that a row-certified image keeps its label. Let the attacker place patches P. Some
-    good mask i hides all of P, so under i and any j the attacked image looks like the clean
-    one and the label is y. Write l(j) for the one-mask labels of the attacked image, so l(i) = y.
+    Proof that a row-certified image keeps its label. Let the attacker place patches P. Some good mask i hides all of
+    P, so under i and any j the attacked image looks like the clean one and the label is y. Write l(j) for the one-mask
+    labels of the attacked image, so l(i) = y.
 
-    - Double-masking, all one-mask labels agree: they agree with l(i), so the answer is y.
-      Otherwise a disagreer j with l(j) ≠ y is never returned, since its row contains i and
-      that label is y, so the row is not unanimous for l(j). If y is the majority, the answer
-      is a disagreer's label y or the majority y. If not, i is a disagreer with a unanimous
-      row, so some disagreer is returned, and its label is y.
-    - Challenger masking: i never loses. As candidate it meets only challengers j with
-      l(j) ≠ y, and the two-mask label is y ≠ l(j). As challenger it wins, since the two-mask
-      label is y = l(i). So i stays until one label is left, and that label is y.
+    - Double-masking, all one-mask labels agree: they agree with l(i), so the answer is y. Otherwise a disagreer j with
+      l(j) ≠ y is never returned, since its row contains i and that label is y, so the row is not unanimous for l(j).
+      If y is the majority, the answer is a disagreer's label y or the majority y. If not, i is a disagreer with a
+      unanimous row, so some disagreer is returned, and its label is y.
+    - Challenger masking: i never loses. As candidate it meets only challengers j with l(j) ≠ y, and the two-mask label
+      is y ≠ l(j). As challenger it wins, since the two-mask label is y = l(i). So i stays until one label is left, and
+      that label is y.
 
-    Hardest pairs are looked at first, and only those that can still change the answer; if
-    `maps` is asked for, all of them.
+    Hardest pairs are looked at first, and only those that can still change the answer; if `maps` is asked for, all of
+    them.
     """
     masks, unions = table.mask_set, table.mask_set.unions
     masks.require_cover(threat)  # without it the proof has no good mask to start from
@@ -168,7 +165,7 @@ def certification_flow(table: LabelTable, label: int, threat: Threat, *, maps: b
     queue = _hardest_first(table)
     step = len(masks) * max(1, 64 // len(masks))
     while len(queue):
-        good = _good_masks(table, label)
+        good = ~np.any(_wrong_pairs(table, label), axis=1)
         if not maps and not good.all():
             if cover.hole(good) is not None:
                 break  # neither certificate can hold any more
@@ -176,13 +173,14 @@ def certification_flow(table: LabelTable, label: int, threat: Threat, *, maps: b
             queue = queue[np.isin(queue, unions.index[good])]
         yield queue[:step]
         queue, step = queue[step:], 2 * step
-    good = _good_masks(table, label)
-    hole = cover.hole(good)
+    wrong = _wrong_pairs(table, label)
+    good = ~np.any(wrong, axis=1)
+    hole, failing = cover.hole(good), np.argwhere(wrong)
     return Certificate(
         label=label,
         certified=bool(good.all()),
         row_certified=hole is None,
-        failing_pair=_failing_pair(table, label),
+        failing_pair=(int(failing[0, 0]), int(failing[0, 1])) if len(failing) else None,
         failing_placement=hole,
         margin=table.margin,
         classifications=table.spent,
@@ -191,19 +189,11 @@ def certification_flow(table: LabelTable, label: int, threat: Threat, *, maps: b
     )
 
 
-def _good_masks(table: LabelTable, label: int) -> NDArray[np.bool_]:
-    """Masks with no wrong label in their row, among the labels known."""
+def _wrong_pairs(table: LabelTable, label: int) -> NDArray[np.bool_]:
+    """[masks, masks]: True where the two-mask label is known and wrong."""
     labels = table.labels[:-1]
-    wrong = (labels >= 0) & (labels != label)
-    good: NDArray[np.bool_] = ~wrong[table.mask_set.unions.index].any(axis=1)
-    return good
-
-
-def _failing_pair(table: LabelTable, label: int) -> tuple[int, int] | None:
-    labels = table.labels[:-1]
-    wrong = ((labels >= 0) & (labels != label))[table.mask_set.unions.index]
-    failing = np.argwhere(wrong)
-    return (int(failing[0, 0]), int(failing[0, 1])) if len(failing) else None
+    wrong: NDArray[np.bool_] = ((labels >= 0) & (labels != label))[table.mask_set.unions.index]
+    return wrong
 
 
 def _hardest_first(table: LabelTable) -> Indices:
@@ -224,31 +214,29 @@ def _hardest_first(table: LabelTable) -> Indices:
     return order[np.argsort(turn, kind="stable")]
 
 
-def reporters(undefended: int, one: Sequence[int], confidences: Sequence[float], threshold: float) -> tuple[int, ...]:
+def reporters(
+    undefended: int, labels: Sequence[int], confidences: Sequence[float], threshold: float
+) -> tuple[int, ...]:
     """Masks whose label contradicts the undefended one with confidence above the threshold.
 
     >>> reporters(3, [3, 5, 5], [0.9, 0.4, 0.8], threshold=0.5)
     (2,)
     """
-    return tuple(
-        i
-        for i, (label, sure) in enumerate(zip(one, confidences, strict=True))
-        if label != undefended and sure > threshold
-    )
+    masks = enumerate(zip(labels, confidences, strict=True))
+    return tuple(i for i, (label, confidence) in masks if label != undefended and confidence > threshold)
 
 
-def first_failure(label: int, one: Sequence[int], confidences: Sequence[float], threshold: float) -> int | None:
+def first_failure(label: int, labels: Sequence[int], confidences: Sequence[float], threshold: float) -> int | None:
     """The first mask whose label is wrong or not confident enough, if any.
 
-    Proof of the certificate: let all one-mask labels of a clean image be y with confidence
-    above the threshold. A patch is hidden by some mask, under which the attacked image looks
-    like the clean one: label y, with the same confidence. If the attacked image's undefended
-    label is not y, that mask contradicts it confidently, and the alert fires. Both sides use
-    >, so equality cannot slip between them, and the confidence under a mask has the same bits
-    in both, whatever the batch (engine/exact.py).
+    Proof of the certificate: let all one-mask labels of a clean image be y with confidence above the threshold. A
+    patch is hidden by some mask, under which the attacked image looks like the clean one: label y, with the same
+    confidence. If the attacked image's undefended label is not y, that mask contradicts it confidently, and the alert
+    fires. Both sides use >, so equality cannot slip between them, and the confidence under a mask has the same bits in
+    both, whatever the batch (engine/exact.py).
     """
-    for i, (found, sure) in enumerate(zip(one, confidences, strict=True)):
-        if found != label or not sure > threshold:
+    for i, (mask_label, confidence) in enumerate(zip(labels, confidences, strict=True)):
+        if mask_label != label or not confidence > threshold:
             return i
     return None
 
@@ -256,15 +244,15 @@ def first_failure(label: int, one: Sequence[int], confidences: Sequence[float], 
 def detection_flow(table: LabelTable, threshold: float) -> LabelFlow[DetectionVerdict]:
     """The undefended label, and an alert if some mask contradicts it confidently."""
     yield np.array([*table.masks(), UNMASKED])
-    undefended, one = int(table.labels[UNMASKED]), table.one()
-    reports = reporters(undefended, one, _confidences(table), threshold)
-    return DetectionVerdict(undefended, bool(reports), tuple(one), reports, table.spent)
+    undefended, labels = int(table.labels[UNMASKED]), table.one_mask_labels()
+    reports = reporters(undefended, labels, _confidences(table), threshold)
+    return DetectionVerdict(undefended, bool(reports), tuple(labels), reports, table.spent)
 
 
 def detection_certification_flow(table: LabelTable, label: int, threshold: float) -> LabelFlow[DetectionCertificate]:
     """Whether no patch can change the answer of a clean image with its true label without an alert."""
     yield np.array([*table.masks(), UNMASKED])
-    failing = first_failure(label, table.one(), _confidences(table), threshold)
+    failing = first_failure(label, table.one_mask_labels(), _confidences(table), threshold)
     right = int(table.labels[UNMASKED]) == label
     return DetectionCertificate(label, failing is None and right, failing, table.margin, table.spent)
 

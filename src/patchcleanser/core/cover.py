@@ -1,4 +1,4 @@
-"""Does a mask set cover a threat? An exact answer, blind to how the masks were made."""
+"""Does a mask set cover a threat? An exact answer, whatever the masks are."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ class Cover:
 def cover_of(masks: Sequence[Mask], threat: Threat, image: Size) -> Cover:
     """Every placement of the threat's patches against every mask, exactly.
 
-    For K patches a mask must hide all K at once; since only the hardest single placements
-    matter (a mask that hides a harder one hides the easier one too), only K-tuples of those
-    are combined.
+    For K patches a mask must hide all K at once; since only the hardest single placements matter (a mask that hides a
+    harder one hides the easier one too), only K-tuples of those are combined.
     """
     places: list[Window] = []
     rows: list[NDArray[np.bool_]] = []
@@ -56,8 +55,8 @@ def cover_of(masks: Sequence[Mask], threat: Threat, image: Size) -> Cover:
         rows.append(flat[hardest])
         places += [Window(int(tops[i // len(lefts)]), int(lefts[i % len(lefts)]), *shape) for i in hardest]
     single = np.concatenate(rows)
-    keep = _hardest(single)
-    return _combine([places[i] for i in keep], single[keep], threat.count)
+    hardest = _hardest(single)
+    return _combine([places[i] for i in hardest], single[hardest], threat.count)
 
 
 def positions(
@@ -65,10 +64,9 @@ def positions(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
     """Representative patch positions (tops, lefts) and which masks hide each [tops, lefts, masks].
 
-    As a patch moves down, the set of window edges above its first row and above its last row
-    changes only where one of the two crosses an edge. Between two such rows every mask treats
-    the patch alike, so one position per interval stands for all of them; likewise across.
-    Each representative is the first position of its interval.
+    As a patch moves down, the set of window edges above its first row and above its last row changes only where one of
+    the two crosses an edge. Between two such rows every mask treats the patch alike, so one position per interval
+    stands for all of them; likewise across. Each representative is the first position of its interval.
     """
     windows = [w for mask in masks for w in mask]
     row_edges = sorted({e for w in windows for e in (w.top, w.bottom)})
@@ -117,15 +115,15 @@ def _hardest(hides: NDArray[np.bool_]) -> list[int]:
     words = _words(hides)
     _, first = np.unique(words.view(f"V{8 * words.shape[1]}").ravel(), return_index=True)
     order = first[np.argsort(hides[first].sum(axis=1), kind="stable")]
-    kept: list[int] = []
+    hardest: list[int] = []
     rows = np.empty((len(order), words.shape[1]), dtype=np.uint64)
     for i in order:
-        # Rows come by size, so a row can only contain ones kept before it.
-        outside = rows[: len(kept)] & ~words[i]
+        # Rows come by size, so a row can only contain rows that came before it.
+        outside = rows[: len(hardest)] & ~words[i]
         if outside.any(axis=1).all():
-            rows[len(kept)] = words[i]
-            kept.append(int(i))
-    return kept
+            rows[len(hardest)] = words[i]
+            hardest.append(int(i))
+    return hardest
 
 
 def _words(bits: NDArray[np.bool_]) -> NDArray[np.uint64]:
@@ -147,6 +145,6 @@ def _combine(places: list[Window], hides: NDArray[np.bool_], count: int) -> Cove
     together = hides[chosen[:, 0]]
     for patch in range(1, count):
         together &= hides[chosen[:, patch]]
-    keep = range(len(places)) if count == 1 else _hardest(together)
-    placements = tuple(tuple(places[i] for i in chosen[k]) for k in keep)
-    return Cover(placements, together[list(keep)])
+    hardest = list(range(len(places))) if count == 1 else _hardest(together)
+    placements = tuple(tuple(places[i] for i in chosen[k]) for k in hardest)
+    return Cover(placements, together[hardest])

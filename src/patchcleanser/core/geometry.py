@@ -56,6 +56,11 @@ class Window:
         """Number of pixels."""
         return self.height * self.width
 
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """Rows and columns, to index an image [..., H, W] by `image[(..., *window.slices)]`."""
+        return slice(self.top, self.bottom), slice(self.left, self.right)
+
     def contains(self, other: Window) -> bool:
         """Whether every pixel of `other` is a pixel of this window."""
         return (
@@ -65,13 +70,23 @@ class Window:
             and other.right <= self.right
         )
 
+    def overlaps(self, other: Window) -> bool:
+        """Whether the two windows share a pixel."""
+        down = self.top < other.bottom and other.top < self.bottom
+        return down and self.left < other.right and other.left < self.right
+
     def __str__(self) -> str:
         return f"{self.height}×{self.width} at row {self.top}, column {self.left}"
 
 
-def whole(image: Size) -> Window:
+def image_window(image: Size) -> Window:
     """The window of all pixels of an image."""
     return Window(0, 0, *image)
+
+
+def is_integer(value: object) -> bool:
+    """Whether a value is a whole number, Python's or numpy's."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 def axis_stride(image: int, patch: int, masks: int) -> int:

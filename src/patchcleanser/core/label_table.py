@@ -18,9 +18,8 @@ Indices = NDArray[np.intp]
 class LabelTable:
     """Labels, margins and confidences of one image, by union of two masks.
 
-    Entry u belongs to union u of the mask set, the last entry (UNMASKED) to the image as it
-    is. Entries are unknown (label -1) until computed; defenses read the table and do not care
-    whether a live classifier or a stored run filled it.
+    Entry u belongs to union u of the mask set, the last entry (UNMASKED) to the unmasked image. Entries are unknown
+    (label -1) until computed, by a live classifier or from a stored run.
     """
 
     def __init__(self, mask_set: MaskSet) -> None:
@@ -35,14 +34,14 @@ class LabelTable:
         """Fast labels that were computed again in float32, and those of them that were wrong."""
         self.flipped = 0
         self.audited = 0
-        """Labels that were not doubtful, computed both ways, also those of a table that was begun anew."""
+        """Labels that were not uncertain, computed both ways, also those of a table that was begun anew."""
         self.unconfirmed = 0
         """Labels of lower precision that were not computed in float32 as well."""
         self.caught = 0
-        """Of the audited ones, those that were wrong: then this is the table that was begun anew."""
+        """Audited labels that were wrong; this is then the table that was begun anew."""
 
     def anew(self) -> LabelTable:
-        """An empty one for the same image, which does not forget what audits found."""
+        """An empty table for the same image, with the counts of audits."""
         table = LabelTable(self.mask_set)
         table.audited, table.caught = self.audited, self.caught
         return table
@@ -58,18 +57,18 @@ class LabelTable:
         return float(np.nanmin(self.margins))
 
     def missing(self, unions: Indices) -> Indices:
-        """Those of the asked unions that are not known yet, each once."""
+        """Those of the unions whose labels are not known yet, each once."""
         return np.unique(unions[self.labels[unions] < 0]) if len(unions) else unions
 
-    def one(self) -> list[int]:
+    def one_mask_labels(self) -> list[int]:
         """The one-mask labels."""
         return [int(label) for label in self.labels[: len(self.mask_set)]]
 
-    def row(self, mask: int) -> list[int]:
+    def row_labels(self, mask: int) -> list[int]:
         """The two-mask labels of one first mask with every second one."""
         return [int(label) for label in self.labels[self.mask_set.unions.index[mask]]]
 
-    def pair(self, first: int, second: int) -> int:
+    def pair_label(self, first: int, second: int) -> int:
         """The two-mask label of two masks."""
         return int(self.labels[self.mask_set.unions.index[first, second]])
 

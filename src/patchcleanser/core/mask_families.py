@@ -20,8 +20,8 @@ The paper's six shapes with 6×6 masks each are 156 masks, the largest 2.9 times
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Masks for one covering rectangle: its size, the strides, how many, and pixels in each."""
+class MaskGrid:
+    """A grid of masks that covers one rectangle: its size, the strides, the number of masks, and pixels in each."""
 
     shape: Size
     strides: Size
@@ -40,7 +40,7 @@ def near_square(area: int, room: Size) -> Size:
     return (min(-(-area // width), room[0]), width) if width == room[1] else (height, width)
 
 
-def fewest_masks(shape: Size, room: Size, largest: float) -> Plan | None:
+def fewest_masks(shape: Size, room: Size, largest: float) -> MaskGrid | None:
     """The fewest masks of at most `largest` pixels that cover one rectangle, if there are any.
 
     A band as wide as the room takes one mask across, so all of its masks go down the image:
@@ -58,7 +58,7 @@ def fewest_masks(shape: Size, room: Size, largest: float) -> Plan | None:
     areas = heights * np.minimum(shape[1] + across - 1, room[1])
     counts = -(-places_down // down) * -(-places_across // across)
     best = np.lexsort((areas, counts))[0]
-    return Plan(shape, (int(down[best]), int(across[best])), int(counts[best]), int(areas[best]))
+    return MaskGrid(shape, (int(down[best]), int(across[best])), int(counts[best]), int(areas[best]))
 
 
 @lru_cache(maxsize=4096)
@@ -67,27 +67,26 @@ def _useful_strides(image: int, patch: int) -> NDArray[np.int64]:
     return np.unique([axis_stride(image, patch, count) for count in range(1, image - patch + 2)]).astype(np.int64)
 
 
-def covering_family(shapes: Sequence[Size], room: Size, largest: float) -> list[Plan]:
+def covering_family(shapes: Sequence[Size], room: Size, largest: float) -> list[MaskGrid]:
     """The fewest masks, each of at most `largest` pixels, for all of these maximal rectangles.
 
-    `shapes` run from wide to tall. A run of neighbours fits inside the rectangle that is as
-    tall as the run's last and as wide as its first, so a partition into runs gives a family
-    that contains them all. Dynamic programming over the runs finds the partition with the
-    fewest masks in total, and among those the one that hides the fewest pixels. A run of one
-    always fits if `largest` is at least the largest shape's area.
+    `shapes` run from wide to tall. A run of neighbours fits inside the rectangle that is as tall as the run's last and
+    as wide as its first, so a partition into runs gives a family that contains them all. Dynamic programming over the
+    runs finds the partition with the fewest masks in total, and among those the one that hides the fewest pixels. A
+    run of one always fits if `largest` is at least the largest shape's area.
 
     >>> shapes = [(h, min(224, 502 // h)) for h in range(1, 225)]
-    >>> [plan.shape for plan in covering_family(shapes, (224, 224), largest=5017)]
+    >>> [grid.shape for grid in covering_family(shapes, (224, 224), largest=5017)]
     [(14, 224), (41, 33), (224, 11)]
     """
-    best: list[tuple[int, int, list[Plan]]] = [(0, 0, [])]
+    best: list[tuple[int, int, list[MaskGrid]]] = [(0, 0, [])]
     for end in range(1, len(shapes) + 1):
         options = []
         for start in reversed(range(end)):
-            plan = fewest_masks((shapes[end - 1][0], shapes[start][1]), room, largest)
-            if plan is None:
+            grid = fewest_masks((shapes[end - 1][0], shapes[start][1]), room, largest)
+            if grid is None:
                 break  # longer runs only get wider
             masks, pixels, chosen = best[start]
-            options.append((masks + plan.masks, pixels + plan.masks * plan.area, [*chosen, plan]))
+            options.append((masks + grid.masks, pixels + grid.masks * grid.area, [*chosen, grid]))
         best.append(min(options, key=lambda option: option[:2]))
     return best[-1][2]

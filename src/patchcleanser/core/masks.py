@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchcleanser.core.cover import Cover, Mask, cover_of, positions
-from patchcleanser.core.geometry import Size, Window, axis_starts, axis_stride, whole
+from patchcleanser.core.geometry import Size, Window, axis_starts, axis_stride, image_window, is_integer
 from patchcleanser.core.mask_families import SLACK, covering_family, near_square
 from patchcleanser.core.threats import AnyRectangle, Threat
 from patchcleanser.errors import CoverError, MaskError
@@ -90,8 +90,8 @@ class MaskSet:
             raise MaskError("a mask set needs at least 1 mask, got none")
         for mask in self.masks:
             for window in mask:
-                if not whole(self.image).contains(window):
-                    raise MaskError(f"mask {window} lies outside the image of {_px(self.image)}")
+                if not image_window(self.image).contains(window):
+                    raise MaskError(f"mask {window} lies outside the image of {self.image[0]}×{self.image[1]} px")
 
     @classmethod
     def build(
@@ -102,21 +102,23 @@ class MaskSet:
         masks: int | tuple[int, int] | None = None,
         stride: int | tuple[int, int] | None = None,
     ) -> MaskSet:
-        """The paper's mask set: at most `masks` per axis (6 if nothing is said), or every `stride` px.
+        """The paper's mask set: at most `masks` per axis (6 by default), or every `stride` px.
 
-        For any rectangle of an area, a family of covering rectangles is computed (families.py).
+        For any rectangle of an area, a family of covering rectangles is computed (mask_families.py).
         For K patches the masks are the distinct unions of K of the masks for one patch.
         """
-        counts, strides = axis_plan(masks, stride)
-        room = threat.room(image)
-        shapes = threat.shapes(image)
+        counts, strides = masks_per_axis(masks, stride)
+        room, shapes = threat.room(image), threat.shapes(image)
         size = (room.height, room.width)
+
+        def strides_for(shape: Size) -> Size:
+            return strides or (axis_stride(size[0], shape[0], counts[0]), axis_stride(size[1], shape[1], counts[1]))
+
+        chosen = [(shape, strides_for(shape)) for shape in shapes]
         if isinstance(threat.shape, AnyRectangle):
-            reference = near_square(min(threat.shape.pixels(image), room.area), size)
-            largest = SLACK * _mask_area(size, reference, _strides(size, reference, counts, strides))
-            chosen = [(plan.shape, plan.strides) for plan in covering_family(shapes, size, largest)]
-        else:
-            chosen = [(shape, _strides(size, shape, counts, strides)) for shape in shapes]
+            square = near_square(min(threat.shape.pixels(image), room.area), size)
+            largest = SLACK * _grid(room, square, strides_for(square))[0].area
+            chosen = [(grid.shape, grid.strides) for grid in covering_family(shapes, size, largest)]
         base = [window for shape, step in chosen for window in _grid(room, shape, step)]
         return cls(image, tuple(_unions_of(base, threat.count)))
 
@@ -153,35 +155,33 @@ class MaskSet:
     def hidden_positions(self, threat: Threat, chosen: NDArray[np.bool_]) -> dict[Size, NDArray[np.bool_]]:
         """For each patch shape, the top-left corners [rows, columns] that the chosen masks cover.
 
-        Entry [i, j] speaks of the patch whose corner is i rows and j columns into the region
-        (the whole image where none is stated). With K patches: True if some chosen mask hides
-        it whatever the other K - 1 patches do.
+        Entry [i, j] is for the patch whose corner is i rows and j columns into the region (the whole image by
+        default). With K patches: True if some chosen mask hides it wherever the other K - 1 patches are.
         """
         room = threat.room(self.image)
-        return {shape: self._map(threat, shape, room, chosen) for shape in threat.shapes(self.image)}
-
-    def _map(self, threat: Threat, shape: Size, room: Window, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        tops, lefts, hides = positions(self.masks, shape, room)
-        if threat.count == 1:
-            cells = (hides & chosen).any(axis=2)
-        else:
-            rest = Threat(threat.shape, threat.count - 1, threat.region, threat.grid)
-            others = self.cover(rest)
+        maps = {}
+        for shape in threat.shapes(self.image):
+            tops, lefts, hides = positions(self.masks, shape, room)
             flat = (hides & chosen).reshape(-1, len(self))
-            kinds, kind = np.unique(flat, axis=0, return_inverse=True)
-            sure = np.array([others.hole(k) is None for k in kinds])
-            cells = sure[kind.reshape(-1)].reshape(len(tops), len(lefts))
-        heights = np.diff([*tops, room.bottom - shape[0] + 1])
-        widths = np.diff([*lefts, room.right - shape[1] + 1])
-        return np.repeat(np.repeat(cells, heights, axis=0), widths, axis=1)
+            if threat.count == 1:
+                safe = flat.any(axis=1)
+            else:
+                rest = self.cover(Threat(threat.shape, threat.count - 1, threat.region, threat.grid))
+                kinds, kind = np.unique(flat, axis=0, return_inverse=True)
+                safe = np.array([rest.hole(k) is None for k in kinds])[kind.reshape(-1)]
+            heights = np.diff([*tops, room.bottom - shape[0] + 1])
+            widths = np.diff([*lefts, room.right - shape[1] + 1])
+            cells = safe.reshape(len(tops), len(lefts))
+            maps[shape] = np.repeat(np.repeat(cells, heights, axis=0), widths, axis=1)
+        return maps
 
     def visible(self) -> NDArray[np.bool_]:
         """[masks, height, width]: True where a pixel is kept, False where it is hidden."""
-        kept = np.ones((len(self), *self.image), dtype=bool)
-        for i, mask in enumerate(self.masks):
-            for w in mask:
-                kept[i, w.top : w.bottom, w.left : w.right] = False
-        return kept
+        visible = np.ones((len(self), *self.image), dtype=bool)
+        for pixels, mask in zip(visible, self.masks, strict=True):
+            for window in mask:
+                pixels[window.slices] = False
+        return visible
 
     @cached_property
     def unions(self) -> Unions:
@@ -195,13 +195,13 @@ class MaskSet:
             raise MaskError(
                 f"{size:,} masks make {size * (size + 1) // 2:,} pairs, more than {PAIRS:,}; use fewer masks per axis"
             )
-        known = {mask: i for i, mask in enumerate(self.masks)}
+        numbers = {mask: i for i, mask in enumerate(self.masks)}
         index = np.zeros((size, size), dtype=np.int32)
         for i, first in enumerate(self.masks):
             for j in range(i, size):
                 union = first if i == j else _canonical((*first, *self.masks[j]))
-                index[i, j] = index[j, i] = known.setdefault(union, len(known))
-        return Unions(tuple(known), index)
+                index[i, j] = index[j, i] = numbers.setdefault(union, len(numbers))
+        return Unions(tuple(numbers), index)
 
 
 def _canonical(mask: Iterable[Window]) -> Mask:
@@ -228,35 +228,18 @@ def _grid(room: Window, shape: Size, strides: Size) -> list[Window]:
     return [Window(room.top + top, room.left + left, height, width) for top in tops for left in lefts]
 
 
-def _strides(size: Size, shape: Size, counts: Size | None, strides: Size | None) -> Size:
-    if strides is not None:
-        return strides
-    down, across = counts or (6, 6)
-    return axis_stride(size[0], shape[0], down), axis_stride(size[1], shape[1], across)
-
-
-def _mask_area(size: Size, shape: Size, strides: Size) -> int:
-    return axis_starts(size[0], shape[0], strides[0])[1] * axis_starts(size[1], shape[1], strides[1])[1]
-
-
-def axis_plan(
+def masks_per_axis(
     masks: int | tuple[int, int] | None, stride: int | tuple[int, int] | None
-) -> tuple[Size | None, Size | None]:
-    """Masks per axis (6 if nothing is said), and pixels from mask to mask, if these are given instead."""
+) -> tuple[Size, Size | None]:
+    """Masks per axis (6 by default), and the strides in pixels, if these are given instead."""
     if masks is not None and stride is not None:
         raise MaskError(f"give masks= or stride=, not both; got masks={masks} and stride={stride}")
-    return _pair(masks if masks is not None else 6, "masks"), _pair(stride, "stride")
+    return _pair(6 if masks is None else masks, "masks"), None if stride is None else _pair(stride, "stride")
 
 
-def _pair(value: int | tuple[int, int] | None, name: str) -> Size | None:
+def _pair(value: int | tuple[int, int], name: str) -> Size:
     """One number for both axes, or one for each; whole numbers of at least 1."""
-    if value is None:
-        return None
     pair = value if isinstance(value, tuple) else (value, value)
-    if len(pair) != 2 or any(isinstance(v, bool) or not hasattr(v, "__index__") or v < 1 for v in pair):
+    if len(pair) != 2 or any(not is_integer(v) or v < 1 for v in pair):
         raise MaskError(f"{name} is a whole number of at least 1, or one for each axis, got {value!r}")
     return int(pair[0]), int(pair[1])
-
-
-def _px(size: Size) -> str:
-    return f"{size[0]}×{size[1]} px"

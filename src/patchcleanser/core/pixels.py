@@ -8,13 +8,13 @@ from PIL import ExifTags, Image, ImageOps
 
 from patchcleanser.errors import DataError
 
-BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF tags, and what the second may say
+BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # two TIFF tags, and a value of the second
 
 
 def pixels_of(picture: Image.Image, channels: int = 3) -> NDArray[np.float32]:
     """Float32 [channels, H, W] in [0, 1], in colour or, of one channel, gray; the picture stays as it is.
 
-    Turned upright as its EXIF says (damaged EXIF says nothing), over white where it is transparent.
+    Turned upright by its EXIF orientation (damaged EXIF is ignored), over white where it is transparent.
     Colour profiles are ignored.
 
     >>> pixels_of(Image.new("RGBA", (1, 1), (255, 0, 0, 0))).ravel().tolist()

@@ -1,4 +1,4 @@
-"""ReceptiveFields: which pixels a grid of local scores sees, and so which scores a patch can reach."""
+"""Which pixels each local score sees, and so which scores a patch can reach."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ Bools = NDArray[np.bool_]
 class Footprint:
     """Every placement of one patch shape, by the scores it reaches.
 
-    The patch whose top is tops[a] and whose left is lefts[b] reaches the scores (i, j) with rows[a, i]
-    and columns[b, j]. Of all placements only those are listed that no other one outdoes: what reaches
-    fewer scores can do less.
+    The patch whose top is tops[a] and whose left is lefts[b] reaches the scores (i, j) with rows[a, i] and
+    columns[b, j]. A placement is left out if another one reaches all of its scores: it can do no more.
     """
 
     shape: Size
@@ -30,12 +29,12 @@ class Footprint:
     columns: Bools
 
     @property
-    def most(self) -> int:
+    def max_scores(self) -> int:
         """The most scores one such patch can reach."""
         return int(self.rows.sum(1).max() * self.columns.sum(1).max())
 
     def window(self, placement: int) -> Window:
-        """A patch with this number, counted row by row."""
+        """The patch at a placement, counted row by row."""
         down, across = divmod(placement, len(self.lefts))
         return Window(self.tops[down], self.lefts[across], *self.shape)
 
@@ -52,19 +51,20 @@ class ReceptiveFields:
 
     @classmethod
     def bands(cls, size: Size, width: int, *, columns: bool = True) -> ReceptiveFields:
-        """One score for each band of columns (or rows) of this width; bands go on at the other side of the image.
+        """One score for each band of columns (or rows) of this width; bands wrap around the image's border.
 
         >>> ReceptiveFields.bands((2, 4), 3).across.astype(int).tolist()
         [[1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1]]
         """
-        whole = [np.ones((1, side), dtype=bool) for side in size]
-        around = _around(size[1 if columns else 0], width)
-        return cls(whole[0], around) if columns else cls(around, whole[1])
+        all_rows, all_columns = (np.ones((1, side), dtype=bool) for side in size)
+        if columns:
+            return cls(all_rows, _wrapped_bands(size[1], width))
+        return cls(_wrapped_bands(size[0], width), all_columns)
 
     @classmethod
     def blocks(cls, size: Size, side: int) -> ReceptiveFields:
-        """One score for each square block of this side, which go on at the other side of the image."""
-        return cls(_around(size[0], side), _around(size[1], side))
+        """One score for each square block of this side; blocks wrap around the image's border."""
+        return cls(_wrapped_bands(size[0], side), _wrapped_bands(size[1], side))
 
     @classmethod
     def fields(cls, size: Size, field: int, jump: int) -> ReceptiveFields:
@@ -84,42 +84,42 @@ class ReceptiveFields:
 
     @property
     def grid(self) -> Size:
-        """How many scores there are, down and across."""
+        """Number of scores, down and across."""
         return len(self.down), len(self.across)
 
-    def reaches(self, threat: Threat) -> tuple[Footprint, ...]:
+    def footprints(self, threat: Threat) -> tuple[Footprint, ...]:
         """What one patch of the threat can reach, for each of its shapes.
 
         A score may change only if it sees a pixel of the patch: a row of it and a column of it.
         """
-        room, found = threat.room(self.size), []
+        room, footprints = threat.room(self.size), []
         for height, width in threat.shapes(self.size):
             tops, rows = _reached(self.down, height, range(room.top, room.bottom - height + 1))
             lefts, columns = _reached(self.across, width, range(room.left, room.right - width + 1))
-            found.append(Footprint((height, width), tops, lefts, rows, columns))
-        return tuple(found)
+            footprints.append(Footprint((height, width), tops, lefts, rows, columns))
+        return tuple(footprints)
 
 
-def _around(side: int, width: int) -> Bools:
+def _wrapped_bands(side: int, width: int) -> Bools:
     if not 1 <= width <= side:
         raise InputError(f"an ablation keeps between 1 and {side} px of a side of {side} px, got {width}")
     starts, pixels = np.arange(side)[:, None], np.arange(side)[None]
-    around: Bools = (pixels - starts) % side < width
-    return around
+    bands: Bools = (pixels - starts) % side < width
+    return bands
 
 
 def _fields(side: int, field: int, jump: int) -> Bools:
     starts, pixels = np.arange(0, side - field + 1, jump)[:, None], np.arange(side)[None]
-    seen: Bools = (pixels >= starts) & (pixels < starts + field)
-    return seen
+    fields: Bools = (pixels >= starts) & (pixels < starts + field)
+    return fields
 
 
-def _reached(sight: Bools, length: int, starts: range) -> tuple[tuple[int, ...], Bools]:
-    """Along one axis: the starts of a patch that no other start outdoes, and the scores reached from each."""
-    reached = np.stack([sight[:, start : start + length].any(axis=1) for start in starts])
+def _reached(fields: Bools, length: int, starts: range) -> tuple[tuple[int, ...], Bools]:
+    """Along one axis: the starts of a patch whose scores no other start exceeds, and the scores reached from each."""
+    reached = np.stack([fields[:, start : start + length].any(axis=1) for start in starts])
     distinct, first = np.unique(reached, axis=0, return_index=True)
-    # Row a is outdone if another one holds all of its scores; distinct rows cannot hold each other.
+    # Row a goes if another one contains all of its scores; distinct rows cannot contain each other.
     inside = ~(distinct[:, None] & ~distinct[None]).any(axis=2)
-    kept = inside.sum(axis=1) == 1
-    order = np.argsort(first[kept])
-    return tuple(int(starts[i]) for i in first[kept][order]), distinct[kept][order]
+    maximal = inside.sum(axis=1) == 1
+    order = np.argsort(first[maximal])
+    return tuple(int(starts[i]) for i in first[maximal][order]), distinct[maximal][order]

@@ -1,4 +1,4 @@
-"""What the defenses answer: verdicts on any image, certificates on labelled clean ones."""
+"""Results of defenses: verdicts on any image, certificates on labelled clean ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case(Enum):
 class Verdict:
     """The defended label of one image, which may carry a patch, and how it was reached.
 
-    A verdict is never a certificate: nobody knows whether this image was clean.
+    A verdict is never a certificate: this image need not be clean.
     """
 
     label: int
@@ -41,10 +41,9 @@ class Verdict:
 class Certificate:
     """Whether, for a clean image and its true label, no patch of the threat changes the answer.
 
-    `certified` is the paper's two-mask correctness; `row_certified` is the weaker condition
-    that suffices as well, so certified implies row_certified. If not certified,
-    `failing_pair` names two masks under which the label is wrong; if not row-certified,
-    `failing_placement` names patches the proof does not reach.
+    `certified` is the paper's two-mask correctness; `row_certified` is the weaker condition that suffices as well, so
+    certified implies row_certified. If not certified, `failing_pair` names two masks under which the label is wrong;
+    if not row-certified, `failing_placement` names patches the proof does not reach.
     """
 
     label: int
@@ -56,14 +55,14 @@ class Certificate:
     """The smallest top-two logit margin among the labels looked at."""
     classifications: int
     positions: dict[Size, NDArray[np.bool_]] | None
-    """Per patch shape, the top-left corners [rows, columns] proved safe; None if not asked for."""
+    """Per patch shape, the top-left corners [rows, columns] proved safe; None if not requested."""
     unconfirmed: int = 0
     """Labels it rests on that were computed in lower precision only. 0: it is a proof; else it is statistical."""
 
 
 @dataclass(frozen=True)
 class LocalVerdict:
-    """The defended label of one image, from many local scores; nothing is said of the image being clean."""
+    """The defended label of one image, from many local scores; it is no certificate."""
 
     label: int
     classifications: int

@@ -9,7 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal
 
-from patchcleanser.core.geometry import Size, Window, whole
+from patchcleanser.core.geometry import Size, Window, image_window, is_integer
 from patchcleanser.errors import ThreatError
 
 Grid = Literal["source", "input"]
@@ -22,11 +22,7 @@ class Rectangle:
     height: int
     width: int
 
-    def shapes(self, room: Size, *, where: str = "an image") -> list[Size]:
-        """The rectangle itself, if it fits."""
-        for side, limit in zip((self.height, self.width), room, strict=True):
-            if side > limit:
-                raise ThreatError(f"patch of {side} px does not fit {where} side of {limit} px")
+    def shapes(self, image: Size, room: Size) -> list[Size]:
         return [(self.height, self.width)]
 
     def __str__(self) -> str:
@@ -39,14 +35,10 @@ class SquareShare:
 
     share: Fraction
 
-    def shapes(self, room: Size) -> list[Size]:
-        """The square, for an image of this size.
-
-        >>> [SquareShare(Fraction(p, 100)).shapes((224, 224)) for p in (1, 2, 3)]
-        [[(23, 23)], [(32, 32)], [(39, 39)]]
-        """
-        side = _root_up(_share_of(self.share, room))
-        return Rectangle(side, side).shapes(room)
+    def shapes(self, image: Size, room: Size) -> list[Size]:
+        """The square, for an image of this size."""
+        side = math.isqrt(_pixels_of_share(self.share, image) - 1) + 1
+        return [(side, side)]
 
     def __str__(self) -> str:
         return _percent(self.share)
@@ -59,21 +51,19 @@ class AnyRectangle:
     area: int | None
     share: Fraction | None = None
 
-    def pixels(self, room: Size) -> int:
+    def pixels(self, image: Size) -> int:
         """The largest area allowed in an image of this size."""
-        if self.area is not None:
-            return self.area
-        return _share_of(self.share or Fraction(0), room)
+        return self.area if self.area is not None else _pixels_of_share(self.share or Fraction(0), image)
 
-    def shapes(self, room: Size) -> list[Size]:
-        """The maximal rectangles: for each height the widest, without those inside another.
+    def shapes(self, image: Size, room: Size) -> list[Size]:
+        """The maximal rectangles that fit the room: for each height the widest, without those inside another.
 
         A patch inside a covered patch is covered, so only these need checking.
 
-        >>> AnyRectangle(4).shapes((3, 4))
+        >>> AnyRectangle(4).shapes((3, 4), (3, 4))
         [(1, 4), (2, 2), (3, 1)]
         """
-        area = self.pixels(room)
+        area = self.pixels(image)
         widest = [(h, min(room[1], area // h)) for h in range(1, min(room[0], area) + 1)]
         taller = [*(w for _, w in widest[1:]), 0]
         return [shape for shape, below in zip(widest, taller, strict=True) if shape[1] > below]
@@ -93,8 +83,8 @@ class Threat:
     sound for a printed or pasted patch) or those of the classifier's input after resizing
     and cropping (``"input"``, the paper's setting). Where nothing is resized both agree.
 
-    >>> Threat.share(0.02).shapes((224, 224))
-    [(32, 32)]
+    >>> [Threat.share(p / 100).shapes((224, 224)) for p in (1, 2, 3)]
+    [[(23, 23)], [(32, 32)], [(39, 39)]]
     >>> str(Threat.square(5, count=2))
     '2 patches of 5x5'
     """
@@ -107,7 +97,7 @@ class Threat:
     def __post_init__(self) -> None:
         if not isinstance(self.shape, Rectangle | SquareShare | AnyRectangle):
             raise ThreatError(f"make a threat by Threat.square(32), Threat.share(0.02) or the like, got {self.shape!r}")
-        if _not_int(self.count) or self.count < 1:
+        if not is_integer(self.count) or self.count < 1:
             raise ThreatError(f"a threat has at least 1 patch, got {self.count!r}")
         if self.grid not in ("source", "input"):
             raise ThreatError(f"grid is 'source' or 'input', got {self.grid!r}")
@@ -125,7 +115,7 @@ class Threat:
     ) -> Threat:
         """A patch of height × width pixels; it is not turned on its side."""
         for side in (height, width):
-            if _not_int(side) or side < 1:
+            if not is_integer(side) or side < 1:
                 raise ThreatError(f"a patch side is a whole number of at least 1 px, got {side!r}")
         return cls(Rectangle(int(height), int(width)), count, region, grid)
 
@@ -147,14 +137,14 @@ class Threat:
         """Every rectangle of at most `area` pixels, or of at most a `share` of the image."""
         if (area is None) == (share is None):
             raise ThreatError("any_rectangle takes an area in pixels or share=, one of the two")
-        if area is not None and (_not_int(area) or area < 1):
+        if area is not None and (not is_integer(area) or area < 1):
             raise ThreatError(f"an area is a whole number of at least 1 px, got {area!r}; for a share: share=")
         shape = AnyRectangle(None if area is None else int(area), None if share is None else _fraction(share))
         return cls(shape, count, region, grid)
 
     @classmethod
     def parse(cls, text: str, *, count: int = 1, region: Window | None = None, grid: Grid = "source") -> Threat:
-        """A threat from the words of the command line: 32, 12x83, 2%, any:502 or any:1%.
+        """A threat as written on the command line: 32, 12x83, 2%, any:502 or any:1%.
 
         >>> [str(Threat.parse(t)) for t in ("32", "12x83", "2.4%", "any:1%", "any:502")]
         ['32x32 patch', '12x83 patch', '2.4% patch', 'any:1% patch', 'any:502 patch']
@@ -172,7 +162,7 @@ class Threat:
         return cls.rectangle(height, int(match["w"] or height), count=count, region=region, grid=grid)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that say everything; `from_json` reads them back.
+        """The threat as plain values; `from_json` reads them back.
 
         >>> Threat.from_json(Threat.share(0.02, count=2).to_json()) == Threat.share(0.02, count=2)
         True
@@ -181,15 +171,15 @@ class Threat:
         return {"shape": str(self.shape), "count": self.count, "region": region, "grid": self.grid}
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Threat:
+    def from_json(cls, values: dict[str, Any]) -> Threat:
         """The threat that `to_json` described."""
-        region = found["region"] and Window(*found["region"])
-        return cls.parse(found["shape"], count=found["count"], region=region, grid=found["grid"])
+        region = values["region"] and Window(*values["region"])
+        return cls.parse(values["shape"], count=values["count"], region=region, grid=values["grid"])
 
     def room(self, image: Size) -> Window:
         """The pixels a patch may take in an image of this size."""
-        room = self.region or whole(image)
-        if not whole(image).contains(room):
+        room = self.region or image_window(image)
+        if not image_window(image).contains(room):
             raise ThreatError(f"region {room} lies outside an image of {image[0]}×{image[1]} px")
         return room
 
@@ -198,13 +188,14 @@ class Threat:
 
         A share is always a share of the whole image, also where a region is stated.
         """
-        room, where = self.room(image), "an image" if self.region is None else "a region"
-        if isinstance(self.shape, SquareShare):
-            side = self.shape.shapes(image)[0][0]
-            return Rectangle(side, side).shapes((room.height, room.width), where=where)
-        if isinstance(self.shape, AnyRectangle):
-            return AnyRectangle(self.shape.pixels(image)).shapes((room.height, room.width))
-        return self.shape.shapes((room.height, room.width), where=where)
+        room = self.room(image)
+        shapes = self.shape.shapes(image, (room.height, room.width))
+        where = "an image" if self.region is None else "a region"
+        for height, width in shapes:
+            if height > room.height or width > room.width:
+                side, limit = (height, room.height) if height > room.height else (width, room.width)
+                raise ThreatError(f"patch of {side} px does not fit {where} side of {limit} px")
+        return shapes
 
     def __str__(self) -> str:
         patches = f"{self.shape} patch" if self.count == 1 else f"{self.count} patches of {self.shape}"
@@ -212,14 +203,9 @@ class Threat:
         return patches + where + (" on the input grid" if self.grid == "input" else "")
 
 
-def _share_of(share: Fraction, image: Size) -> int:
+def _pixels_of_share(share: Fraction, image: Size) -> int:
     """The fewest whole pixels that hold this share of an image."""
     return math.ceil(share * image[0] * image[1])
-
-
-def _root_up(pixels: int) -> int:
-    """The side of the smallest square of at least this many pixels."""
-    return math.isqrt(pixels - 1) + 1
 
 
 def _fraction(share: float) -> Fraction:
@@ -231,8 +217,3 @@ def _fraction(share: float) -> Fraction:
 
 def _percent(share: Fraction) -> str:
     return f"{(Decimal(repr(float(share))) * 100).normalize():f}%"  # exact, so that it can be read back
-
-
-def _not_int(value: object) -> bool:
-    """True for what is not a whole number; numpy's integers are whole numbers too."""
-    return isinstance(value, bool) or not hasattr(value, "__index__")

@@ -2,97 +2,70 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from patchcleanser.core.registry import Entry, load_name
 
-if TYPE_CHECKING:
-    from patchcleanser.defenses.bagcert import BagCert
-    from patchcleanser.defenses.challenger_masking import ChallengerMasking
-    from patchcleanser.defenses.clipped_bagnet import ClippedBagNet
-    from patchcleanser.defenses.double_masking import DoubleMasking
-    from patchcleanser.defenses.interval_bounds import IntervalBounds
-    from patchcleanser.defenses.minority_reports import MinorityReports
-    from patchcleanser.defenses.patchguard import PatchGuard, PatchGuardSmoothing
-    from patchcleanser.defenses.patchguard_pp import PatchGuardPlusPlus
-    from patchcleanser.defenses.smoothing import Smoothing
-
-_HERE = "patchcleanser.defenses"
-
 DEFENSES: dict[str, Entry] = {
     "double-masking": Entry(
-        f"{_HERE}.double_masking:DoubleMasking",
+        "patchcleanser.defenses.double_masking:DoubleMasking",
         "double-masking",
         "Every image is classified under each mask; where the labels disagree, the masks that disagree are tried again "
         "together with every second mask.",
         reference="double_masking",
     ),
     "challenger-masking": Entry(
-        f"{_HERE}.challenger_masking:ChallengerMasking",
+        "patchcleanser.defenses.challenger_masking:ChallengerMasking",
         "challenger masking",
-        "Every image is classified under each mask; where the labels disagree, masks play against each other, two at a "
-        "time, until one label is left.",
+        "Every image is classified under each mask; where the labels disagree, masks are compared two at a time until "
+        "one label is left.",
         reference="challenger_masking",
     ),
     "minority-reports": Entry(
-        f"{_HERE}.minority_reports:MinorityReports",
+        "patchcleanser.defenses.minority_reports:MinorityReports",
         "Minority Reports",
         "Every image is classified under each mask; if a confident label contradicts the undefended one, the answer is "
         "an alert instead of a label.",
         reference="minority_reports",
     ),
     "ds": Entry(
-        f"{_HERE}.smoothing:Smoothing",
+        "patchcleanser.defenses.smoothing:Smoothing",
         "de-randomized smoothing",
         "The classifier sees one band or block of the image at a time, and the views vote.",
     ),
     "cbn": Entry(
-        f"{_HERE}.clipped_bagnet:ClippedBagNet",
+        "patchcleanser.defenses.clipped_bagnet:ClippedBagNet",
         "Clipped BagNet",
         "Every local logit of a network of small receptive fields is squashed into [-1, 1], and they are summed.",
     ),
     "pg-bn": Entry(
-        f"{_HERE}.patchguard:PatchGuard",
+        "patchcleanser.defenses.patchguard:PatchGuard",
         "PatchGuard on BagNet features",
-        "For each class, the window of local logits that speaks for it most is taken away.",
+        "For each class, the window of local logits that supports it most is removed.",
     ),
     "pg-ds": Entry(
-        f"{_HERE}.patchguard:PatchGuardSmoothing",
+        "patchcleanser.defenses.patchguard:PatchGuardSmoothing",
         "PatchGuard on de-randomized smoothing",
-        "For each class, the window of confidences that speaks for it most is taken away.",
+        "For each class, the window of confidences that supports it most is removed.",
     ),
     "bagcert": Entry(
-        f"{_HERE}.bagcert:BagCert",
+        "patchcleanser.defenses.bagcert:BagCert",
         "BagCert",
         "Every place of a network of small receptive fields votes yes or no for each class.",
     ),
     "ibp": Entry(
-        f"{_HERE}.interval_bounds:IntervalBounds",
+        "patchcleanser.defenses.interval_bounds:IntervalBounds",
         "interval bound propagation",
         "The network answers as it is; the proof bounds its logits for every content of a patch at every place.",
     ),
     "patchguard++": Entry(
-        f"{_HERE}.patchguard_pp:PatchGuardPlusPlus",
+        "patchcleanser.defenses.patchguard_pp:PatchGuardPlusPlus",
         "PatchGuard++",
         "Every window of local logits is hidden once; if a confident label then contradicts the undefended one, the "
         "answer is an alert instead of a label.",
     ),
 }
 """Every defense by the name that users type. To add one: its file, and its entry here."""
-
-__all__ = [
-    "DEFENSES",
-    "BagCert",
-    "ChallengerMasking",
-    "ClippedBagNet",
-    "DoubleMasking",
-    "IntervalBounds",
-    "MinorityReports",
-    "PatchGuard",
-    "PatchGuardPlusPlus",
-    "PatchGuardSmoothing",
-    "Smoothing",
-]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,34 +1,27 @@
-"""BagCert: every place votes yes or no for each class, and the votes are counted."""
+"""BagCert: every position votes yes or no for each class, and the votes are counted."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from patchcleanser.core.receptive_fields import Footprint
-from patchcleanser.defenses.evidence import LocalLogits
-from patchcleanser.defenses.local import LocalDefense, Scores, summed_ahead
+from patchcleanser.defenses.local_defense import ImageScores, LocalRecovery, summed_margin
 
 
-class BagCert(LocalDefense):
+class BagCert(LocalRecovery):
     """By Metzen and Yatsura (2021). The network is trained end to end on its votes (`net:bagnet?votes=true`).
 
-    A place votes for every class whose local logit is above 0 (a Heaviside step). The class with
-    the most votes is the answer.
+    A position votes for every class whose local logit is above 0 (a Heaviside step). The class with the most votes
+    is the answer.
 
-    Certificate and proof: for every placement of the patch and every other class c, the places that
-    it does not reach give y more votes than c, by more than the number of places that it reaches. A
-    reached place can take its vote from y and give it to c, a difference of at worst -1, so y keeps
-    the most votes under every patch. The sums are in local.summed_ahead, with a swing of 1.
+    Certificate and proof: for every placement of the patch and every other class c, the positions that it does not
+    reach give y more votes than c, by more than the number of positions that it reaches. A reached position can take
+    its vote from y and give it to c, a difference of at worst -1, so y keeps the most votes under every patch. The
+    sums are in local_defense.summed_margin, with a max_drop of 1.
     """
 
-    def _evidence(self) -> LocalLogits:
-        return LocalLogits(self.classifier, self.threat.grid)
+    def transform_scores(self, scores: Tensor) -> Tensor:
+        return (scores > 0).to(scores)
 
-    def _scored(self, local: Tensor) -> Tensor:
-        return (local > 0).to(local)
-
-    def _totals(self, case: Scores) -> Tensor:
-        return case.score.sum((1, 2))
-
-    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
-        return summed_ahead(case, label, reach, swing=1.0)
+    def worst_case_margin(self, image: ImageScores, label: int, footprint: Footprint) -> Tensor:
+        return summed_margin(image, label, footprint, max_drop=1.0)

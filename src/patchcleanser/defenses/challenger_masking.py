@@ -1,4 +1,4 @@
-"""Challenger masking: where labels disagree, masks play against each other until one label is left."""
+"""Challenger masking: where labels disagree, masks are compared two at a time until one label is left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from patchcleanser.core.algorithms import LabelFlow, certification_flow, challen
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.core.results import Certificate, Verdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.base import MaskDefense
+from patchcleanser.defenses.mask_defense import MaskDefense
 
 
 class ChallengerMasking(MaskDefense[Verdict, Certificate]):
@@ -18,11 +18,8 @@ class ChallengerMasking(MaskDefense[Verdict, Certificate]):
         super().__init__(classifier, threat, **options)
         self.seed = seed
 
-    def _verdict(self, table: LabelTable) -> LabelFlow[Verdict]:
+    def verdict_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
         return challenger_flow(table, self.seed)
 
-    def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[Certificate]:
+    def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[Certificate]:
         return certification_flow(table, label, self.threat, maps=maps)
-
-    def _outcome(self, verdict: Verdict) -> int:
-        return verdict.label

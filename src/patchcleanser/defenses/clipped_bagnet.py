@@ -1,4 +1,4 @@
-"""Clipped BagNet: local logits squashed into [-1, 1], so that no place can say much."""
+"""Clipped BagNet: local logits are squashed into [-1, 1], so that no position has much influence."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from torch import Tensor
 
 from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.evidence import LocalLogits
-from patchcleanser.defenses.local import LocalDefense, Scores, summed_ahead
+from patchcleanser.defenses.local_defense import ImageScores, LocalRecovery, summed_margin
 from patchcleanser.errors import InputError
 
 
-class ClippedBagNet(LocalDefense):
+class ClippedBagNet(LocalRecovery):
     """CBN, by Zhang et al. (2020): the answer is the class with the largest sum of tanh(scale * z + shift).
 
     The classifier is a network of small receptive fields (`net:bagnet`); 0.05 and -1 are the paper's.
 
-    Certificate and proof: a squashed logit lies in [-1, 1], so the difference of two is never below
-    -2. Where a patch reaches, the worst is assumed: -2 for the true class against any other. If
-    the true class is ahead all the same, for every placement, no patch changes the answer; the sums
-    are in local.summed_ahead, with a swing of 2.
+    Certificate and proof: a squashed logit lies in [-1, 1], so the difference of two is never below -2. Where a patch
+    reaches, the worst is assumed: -2 for the true class against any other. If the true class is ahead all the same,
+    for every placement, no patch changes the answer; the sums are in local_defense.summed_margin, with a max_drop of 2.
     """
 
     def __init__(self, classifier: Any, threat: Threat, *, scale: float = 0.05, shift: float = -1.0) -> None:
@@ -31,14 +29,8 @@ class ClippedBagNet(LocalDefense):
         self.scale, self.shift = scale, shift
         super().__init__(classifier, threat)
 
-    def _evidence(self) -> LocalLogits:
-        return LocalLogits(self.classifier, self.threat.grid)
+    def transform_scores(self, scores: Tensor) -> Tensor:
+        return torch.tanh(self.scale * scores + self.shift)
 
-    def _scored(self, local: Tensor) -> Tensor:
-        return torch.tanh(self.scale * local + self.shift)
-
-    def _totals(self, case: Scores) -> Tensor:
-        return case.score.sum((1, 2))
-
-    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
-        return summed_ahead(case, label, reach, swing=2.0)
+    def worst_case_margin(self, image: ImageScores, label: int, footprint: Footprint) -> Tensor:
+        return summed_margin(image, label, footprint, max_drop=2.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from patchcleanser.core.algorithms import LabelFlow, certification_flow, double_masking_flow
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.core.results import Certificate, Verdict
-from patchcleanser.defenses.base import MaskDefense
+from patchcleanser.defenses.mask_defense import MaskDefense
 
 
 class DoubleMasking(MaskDefense[Verdict, Certificate]):
@@ -20,11 +20,8 @@ class DoubleMasking(MaskDefense[Verdict, Certificate]):
     [True]
     """
 
-    def _verdict(self, table: LabelTable) -> LabelFlow[Verdict]:
+    def verdict_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
         return double_masking_flow(table)
 
-    def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[Certificate]:
+    def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[Certificate]:
         return certification_flow(table, label, self.threat, maps=maps)
-
-    def _outcome(self, verdict: Verdict) -> int:
-        return verdict.label

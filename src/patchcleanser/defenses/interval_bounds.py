@@ -13,8 +13,8 @@ from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.results import LocalCertificate, LocalVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.contract import Defense, Examined, check_range, counted_labels, each_labelled
-from patchcleanser.defenses.local import others
+from patchcleanser.defenses.defense import Defense, Examination, check_range, checked_labels, examine_each
+from patchcleanser.defenses.local_defense import other_classes
 from patchcleanser.engine.exact import default_chunk
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import InputError, OutputError, ThreatError
@@ -24,14 +24,13 @@ from patchcleanser.networks.interval import IntervalNet, boxes
 class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
     """IBP, by Chiang et al. (2020), of a network with bounds (`net:interval`).
 
-    Certificate: for every position of the patch, and whatever pixels in [0, 1] it shows, no class's logit
-    can exceed the true one's.
+    Certificate: for every position of the patch, and for all its pixels in [0, 1], no class's logit can exceed the
+    true one's.
 
-    Proof. The images with some content of a patch at one position form a box: the pixels of the patch
-    anywhere in [0, 1], all others as they are. IntervalNet.behind bounds from above how far each class gets
-    ahead of the true one anywhere in the box, rounding included. All bounds are below 0 for every box,
-    and every attacked image lies in one of them, so the true class has the largest logit. A smaller
-    patch lies inside a larger one. One patch is meant.
+    Proof. The images with some content of a patch at one position form a box: the pixels of the patch anywhere in
+    [0, 1], all others as they are. IntervalNet.behind bounds from above how far each class gets ahead of the true one
+    anywhere in the box, rounding included. All bounds are below 0 for every box, and every attacked image lies in one
+    of them, so the true class has the largest logit. A smaller patch lies inside a larger one. One patch is meant.
     """
 
     def __init__(self, classifier: Any, threat: Threat) -> None:
@@ -44,7 +43,7 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
         self.module = module
 
     def check_size(self, size: Size) -> None:
-        """Patches that do not fit are refused, and resized images: resizing spreads a patch."""
+        """Raise if patches do not fit, or if images are resized: resizing spreads a patch."""
         if self.threat.grid == "source" and not self.classifier.preprocessing.keeps(size):
             raise InputError(
                 f"bounds are of the classifier's input, and images of {size[0]}×{size[1]} px are resized or cropped; "
@@ -56,37 +55,29 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
         """The network's own labels."""
         return [LocalVerdict(int(self._logits(pixels).argmax()), 1) for pixels in self._inputs(images)]
 
-    def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[LocalCertificate]:
-        """A certificate for each clean image with its true label."""
-        return [found.certificate for found in self.examine(images, labels, maps=maps)]
-
     def examine(
         self, images: Any, labels: Iterable[int], *, maps: bool = False
-    ) -> list[Examined[LocalVerdict, LocalCertificate]]:
+    ) -> list[Examination[LocalVerdict, LocalCertificate]]:
         """Label and certificate of clean images; the undefended label is the answer itself."""
-        if maps:
-            raise InputError("IntervalBounds has no map of positions; leave out maps=")
 
-        def one(inputs: Tensor, label: int) -> Examined[LocalVerdict, LocalCertificate]:
+        def examine(inputs: Tensor, label: int) -> Examination[LocalVerdict, LocalCertificate]:
             logits = self._logits(inputs)
             check_range([label], len(logits))
             verdict, size = LocalVerdict(int(logits.argmax()), 1), (inputs.shape[1], inputs.shape[2])
             certificate = self._certificate(inputs, label, right=verdict.label == label)
-            return Examined(verdict, certificate, size, verdict.label)
+            return Examination(verdict, certificate, size, verdict.label)
 
-        return each_labelled(self._inputs(images), counted_labels(images, labels), one)
+        return examine_each(self, self._inputs(images), checked_labels(images, labels), maps, examine)
 
     def _inputs(self, images: Any) -> Iterable[Tensor]:
-        """Each image as the network's input, refused where the bounds would not speak of its pixels."""
+        """Each image as the network's input."""
         for image in checked_images(images, self.classifier.preprocessing.channels):
             pixels = self.to_threat_grid(image)
             self.check_size((pixels.shape[1], pixels.shape[2]))
-            if self.threat.grid == "input":
-                yield pixels
-                continue
-            with torch.inference_mode(), strict_float32(self.classifier.device):
-                inputs = self.classifier.prepare(pixels[None])[0]
-            yield inputs
+            if self.threat.grid == "source":
+                with torch.inference_mode(), strict_float32(self.classifier.device):
+                    pixels = self.classifier.prepare(pixels[None])[0]
+            yield pixels
 
     def _logits(self, inputs: Tensor) -> Tensor:
         with torch.inference_mode(), strict_float32(self.classifier.device):
@@ -99,23 +90,23 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
         refuse_train_mode(self.module)
         ends = torch.stack([torch.zeros_like(inputs[:, :1, :1]), torch.ones_like(inputs[:, :1, :1])])
         low, high = self.classifier.preprocessing.normalise(ends)[:, :, 0, 0]
-        worst, where, done = torch.inf, None, 0
+        worst, where, passes = torch.inf, None, 1
         windows = _windows(self.threat, (inputs.shape[1], inputs.shape[2]))
         if not right:  # no bound can hold, since the clean image lies in every box
             windows = windows[:1]
         step = default_chunk(inputs.device, 2 * inputs.numel())
         for start in range(0, len(windows), step):
             part = windows[start : start + step]
-            done += 2 * len(part)  # two passes, for the middle and for half the width
-            # Bounds that overflowed are not numbers, and prove nothing.
-            ahead = -self._behind(inputs, part, label, low, high).nan_to_num(nan=torch.inf, posinf=torch.inf)
-            place = int(ahead.argmin())
-            if float(ahead[place]) < worst:
-                worst, where = float(ahead[place]), part[place]
+            passes += 2 * len(part)  # for the middle and for half the width of each box
+            # Bounds that overflowed are NaN or infinite, and prove nothing.
+            margins = -self._behind(inputs, part, label, low, high).nan_to_num(nan=torch.inf, posinf=torch.inf)
+            number = int(margins.argmin())
+            if float(margins[number]) < worst:
+                worst, where = float(margins[number]), part[number]
             if worst <= 0:
                 break  # refuted; the rest cannot help
         failing = None if worst > 0 or where is None else (where,)
-        return LocalCertificate(label, worst > 0, failing, worst, 1 + done)
+        return LocalCertificate(label, worst > 0, failing, worst, passes)
 
     def _behind(self, inputs: Tensor, windows: list[Window], label: int, low: Tensor, high: Tensor) -> Tensor:
         """For each position the most by which any other class can exceed the label."""
@@ -123,14 +114,11 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
         with torch.inference_mode(), strict_float32(self.classifier.device):
             labels = torch.full((len(windows),), label, device=inputs.device)
             behind = self.module.behind(*boxes(inputs.expand(len(windows), -1, -1, -1), hidden, low, high), labels)
-        return others(behind.T, label).amax(0)
-
-    def _outcome(self, verdict: LocalVerdict) -> int:
-        return verdict.label
+        return other_classes(behind.T, label).amax(0)
 
 
 def _hidden(windows: list[Window], size: Size, device: torch.device) -> Tensor:
-    """True under each window, bool [windows, H, W], without a step for each."""
+    """True under each window, bool [windows, H, W]."""
     edges = torch.tensor([(w.top, w.bottom, w.left, w.right) for w in windows], device=device)
     rows, columns = (torch.arange(side, device=device)[None] for side in size)
     down = (rows >= edges[:, :1]) & (rows < edges[:, 1:2])

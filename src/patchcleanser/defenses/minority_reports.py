@@ -8,7 +8,7 @@ from patchcleanser.core.algorithms import LabelFlow, detection_certification_flo
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.core.results import DetectionCertificate, DetectionVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.base import MaskDefense
+from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.errors import InputError
 
 
@@ -29,11 +29,8 @@ class MinorityReports(MaskDefense[DetectionVerdict, DetectionCertificate]):
             raise InputError(f"a confidence threshold lies in [0, 1], got {threshold}")
         self.threshold = threshold
 
-    def _verdict(self, table: LabelTable) -> LabelFlow[DetectionVerdict]:
+    def verdict_flow(self, table: LabelTable) -> LabelFlow[DetectionVerdict]:
         return detection_flow(table, self.threshold)
 
-    def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[DetectionCertificate]:
+    def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[DetectionCertificate]:
         return detection_certification_flow(table, label, self.threshold)
-
-    def _outcome(self, verdict: DetectionVerdict) -> int:
-        return -1 if verdict.alert else verdict.label

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.evidence import Ablation, AblationConfidences, AblationVotes
-from patchcleanser.defenses.local import LocalDefense, Scores
+from patchcleanser.defenses.local_defense import ImageScores, LocalRecovery
+from patchcleanser.defenses.local_scores import Ablation, AblationScores
 
 
-class Ablating(LocalDefense):
-    """An answer made of the confidences of ablated views; `ablation` is columns, rows or blocks, of `keep` px."""
+class AblationDefense(LocalRecovery):
+    """Takes its scores from ablated views; `ablation` is columns, rows or blocks, of `keep` px."""
+
+    threshold: float | None = None
+    """If set, views vote for every class whose confidence is above it."""
 
     def __init__(
         self, classifier: Any, threat: Threat, *, ablation: Ablation = "columns", keep: int = 4, **options: Any
@@ -22,25 +25,26 @@ class Ablating(LocalDefense):
         self.ablation, self.keep = ablation, keep
         super().__init__(classifier, threat, **options)
 
-    def _evidence(self) -> AblationConfidences:
-        return AblationConfidences(self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep)
+    def score_source(self) -> AblationScores:
+        return AblationScores(
+            self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep, threshold=self.threshold
+        )
 
 
-class Smoothing(Ablating):
+class Smoothing(AblationDefense):
     """DS, by Levine and Feizi (2020). `ablation` is columns, rows or blocks, of `keep` px.
 
-    The classifier sees every band (or block) of the image alone, in all positions, going on at the
-    other side of the image. A view votes for every class whose confidence is above `threshold`; the class
-    with the most votes is the answer, of equals the smallest. With a mask-aware ViT that drops
-    hidden tokens (`tokens:…`) this is Smoothed ViT (Salman et al., 2022).
+    The classifier sees every band (or block) of the image alone, in all positions, wrapped around the border. A view
+    votes for every class whose confidence is above `threshold`. The class with the most votes is the answer, of
+    equals the smallest. With a mask-aware ViT that drops hidden tokens (`tokens:…`) this is Smoothed ViT (Salman et
+    al., 2022).
 
-    Certificate: n(y) ≥ n(c) + [c < y] + 2Δ for every other class c, where Δ is the most views that
-    the threat's patches can reach: m + s - 1 for bands of s px and one patch of m px.
+    Certificate: n(y) ≥ n(c) + [c < y] + 2Δ for every other class c, where Δ is the most views that the threat's
+    patches can reach: m + s - 1 for bands of s px and one patch of m px.
 
-    Proof. A view that sees no pixel of a patch is the same on the attacked image, and so are its
-    votes. Each of the at most Δ others takes at most one vote from y and gives at most one to c. So
-    n(y) ≥ n(c) + [c < y] still holds under attack, and y wins, also where votes are equal. Several
-    patches reach at most Δ views each.
+    Proof. A view that sees no pixel of a patch is the same on the attacked image, and so are its votes. Each of the at
+    most Δ others takes at most one vote from y and gives at most one to c. So n(y) ≥ n(c) + [c < y] still holds under
+    attack, and y wins, also where votes are equal. Several patches reach at most Δ views each.
 
     >>> import torch
     >>> from patchcleanser import CallableClassifier
@@ -54,19 +58,11 @@ class Smoothing(Ablating):
         self.threshold = threshold
         super().__init__(classifier, threat, **options)
 
-    def _evidence(self) -> AblationVotes:
-        return AblationVotes(
-            self.classifier, self.threat.grid, ablation=self.ablation, keep=self.keep, threshold=self.threshold
-        )
-
-    def _totals(self, case: Scores) -> Tensor:
-        return case.score.sum((1, 2))
-
-    def _ahead(self, case: Scores, label: int, reach: Footprint) -> Tensor:
+    def worst_case_margin(self, image: ImageScores, label: int, footprint: Footprint) -> Tensor:
         """The same for every placement, as published: only the number of views that can be reached counts."""
-        sure, possible = case.low.sum((1, 2))[label], case.high.sum((1, 2))
-        possible = possible + (torch.arange(len(possible), device=possible.device) < label)
-        possible[label] = -torch.inf
+        votes, rivals = image.low.sum((1, 2))[label], image.high.sum((1, 2))
+        rivals = rivals + (torch.arange(len(rivals), device=rivals.device) < label)
+        rivals[label] = -torch.inf
         # Votes are whole numbers, so ≥ is > with one vote less.
-        ahead = sure - possible.max() - 2 * case.patches * reach.most + 1
-        return ahead.expand(1, 1)
+        margin = votes - rivals.max() - 2 * image.patches * footprint.max_scores + 1
+        return margin.expand(1, 1)

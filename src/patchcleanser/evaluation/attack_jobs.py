@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 from torch import Tensor
 
-from patchcleanser.attacks import ADAPTIVE, ATTACKS, AdaptiveAttack
-from patchcleanser.attacks.adaptive import AdaptiveResult, is_fooled, placed_defense, proved
-from patchcleanser.attacks.base import AttackSettings, place_image, require_gradients
+from patchcleanser.attacks import ADAPTIVE, ATTACKS
+from patchcleanser.attacks.adaptive import AdaptiveAttack, AdaptiveResult, defense_on_grid, is_certified, is_fooled
+from patchcleanser.attacks.patch_attack import AttackSettings, image_on_grid, require_gradients
 from patchcleanser.core.results import Verdict
 from patchcleanser.data.codec import as_picture
-from patchcleanser.defenses.contract import Examined
+from patchcleanser.defenses.defense import Examination
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.gallery import gallery_path
 from patchcleanser.evaluation.jobs import Job, fields_of
@@ -134,7 +134,7 @@ def attacked_rows(job: AttackJob, batch: Loaded, entropy: int = 0) -> AttackedRo
         worst = min(found, key=lambda c: (not c.fooled, c.attacked.margin))
         row.update({**facts(clean), **_attacked(clean, found, worst, row["label"]), "seconds": seconds})
         if row["index"] < KEPT or worst.fooled:
-            clear = place_image(image, job.job.classifier, job.job.threat)
+            clear = image_on_grid(image, job.job.classifier, job.job.threat)
             result.pictures.append((row["index"], "", _png(clear)))
             result.pictures.append((row["index"], "-attacked", _png(worst.attacked.image)))
     return result
@@ -148,7 +148,7 @@ def _png(pixels: Tensor) -> bytes:
 
 
 def _challenges(
-    job: AttackJob, images: Sequence[Tensor], labels: Sequence[int], examined: Sequence[Examined[Any, Any]]
+    job: AttackJob, images: Sequence[Tensor], labels: Sequence[int], examined: Sequence[Examination[Any, Any]]
 ) -> list[list[AdaptiveResult]]:
     """For each image every attacked version, and what the defense says of it."""
     defense = job.job.masking
@@ -156,16 +156,16 @@ def _challenges(
         return [[found] for found in AdaptiveAttack(defense, job.settings).challenge(images, labels)]
     attack = ATTACKS[job.attack].load()
     candidates = attack(defense.classifier, defense.threat, job.settings).candidates(images, labels)
-    answers = iter(placed_defense(defense).predict([found.image for mine in candidates for found in mine]))
+    answers = iter(defense_on_grid(defense).predict([found.image for mine in candidates for found in mine]))
     results: list[list[AdaptiveResult]] = []
     for mine, label, clean in zip(candidates, labels, examined, strict=True):
         asked = [(found, next(answers)) for found in mine]
-        sure = proved(clean.certificate)
+        sure = is_certified(clean.certificate)
         results.append([AdaptiveResult(found, verdict, is_fooled(verdict, label), sure) for found, verdict in asked])
     return results
 
 
-def _attacked(clean: Examined[Any, Any], every: Sequence[AdaptiveResult], worst: AdaptiveResult, label: int) -> Row:
+def _attacked(clean: Examination[Any, Any], every: Sequence[AdaptiveResult], worst: AdaptiveResult, label: int) -> Row:
     """The clean image itself is one the attacker may choose, so who is wrong there is fooled already."""
     verdict = worst.verdict
     undefended = clean.undefended

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from patchcleanser.attacks import AdaptiveAttack
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.adaptive import AdaptiveAttack
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.cover import Mask
 from patchcleanser.core.geometry import Size
@@ -114,7 +114,9 @@ def reference_of(run: Run) -> str:
     reference = DEFENSES[name].reference if name in DEFENSES else None
     if reference is None:
         having = ", ".join(name for name, entry in DEFENSES.items() if entry.reference)
-        raise RecordError(f"{run.folder} was made by {name}, which cannot be audited; {having} can")
+        raise RecordError(
+            f"{run.folder} was made by {name}, which has no reference to audit it with; {having} have one"
+        )
     return reference
 
 

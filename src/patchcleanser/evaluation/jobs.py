@@ -14,8 +14,8 @@ from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.dataset import Dataset
 from patchcleanser.defenses import DEFENSES
-from patchcleanser.defenses.base import MaskDefense
-from patchcleanser.defenses.contract import Defense
+from patchcleanser.defenses.defense import Defense
+from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.engine import Confirm, Precision
 from patchcleanser.errors import DataError, InputError, PatchCleanserError, ThreatError
 

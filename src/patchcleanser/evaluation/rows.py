@@ -20,8 +20,8 @@ from patchcleanser.core.results import (
     LocalVerdict,
     Verdict,
 )
-from patchcleanser.defenses.base import TableExamined
-from patchcleanser.defenses.contract import Examined
+from patchcleanser.defenses.defense import Examination
+from patchcleanser.defenses.mask_defense import TableExamination
 from patchcleanser.errors import DataError, ImageError, ThreatError
 from patchcleanser.evaluation.jobs import Job, named_error
 from patchcleanser.records.run import Row
@@ -86,7 +86,7 @@ def _require_room(job: Job, image: Tensor) -> None:
         job.threat.shapes((image.shape[1], image.shape[2]))
 
 
-def facts(found: Examined[Any, Any], *, table: bool = False) -> Row:
+def facts(found: Examination[Any, Any], *, table: bool = False) -> Row:
     """What was found out about one clean image, by column; what its defense does not have stays null."""
     return {
         "height": found.size[0],
@@ -94,7 +94,7 @@ def facts(found: Examined[Any, Any], *, table: bool = False) -> Row:
         "undefended": found.undefended,
         "margin": found.certificate.margin,
         "classifications": found.certificate.classifications,
-        **(_labels(found.table, table) if isinstance(found, TableExamined) else {}),
+        **(_labels(found.table, table) if isinstance(found, TableExamination) else {}),
         **_verdict(found.verdict),
         **_certificate(found.certificate),
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchcleanser.attacks.base import AttackSettings
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers import Classifier, load_classifier
 from patchcleanser.classifiers.registry import pick_device
 from patchcleanser.data import Dataset, chosen

@@ -152,7 +152,7 @@ def _details(table: LabelTable, names: Names) -> schemas.Details:
         undefended=schemas.Named(label=undefended, name=name_of(undefended, names)),
         undefended_confidence=float(table.confidences[UNMASKED]),
         masks=[_boxes(mask) for mask in masks.masks],
-        one_mask_labels=table.one(),
+        one_mask_labels=table.one_mask_labels(),
         one_mask_confidences=[float(value) for value in table.confidences[: len(masks)]],
         second_round=_second_round(table),
     )
@@ -166,10 +166,10 @@ def _second_round(table: LabelTable) -> list[schemas.Row]:
     """Rows of first masks of which some two-mask label was computed: those that disagreed with the majority."""
     if table.spent <= len(table.mask_set) + 1:
         return []
-    one_mask = table.one()
+    one_mask = table.one_mask_labels()
     majority = majority_label(one_mask)
     return [
-        schemas.Row(mask=mask, labels=[label if label >= 0 else None for label in table.row(mask)])
+        schemas.Row(mask=mask, labels=[label if label >= 0 else None for label in table.row_labels(mask)])
         for mask, first in enumerate(one_mask)
         if first != majority
     ]

@@ -25,7 +25,7 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.data import load_dataset
 from patchcleanser.data.codec import as_picture, decode
 from patchcleanser.defenses import DEFENSES
-from patchcleanser.defenses.base import MaskDefense
+from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.engine.fast.calibration import MIN_IMAGES
 from patchcleanser.engine.masking import ImageState
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
@@ -89,7 +89,7 @@ class DefendedModel:
         """A decoded image, on the device, with an empty table."""
         pixels = checked_image(torch.from_numpy(unpack(picture)), self.classifier.preprocessing.channels)
         with self._lock:  # mask sets are built once for each size
-            return self._variant(masks).subject(pixels)
+            return self._variant(masks).image_state(pixels)
 
     def mask_set(self, size: Size, masks: int | None) -> MaskSet:
         """The masks for images of this size on the threat's grid."""
@@ -100,11 +100,11 @@ class DefendedModel:
         """What starts the label flow of each image: that of `predict`, or of `certify`."""
         defense = self._variant(options.masks)
         if isinstance(options, CertifyOptions):
-            return [partial(defense.certifying, label=label, maps=options.maps) for label in options.labels]
+            return [partial(defense.certificate_flow, label=label, maps=options.maps) for label in options.labels]
         undefended = isinstance(options, PredictOptions) and options.details
 
         def predict(table: LabelTable) -> LabelFlow[Any]:
-            verdict = yield from defense.predicting(table)
+            verdict = yield from defense.verdict_flow(table)
             if undefended:
                 yield np.array([UNMASKED])  # after the verdict, which it does not change
             return verdict
@@ -128,7 +128,7 @@ class DefendedModel:
     def _fits(self, image: torch.Tensor) -> bool:
         """Whether the threat fits an image of this size."""
         try:
-            self.defense.subject(image)
+            self.defense.image_state(image)
         except (MaskError, ThreatError):
             return False
         return True

@@ -1,4 +1,4 @@
-"""Defense: a classifier, a threat, and two verbs. What every defense promises, however it works."""
+"""Defense: a classifier, a threat, predict and certify. What every defense promises, however it works."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.threats import Threat
 from patchcleanser.engine.float32 import strict_float32
-from patchcleanser.errors import ImageError, LabelError, PatchCleanserError
+from patchcleanser.errors import ImageError, InputError, LabelError, PatchCleanserError
 
 V = TypeVar("V")
 C = TypeVar("C")
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Examined(Generic[V, C]):
+class Examination(Generic[V, C]):
     """Everything about one labelled clean image."""
 
     verdict: V
@@ -32,11 +32,15 @@ class Examined(Generic[V, C]):
     size: Size
     """Of the image on the threat's grid."""
     undefended: int
-    """What the classifier says without any defense."""
+    """The label of the undefended classifier."""
 
 
 class Defense(ABC, Generic[V, C]):
-    """Wraps a classifier so that patches of the threat lose their power."""
+    """Wraps a classifier so that patches of the threat lose their power.
+
+    A verdict has a `label`, and `alert` if the defense may raise one. Images are [N, C, H, W] in [0, 1], or an
+    iterable of [C, H, W].
+    """
 
     may_alert = False
     """Whether a verdict may be an alert instead of a label."""
@@ -57,37 +61,33 @@ class Defense(ABC, Generic[V, C]):
 
     @property
     def fast(self) -> bool:
-        """Whether labels are computed in a faster way than float32, and checked."""
+        """Whether labels may come from a backend that is faster than float32."""
         return False
 
     @abstractmethod
     def predict(self, images: Any) -> list[V]:
-        """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
+        """A verdict for each image."""
 
-    @abstractmethod
     def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
         """A certificate for each clean image with its true label; `maps` asks for the map of proved positions."""
+        return [examination.certificate for examination in self.examine(images, labels, maps=maps)]
 
     @abstractmethod
-    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> Sequence[Examined[V, C]]:
-        """Verdict, certificate and undefended label of clean images, nothing computed twice."""
+    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> Sequence[Examination[V, C]]:
+        """Verdict, certificate and undefended label of clean images; nothing is computed twice."""
 
     @abstractmethod
     def check_size(self, size: Size) -> None:
-        """Refuse, with the reason, what can never work on images of this size on the threat's grid."""
+        """Raise, with the reason, if images of this size on the threat's grid can never be defended."""
 
     def reset(self, seed: tuple[int, ...] | None = None) -> None:
-        """Forget what earlier images taught, so that no batch's rows depend on the batches before it.
+        """Forget what was learnt from earlier images, so that rows of a batch do not depend on batches before it.
 
-        `seed` decides which fast labels are audited; None: nobody can know beforehand.
+        `seed` decides which fast labels are audited; None draws a seed that nobody can know beforehand.
         """
 
     def hint_total_images(self, images: int) -> None:
-        """Say about how many images will come, after `ready`: what takes long to prepare is worth it for many only."""
-
-    @abstractmethod
-    def _outcome(self, verdict: V) -> int:
-        """The class that `as_module` scores highest; -1 is a class of its own, the alert."""
+        """Say about how many images will come, after `check_size`: slow preparations pay only for many."""
 
     def to_threat_grid(self, image: Tensor) -> Tensor:
         """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
@@ -100,8 +100,8 @@ class Defense(ABC, Generic[V, C]):
     def as_module(self) -> nn.Module:
         """An nn.Module [N, C, H, W] in [0, 1] → scores whose argmax is the defended label.
 
-        Scores are one-hot and carry no gradient. A defense that may raise an alert has one
-        more column, the last, for it.
+        Scores are one-hot and carry no gradient. A defense that may raise an alert has one more column for it,
+        the last.
         """
         return DefendedModule(self)
 
@@ -118,54 +118,51 @@ class DefendedModule(nn.Module):
         if not isinstance(images, Tensor) or images.ndim != 4:
             got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
             raise ImageError(f"a module takes a batch of images [N, C, H, W], got {got}")
-        outcomes = [self.defense._outcome(verdict) for verdict in self.defense.predict(images)]
-        classes = self.defense.classifier.classes or 0
-        columns = classes + 1 if self.defense.may_alert else classes
+        verdicts = self.defense.predict(images)
+        columns = (self.defense.classifier.classes or 0) + self.defense.may_alert
+        index = [columns - 1 if getattr(verdict, "alert", False) else verdict.label for verdict in verdicts]
         scores = torch.zeros(len(images), columns, device=images.device)
-        index = torch.tensor(outcomes, device=images.device) % columns
-        return scores.scatter_(1, index[:, None], 1.0)
+        return scores.scatter_(1, torch.tensor(index, device=images.device, dtype=torch.long)[:, None], 1.0)
 
 
-def checked_labels(labels: Any) -> list[int]:
-    """Class indices as a list of ints; what is none is refused."""
-    labels = _plain(labels)
+def checked_labels(images: Any, labels: Any) -> list[int]:
+    """Class indices as ints; raise LabelError if they are none, or not one for each image that can be counted."""
+    labels = _python_values(labels)
     if not isinstance(labels, Iterable):
         raise LabelError(f"labels are a list of class indices, one for each image, got {labels!r}")
-    values = [_plain(value) for value in labels]
+    values = [_python_values(value) for value in labels]
     for value in values:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise LabelError(f"a label is a class index (int), got {value!r} of type {type(value).__name__}")
+    # A tensor of no axes has a __len__ that raises; checked_images refuses it.
+    if hasattr(images, "__len__") and getattr(images, "shape", None) != () and len(images) != len(values):
+        raise LabelError(f"{len(values)} labels for {len(images)} images")
     return [int(value) for value in values]
 
 
-def counted_labels(images: Any, labels: Any) -> list[int]:
-    """The labels, one for each image where the number of images can be told."""
-    truths = checked_labels(labels)
-    # A tensor of no axes has a __len__ that raises; what is wrong with it is said below.
-    if hasattr(images, "__len__") and getattr(images, "shape", None) != () and len(images) != len(truths):
-        raise LabelError(f"{len(truths)} labels for {len(images)} images")
-    return truths
-
-
-def each_labelled(things: Iterable[T], truths: Sequence[int], examine: Callable[[T, int], R]) -> list[R]:
-    """What is found out about each thing with its label, as they come; there must be as many of both."""
-    found: list[R] = []
-    for thing in things:
-        if len(found) == len(truths):
-            raise LabelError(f"{len(truths)} labels for at least {len(found) + 1} images")
-        found.append(examine(thing, truths[len(found)]))
-    if len(found) != len(truths):
-        raise LabelError(f"{len(truths)} labels for {len(found)} images")
-    return found
+def examine_each(
+    defense: Defense[Any, Any], prepared: Iterable[T], labels: list[int], maps: bool, examine: Callable[[T, int], R]
+) -> list[R]:
+    """Examine prepared images one by one with their labels, for defenses that have no map of positions."""
+    if maps:
+        raise InputError(f"{type(defense).__name__} has no map of positions; leave out maps=")
+    results: list[R] = []
+    for image in prepared:
+        if len(results) == len(labels):
+            raise LabelError(f"{len(labels)} labels for at least {len(results) + 1} images")
+        results.append(examine(image, labels[len(results)]))
+    if len(results) != len(labels):
+        raise LabelError(f"{len(labels)} labels for {len(results)} images")
+    return results
 
 
 def check_range(labels: Iterable[int], classes: int) -> None:
-    """Refuse labels that the classifier has no class for."""
+    """Raise LabelError for a label that the classifier has no class for."""
     for label in labels:
         if not 0 <= label < classes:
             raise LabelError(f"label {label} is out of range; the classifier has classes 0 to {classes - 1}")
 
 
-def _plain(value: Any) -> Any:
-    """Tensors and arrays, also of one number, as Python's numbers, whose types tell floats from class indices."""
+def _python_values(value: Any) -> Any:
+    """Tensors and arrays as Python numbers or lists, whose types tell floats from class indices."""
     return value.tolist() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value

@@ -1,4 +1,4 @@
-"""MaskDefense: a classifier, a threat, masks that cover it; labels under masks decide."""
+"""MaskDefense: labels under masks decide, where some mask always hides the patch."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from patchcleanser.classifiers.preprocessing import checked_images
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
-from patchcleanser.core.masks import MaskSet, axis_plan
+from patchcleanser.core.masks import MaskSet, masks_per_axis
 from patchcleanser.core.results import Certificate
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.contract import C, Defense, Examined, V, check_range, counted_labels
+from patchcleanser.defenses.defense import C, Defense, Examination, V, check_range, checked_labels
 from patchcleanser.engine import Confirm, LabelEngine, Precision, RecomputeError, build_engine
 from patchcleanser.engine.masking import ImageState, LabelRequest
 from patchcleanser.errors import InputError, LabelError, MaskError, PatchCleanserError
 
 R = TypeVar("R")
 
-GROUP = {"cuda": (512, 512_000_000), "cpu": (256, 256_000_000)}
-"""How many images, and bytes of images, are worked on together; memory stays bounded. Of each group it is learnt which
-fast labels are uncertain, which takes a GPU as long as 20 images."""
+GROUP_LIMITS = {"cuda": (512, 512_000_000), "cpu": (256, 256_000_000)}
+"""Most images, and bytes of images, that are worked on together, so that memory stays bounded. A fast engine
+calibrates once a group, which takes a GPU as long as 20 images."""
 
-SIZES = 256
-"""Mask sets kept, one for each size of image: whoever sends images of every size must not fill the memory."""
+CACHED_SIZES = 256
+"""Most mask sets kept, one for each image size: images of ever new sizes must not fill the memory."""
 
 
 def run_flows(flows: Sequence[LabelFlow[R]], compute: Callable[[list[tuple[int, Indices]]], None]) -> list[R]:
-    """Run flows side by side: the labels that all of them need next are asked for in one call.
+    """Run flows side by side; the labels that all of them need next are computed in one call.
 
     `compute` gets (flow number, unions) pairs and must write those labels into the flows' tables.
 
@@ -61,8 +61,8 @@ def run_flows(flows: Sequence[LabelFlow[R]], compute: Callable[[list[tuple[int, 
 
 
 @dataclass(frozen=True)
-class TableExamined(Examined[V, C]):
-    """The same, from one table of labels."""
+class TableExamination(Examination[V, C]):
+    """An examination with the table of labels that it rests on."""
 
     table: LabelTable
     """Also holds the undefended label, at UNMASKED."""
@@ -71,12 +71,12 @@ class TableExamined(Examined[V, C]):
 class MaskDefense(Defense[V, C]):
     """Wraps any classifier so that patches of the threat lose their power.
 
-    `classifier` is a Classifier, a torch module, a function or a string for load_classifier.
-    `masks` is the number of masks per axis (or one for each axis), `stride` the alternative.
-    A hand-made `mask_set` is accepted only if it provably covers the threat. Images may
-    differ in size: each size gets its own masks on the source grid. `precision="fast"` uses
-    half precision, where the device is faster with it, and computes every label of small margin again in float32.
-    Certificates by such labels are statistical; `confirm="all"` computes all labels of a certified image again.
+    `classifier` is a Classifier, a torch module, a function or a string for load_classifier. `masks` is the number of
+    masks per axis (or one for each axis), `stride` the alternative. A `mask_set` of your own is accepted only if it
+    provably covers the threat. Images may differ in size: each size gets its own masks on the source grid.
+    `precision="fast"` uses half precision, where the device is faster with it, and computes every label of small
+    margin again in float32. Certificates by such labels are statistical; `confirm="all"` computes all labels of a
+    certified image again.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class MaskDefense(Defense[V, C]):
         super().__init__(classifier, threat)
         if mask_set is not None and (masks is not None or stride is not None):
             raise MaskError("give mask_set= or masks=/stride=, not both")
-        axis_plan(masks, stride)  # refused at once, not with the first image
+        masks_per_axis(masks, stride)  # refused at once, not with the first image
         if chunk is not None and chunk < 1:
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
         self.engine = build_engine(self.classifier, grid=threat.grid, chunk=chunk, precision=precision)
@@ -112,20 +112,17 @@ class MaskDefense(Defense[V, C]):
         return self.engine.fast
 
     def check_size(self, size: Size) -> None:
-        """Masks that cannot be built are refused."""
+        """Raise if no masks can be built for images of this size."""
         self.mask_set(size)
 
     def reset(self, seed: tuple[int, ...] | None = None) -> None:
-        """Forget which fast labels are uncertain."""
         self.engine.reset(seed)
 
     def hint_total_images(self, images: int) -> None:
-        """Compiling a network pays only for many labels."""
-        known = self._built.values() if self._given is None else [self._given]
-        self.engine.hint_total_labels(images * max((len(masks.unions) for masks in known), default=0))
+        mask_sets = self._built.values() if self._given is None else [self._given]
+        self.engine.hint_total_labels(images * max((len(masks.unions) for masks in mask_sets), default=0))
 
     def to_threat_grid(self, image: Tensor) -> Tensor:
-        """One checked image [C, H, W] on the device, prepared if the threat lives on the input grid."""
         return self.engine.exact.to_threat_grid(image)
 
     def mask_set(self, size: Size) -> MaskSet:
@@ -138,7 +135,7 @@ class MaskDefense(Defense[V, C]):
         if size not in self._built:
             built = MaskSet.build(self.threat, image=size, masks=self._masks, stride=self._stride)
             built.require_cover(self.threat)
-            if len(self._built) >= SIZES:
+            if len(self._built) >= CACHED_SIZES:
                 self._built.clear()
             self._built[size] = built
             return built
@@ -148,70 +145,65 @@ class MaskDefense(Defense[V, C]):
         """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
         verdicts: list[V] = []
         for group in self._groups(images):
-            verdicts += self._run(group, [self._verdict] * len(group), self.engine, clean=False)
+            verdicts += self._run(group, [self.verdict_flow] * len(group), self.engine, clean=False)
         return verdicts
 
     def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
         """A certificate for each clean image with its true label.
 
-        Stops at the first label that refutes an image, hardest masks first, and gives the same
-        answer as the full check. `maps=True` computes every label, and so the map of positions.
+        Stops at the first label that refutes an image, hardest masks first, with the same answer as the full check.
+        `maps=True` computes every label, and so the map of positions.
         """
-        return self._labelled(images, labels, partial(self._certificate, maps=maps))
+        return self._run_labelled(images, labels, partial(self.certificate_flow, maps=maps))
 
-    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[TableExamined[V, C]]:
-        """Verdict, certificate and undefended label of clean images, no label computed twice."""
+    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[TableExamination[V, C]]:
+        """Verdict, certificate and undefended label of clean images; no label is computed twice."""
 
-        def flow(table: LabelTable, label: int) -> LabelFlow[TableExamined[V, C]]:
+        def flow(table: LabelTable, label: int) -> LabelFlow[TableExamination[V, C]]:
             yield np.array([UNMASKED, *table.masks()])
-            verdict = yield from self._verdict(table)
-            certificate = yield from self._certificate(table, label, maps)
-            return TableExamined(verdict, certificate, table.mask_set.image, int(table.labels[UNMASKED]), table)
+            verdict = yield from self.verdict_flow(table)
+            certificate = yield from self.certificate_flow(table, label, maps=maps)
+            return TableExamination(verdict, certificate, table.mask_set.image, int(table.labels[UNMASKED]), table)
 
-        return self._labelled(images, labels, flow)
+        return self._run_labelled(images, labels, flow)
 
     def calibrate(self, images: Any) -> None:
         """Learn from clean images that you trust which fast labels are uncertain; without it `predict` is exact.
 
-        `certify` and `examine` do it by themselves: their images are clean. What `predict` is
-        handed may be an attacker's, and teaches nothing.
+        `certify` and `examine` do it by themselves: their images are clean. Images for `predict` may be an
+        attacker's, and nothing is learnt from them.
         """
         for group in self._groups(images):
             self.engine.calibrate(group)
 
-    def subject(self, image: Tensor) -> ImageState:
+    def image_state(self, image: Tensor) -> ImageState:
         """A checked image [C, H, W] on the device, with an empty table of labels."""
-        pixels = self.engine.exact.to_threat_grid(image)
+        pixels = self.to_threat_grid(image)
         height, width = pixels.shape[-2:]
         return ImageState(pixels, LabelTable(self.mask_set((height, width))))
 
-    def predicting(self, table: LabelTable) -> LabelFlow[V]:
-        """The flow that `predict` runs for one image, for whoever schedules flows that come and go."""
-        return self._verdict(table)
-
-    def certifying(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[C]:
-        """The flow that `certify` runs for one image."""
-        return self._certificate(table, label, maps)
+    @abstractmethod
+    def verdict_flow(self, table: LabelTable) -> LabelFlow[V]:
+        """Decide one image; `predict` and the service run it."""
 
     @abstractmethod
-    def _verdict(self, table: LabelTable) -> LabelFlow[V]:
-        """Decide one image."""
+    def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[C]:
+        """Prove, or not, one clean image with its true label."""
 
-    @abstractmethod
-    def _certificate(self, table: LabelTable, label: int, maps: bool) -> LabelFlow[C]:
-        """Prove, or not, one labelled image."""
-
-    def _labelled(self, images: Any, labels: Iterable[int], flow: Callable[..., LabelFlow[R]]) -> list[R]:
+    def _run_labelled(self, images: Any, labels: Iterable[int], flow: Callable[..., LabelFlow[R]]) -> list[R]:
         """Run a flow for each image with its label."""
-        truths = counted_labels(images, labels)
+        truths = checked_labels(images, labels)
         results: list[R] = []
         for group in self._groups(images):
-            mine = truths[len(results) : len(results) + len(group)]
-            if len(mine) < len(group):
+            group_labels = truths[len(results) : len(results) + len(group)]
+            if len(group_labels) < len(group):
                 raise LabelError(f"{len(truths)} labels for at least {len(results) + len(group)} images")
-            self._check_range(mine, group[0])
+            if self.classifier.classes is None:
+                # Not in the table: labels in it would change the batches of the rest, by which kernels round.
+                self.engine.exact.count_classes(group[0])
+            check_range(group_labels, self.classifier.classes or 0)
             self.engine.calibrate(group)
-            starts = [partial(flow, label=label) for label in mine]
+            starts = [partial(flow, label=label) for label in group_labels]
             first = self._run(group, starts, self.engine, clean=True)
             results += self._confirmed(group, starts, first) if self.confirm == "all" else first
         if len(results) != len(truths):
@@ -226,7 +218,7 @@ class MaskDefense(Defense[V, C]):
         *,
         clean: bool,
     ) -> list[R]:
-        """Run a flow for each image, and once more whenever labels cannot stand beside later ones."""
+        """Run a flow for each image; begin all of them anew whenever the engine asks for it."""
 
         def compute(wanted: list[tuple[int, Indices]]) -> None:
             engine.compute(
@@ -244,7 +236,7 @@ class MaskDefense(Defense[V, C]):
     def _confirmed(
         self, group: list[ImageState], starts: Sequence[Callable[[LabelTable], LabelFlow[R]]], results: list[R]
     ) -> list[R]:
-        """The same results, but what fast labels certify is certified by exact ones or not at all."""
+        """The same results, but every certificate that rests on fast labels is computed again from exact ones."""
         claimed = [number for number, result in enumerate(results) if _rests_on_fast_labels(result)]
         for number in claimed:
             group[number].table = group[number].table.anew()
@@ -254,30 +246,24 @@ class MaskDefense(Defense[V, C]):
 
     def _groups(self, images: Any) -> Iterator[list[ImageState]]:
         group: list[ImageState] = []
-        most, room = GROUP["cuda" if self.classifier.device.type == "cuda" else "cpu"]
-        left = room
+        most_images, most_bytes = GROUP_LIMITS["cuda" if self.classifier.device.type == "cuda" else "cpu"]
+        left = most_bytes
         for number, image in enumerate(checked_images(images, self.classifier.preprocessing.channels)):
             try:
-                group.append(self.subject(image))
+                group.append(self.image_state(image))
             except PatchCleanserError as error:
                 error.args = (f"image {number}: {error}",)
                 raise
             left -= 4 * group[-1].pixels.numel()
-            if len(group) == most or left <= 0:
+            if len(group) == most_images or left <= 0:
                 yield group
-                group, left = [], room
+                group, left = [], most_bytes
         if group:
             yield group
 
-    def _check_range(self, labels: Sequence[int], image: ImageState) -> None:
-        if self.classifier.classes is None:
-            # Beside the table: labels known beforehand would change the batches of the rest, by which kernels round.
-            self.engine.exact.count_classes(image)
-        check_range(labels, self.classifier.classes or 0)
-
 
 def _rests_on_fast_labels(result: Any) -> bool:
-    """Whether a certificate, or what an examination found, promises something that only fast labels say."""
+    """Whether a certificate, or that of an examination, promises something by fast labels only."""
     certificate = getattr(result, "certificate", result)
     if not isinstance(certificate, Certificate):  # of a defense that has no fast labels
         return False
