@@ -106,7 +106,7 @@ def test_rows_of_an_older_version_are_read_beside_new_ones(tmp_path: Path) -> No
 def test_rows_without_a_manifest_are_not_taken_for_ours(tmp_path: Path) -> None:
     begin(tmp_path).write(0, [row(0), row(1)])
     (tmp_path / "manifest.json").unlink()
-    with pytest.raises(RecordError, match=r"holds rows but no manifest.json, and none of them says it is of this job"):
+    with pytest.raises(RecordError, match=r"holds rows but no manifest.json, and none of them belongs to this job"):
         begin(tmp_path, {**JOB, "classifier": "xyz"})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from patchcleanser.errors import RecordError
-from patchcleanser.records.metrics import Derived
+from patchcleanser.records.derive import Derived
 from patchcleanser.records.run import Run
 from patchcleanser.reports import attacked, results, wording
 from patchcleanser.reports.attacked import Duel

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from patchcleanser.records.atomic import whole_file
-from patchcleanser.records.metrics import Derived
+from patchcleanser.records.derive import Derived
 from patchcleanser.records.run import Run
 from patchcleanser.reports.contents import make_report
 from patchcleanser.reports.drawing import save

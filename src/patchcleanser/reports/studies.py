@@ -14,7 +14,8 @@ from pyarrow import compute
 
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.records.metrics import COLUMNS_OF, Derived, Proportion, Summary, certified_fooled, per_class, summary
+from patchcleanser.records.derive import Derived
+from patchcleanser.records.metrics import COLUMNS_OF, Proportion, Summary, certified_fooled, per_class, summary
 from patchcleanser.records.run import Run
 
 CASES = {"agreed": "I: all agree", "disagreer": "II: a disagreer decides", "majority": "III: the majority decides"}
