@@ -36,8 +36,8 @@ CACHED_MASK_SETS = 128
 THRESHOLDS = tuple(np.linspace(0, 1, 21).tolist())
 
 VERDICTS: dict[str, Callable[[list[int], list[list[int]]], Verdict]] = {
-    "double-masking": lambda one, two: double_masking(one, lambda i: two[i]),
-    "challenger-masking": lambda one, two: challenger_masking(one, lambda i, j: two[i][j]),
+    "double-masking": lambda labels, table: double_masking(labels, lambda i: table[i]),
+    "challenger-masking": lambda labels, table: challenger_masking(labels, lambda i, j: table[i][j]),
 }
 """Per recovery defense: one-mask labels and the table of two-mask labels of an image -> its verdict."""
 
@@ -236,11 +236,12 @@ def _accuracy(counts: NDArray[np.int64]) -> tuple[Proportion, float]:
 def _count_answers(part: TableBatch, defense: str) -> NDArray[np.int64]:
     """[3]: images answered correctly, images, and classifications of all of them."""
     size = len(part.masks)
-    one = part.labels[:, :size]
-    agreed = (one == one[:, :1]).all(axis=1)  # most images; every algorithm gives them the same answer
-    counts = np.array([(one[agreed, 0] == part.truth[agreed]).sum(), agreed.sum(), size * agreed.sum()], dtype=np.int64)
+    labels = part.labels[:, :size]
+    agreed = (labels == labels[:, :1]).all(axis=1)  # most images; every algorithm gives them the same answer
+    right = labels[agreed, 0] == part.truth[agreed]
+    counts = np.array([right.sum(), len(right), size * len(right)], dtype=np.int64)
     for n in np.flatnonzero(~agreed):
-        verdict = VERDICTS[defense](one[n].tolist(), part.labels[n][part.masks.unions.index].tolist())
+        verdict = VERDICTS[defense](labels[n].tolist(), part.labels[n][part.masks.unions.index].tolist())
         counts += [verdict.label == part.truth[n], 1, verdict.classifications]
     return counts
 

@@ -76,17 +76,13 @@ class Summary:
     seconds: float
 
     def __add__(self, other: Summary) -> Summary:
-        if not self.images:  # without answers it is not known which shares there are
-            return replace(other, skipped=self.skipped + other.skipped)
-        if not other.images:
-            return replace(self, skipped=self.skipped + other.skipped)
-        shares = {name: self.shares[name] + other.shares[name] for name in self.shares if name in other.shares}
-        cases = {c: self.cases.get(c, 0) + other.cases.get(c, 0) for c in {**self.cases, **other.cases}}
+        if not (self.images and other.images):  # without answers it is not known which shares there are
+            return replace(self if self.images else other, skipped=self.skipped + other.skipped)
         return Summary(
             self.images + other.images,
             self.skipped + other.skipped,
-            shares,
-            cases,
+            {name: self.shares[name] + other.shares[name] for name in self.shares if name in other.shares},
+            {c: self.cases.get(c, 0) + other.cases.get(c, 0) for c in {**self.cases, **other.cases}},
             self.classifications + other.classifications,
             self.seconds + other.seconds,
         )

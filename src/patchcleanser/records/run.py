@@ -30,14 +30,17 @@ from patchcleanser.records.metrics import error_rate_bound
 from patchcleanser.records.provenance import MANIFEST, key_of, read_manifest, short, write_manifest
 from patchcleanser.records.shards import DamageError, check_shard, read_header, read_shard, type_name, write_shard
 
+_IMAGE = [
+    ("index", pa.int64()),  # position among the images of the run
+    ("id", pa.string()),
+    ("label", pa.int32()),
+    ("skipped", pa.string()),  # why there is no answer; null where there is one
+    ("height", pa.int32()),  # on the threat's grid
+    ("width", pa.int32()),
+]
 SCHEMA = pa.schema(
     [
-        ("index", pa.int64()),  # position among the images of the run
-        ("id", pa.string()),
-        ("label", pa.int32()),
-        ("skipped", pa.string()),  # why there is no answer; null where there is one
-        ("height", pa.int32()),  # on the threat's grid
-        ("width", pa.int32()),
+        *_IMAGE,
         ("undefended", pa.int32()),
         ("one_mask_labels", pa.list_(pa.int32())),
         ("one_mask_margins", pa.list_(pa.float32())),
@@ -64,12 +67,7 @@ SCHEMA = pa.schema(
 )
 ATTACK_SCHEMA = pa.schema(
     [
-        ("index", pa.int64()),
-        ("id", pa.string()),
-        ("label", pa.int32()),
-        ("skipped", pa.string()),
-        ("height", pa.int32()),  # on the threat's grid
-        ("width", pa.int32()),
+        *_IMAGE,
         ("undefended", pa.int32()),  # of the clean image, as are the next ones
         ("answer", pa.int32()),
         ("alert", pa.bool_()),
@@ -98,6 +96,8 @@ TIMES = ("seconds",)
 """Columns that may differ between two runs of one job."""
 
 Row = dict[str, Any]
+Stamp = tuple[int, ...]
+"""Identifies a file and its content: inode, size, time of the last write."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,7 @@ class Run:
     metadata: dict[str, Any]
     checked: bool = True
     """Whether manifest and rows have checksums; those of older versions do not."""
-    _checksums: dict[int, tuple[tuple[int, ...], str]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _checksums: dict[int, tuple[Stamp, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By batch, for shards that were checked: which file it was, and its checksum."""
 
     @classmethod
@@ -370,8 +368,7 @@ def _require_no_links(paths: Sequence[Path]) -> None:
             )
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Identifies a file and its content: changes with every write."""
+def _stamp(path: Path) -> Stamp:
     try:
         status = path.stat()
     except OSError as error:
