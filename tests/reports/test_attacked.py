@@ -38,7 +38,7 @@ def test_numbers_of_an_attack_equal_its_rows(make_attack: MakeRun, tmp_path: Pat
     assert (found["model"], found["defense"], found["attack"]) == ("zoo:tiny", "double-masking", "Auto-PGD")
     assert (found["iterations"], found["locations"], found["images"], found["fooled"]) == ("100", "1", "16", "0")
     assert (float(found["queries"]), float(found["seconds"])) == (102, 0.5)
-    assert "50.0% still right under attack, no certified image fooled" in words
+    assert "50.0% still correct under attack, no certified image fooled" in words
     assert "attacked by Auto-PGD (100 iterations, 1 location)" in words
     assert "An attack can only refute" in words
     assert "A certificate proves" in words
@@ -111,7 +111,7 @@ def test_detection_under_attack_has_a_table_of_its_own(make_attack: MakeRun, tmp
     (found,) = table(tmp_path / "out", "detection-attacks")
     assert (found["never_wrong_silently"], found["alerts_under_attack"]) == ("100.0", "100.0")
     assert "100.0% never wrong silently under attack" in words
-    assert "Noticed" in words
+    assert "Detected" in words
     assert not (tmp_path / "out" / "tables" / "empirical.csv").exists()
 
 
@@ -219,6 +219,6 @@ def test_the_command_tells_the_numbers_of_both_kinds_as_json(
 def test_attacks_are_named_by_what_differs(make_attack: MakeRun, tmp_path: Path) -> None:
     many = {"restarts": 3, "places": "searched", "loss": "ce", "seed": 7}
     words = Page(reported(tmp_path / "out", make_attack("a"), make_attack("b", settings=many))).text
-    assert "Auto-PGD (100 iterations, 1 location) 50.0% still right" in words
-    assert "Auto-PGD (100 iterations, 1 location, 3 restarts, searched, ce loss, seed 7) 50.0% still right" in words
+    assert "Auto-PGD (100 iterations, 1 location) 50.0% still correct" in words
+    assert "Auto-PGD (100 iterations, 1 location, 3 restarts, searched, ce loss, seed 7) 50.0% still correct" in words
     assert "Attacks: Auto-PGD (100 iterations, 1 location), Auto-PGD" in words

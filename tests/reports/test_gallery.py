@@ -13,22 +13,22 @@ from PIL import Image
 
 from patchcleanser.records.run import Run
 from patchcleanser.reports import write_report
-from patchcleanser.reports.gallery import LARGEST, Picture, gallery
-from patchcleanser.reports.studies import read_study
+from patchcleanser.reports.gallery import MAX_SIDE, Picture, gallery
+from patchcleanser.reports.run_results import read_result
 
 MakeRun = Callable[..., Run]
 
 
 def shown(run: Run) -> dict[str, list[Picture]]:
-    study = read_study(run, None)
-    assert study is not None
-    return {kind.title: pictures for kind, pictures in gallery(study, 100)}
+    result = read_result(run, None)
+    assert result is not None
+    return {group.title: pictures for group, pictures in gallery(result, 100)}
 
 
 def test_the_patch_that_breaks_the_proof_is_drawn_where_it_lies(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(images=40)
     rows = {row["id"]: row for row in run.read().to_pylist()}
-    pictures = shown(run)["Right, but not proved"]
+    pictures = shown(run)["Correct, but not proved"]
     assert pictures
     for picture in pictures:
         (patch,) = picture.patches
@@ -74,9 +74,9 @@ def test_large_pictures_are_shrunk_and_keep_the_images_own_coordinates(make_run:
         Image.fromarray(noise).save(path)
     for pictures in shown(run).values():
         for picture in pictures:
-            assert (picture.height, picture.width, picture.coarse) == (500, 400, False)
+            assert (picture.height, picture.width, picture.pixelated) == (500, 400, False)
             content = base64.b64decode(picture.uri.partition(",")[2])
-            assert max(Image.open(io.BytesIO(content)).size) == LARGEST
+            assert max(Image.open(io.BytesIO(content)).size) == MAX_SIDE
 
 
 def test_no_pictures_where_none_are_wanted(make_run: MakeRun, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_report_without_pictures_says_why(make_run: MakeRun, tmp_path: Path) -
     def said(*, pictures: bool = True) -> str:
         return write_report([(run, None)], tmp_path / "out", pictures=pictures).read_text(encoding="utf-8")
 
-    assert "No pictures: none were kept" in said()
+    assert "No pictures: none were saved" in said()
     assert "left out of this report (<code>--no-gallery</code>)" in said(pictures=False)
     run.shard(1).unlink()
-    assert "No pictures yet: a run keeps them when it is finished" in said()
+    assert "No pictures yet: they are saved when a run is finished" in said()

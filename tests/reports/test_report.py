@@ -22,10 +22,9 @@ from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
 from patchcleanser.reports import write_report
 from patchcleanser.reports.drawing import ROLES
-from patchcleanser.reports.figures import run_figures
-from patchcleanser.reports.maps import SHADES
-from patchcleanser.reports.studies import read_study
-from patchcleanser.reports.wording import counted
+from patchcleanser.reports.figures import SHADES, run_figures
+from patchcleanser.reports.run_results import read_result
+from patchcleanser.reports.wording import classifications_note
 
 MakeRun = Callable[..., Run]
 
@@ -158,14 +157,14 @@ def test_detection_never_stands_in_the_certified_column(make_run: MakeRun, tmp_p
     )
     assert [row["defense"] for row in table(tmp_path / "out", "runs")] == ["double-masking"]
     assert "detection_certified" not in table(tmp_path / "out", "runs")[0]
-    assert "a weaker promise" in Page(html).text
+    assert "a weaker guarantee" in Page(html).text
 
 
 def test_a_page_of_detection_alone_never_says_that_an_answer_is_kept(make_run: MakeRun, tmp_path: Path) -> None:
     words = Page(reported(tmp_path / "out", make_run(detects=True))).text
     assert "certified for detection against any 2×2 px patch" in words
-    assert "keeps its right answer" not in words
-    assert "changes the answer, wherever it lies" not in words
+    assert "keeps its correct answer" not in words
+    assert "can change the answer, wherever it is placed" not in words
 
 
 NASTY = "<script>alert(1)</script>\"'&{{ 7*7 }}$x$"
@@ -271,7 +270,7 @@ def test_every_kind_of_threat_can_be_reported(make_run: MakeRun, tmp_path: Path,
 def test_a_run_without_tables_or_circumstances_is_reported(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(table=False, metadata={}, pictures=False)
     words = Page(reported(tmp_path / "out", run)).text
-    assert "This run kept no two-mask tables" in words
+    assert "This run did not store its two-mask tables" in words
     assert "classifier cccccccccc" in words
     assert "class 0" in words
 
@@ -332,11 +331,11 @@ def test_paths_on_the_page_keep_their_last_name_only(make_run: MakeRun, tmp_path
 
 
 def test_the_undefended_classification_is_told_from_the_masks_own(make_run: MakeRun) -> None:
-    study = read_study(make_run(), None)
-    assert study is not None
-    more = replace(study, summary=replace(study.summary, classifications=11 * study.summary.images))
+    result = read_result(make_run(), None)
+    assert result is not None
+    more = replace(result, summary=replace(result.summary, classifications=11 * result.summary.images))
     assert (
-        counted(more)
+        classifications_note(more)
         == "Of the 11 classifications with 4 masks, 10 are under the masks and their pairs and one is undefended."
     )
 
@@ -347,15 +346,15 @@ def test_smaller_patches_that_change_nothing_are_a_sentence(make_run: MakeRun, t
     assert found is not None
     same = replace(found, smaller=[(side, Proportion(3, 4)) for side in (1, 2, 3)])
     html = write_report([(run, same)], tmp_path / "out").read_text(encoding="utf-8")
-    assert "75.0% are row-certified at every side from 1 to 3 px" in html
+    assert "75.0% of the images are row-certified at every side from 1 to 3 px" in html
     assert not (tmp_path / "out" / "figures" / "smaller-patches.svg").exists()
 
 
 def test_the_map_keeps_its_colours_on_a_dark_page(make_run: MakeRun) -> None:
     run = make_run(images=60)
-    study = read_study(run, derive(run))
-    assert study is not None
-    drawing = run_figures(study, "")["weakness"]
+    result = read_result(run, derive(run))
+    assert result is not None
+    drawing = run_figures(result, "")["weakness"]
     assert {rgb2hex(SHADES(value)) for value in np.linspace(0, 1, 256)}.isdisjoint(ROLES)
     (scale,) = drawing.figure.axes[0].child_axes
     assert scale.get_ylim()[0] == 0

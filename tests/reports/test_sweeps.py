@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from patchcleanser.reports.drawing import blank
-from patchcleanser.reports.sweeps import _apart
+from patchcleanser.reports.sweeps import spaced_ticks
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ def test_numbers_along_an_axis_do_not_touch(scale: str, places: set[float], kept
     _, axes = blank()
     axes.set_xscale(scale)
     axes.plot(sorted(places), [1.0] * len(places))
-    assert _apart(axes, places) == kept
+    assert spaced_ticks(axes, places) == kept

@@ -8,8 +8,7 @@ from patchcleanser.paper.models import FAMILIES
 from patchcleanser.paper.plans import timed, usual
 from patchcleanser.paper.reading import answers
 from patchcleanser.paper.reading import timed as times
-from patchcleanser.reports.results import CERTIFIED, CLEAN
-from patchcleanser.reports.tables import Column
+from patchcleanser.reports.tables import CERTIFIED, CLEAN, Column
 
 DOUBLE, CHALLENGER, ALONE = "double-masking", "challenger-masking", "undefended"
 TIME = Column("milliseconds", "Milliseconds an image", 1)

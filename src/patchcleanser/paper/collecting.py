@@ -18,7 +18,7 @@ from patchcleanser.paper.running import Missing
 from patchcleanser.records.atomic import whole_file
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
-from patchcleanser.reports.wording import brief
+from patchcleanser.reports.wording import shorten_paths
 
 Outcomes = Mapping[Plan, Run | Times | Missing]
 Found = dict[str, Finding]
@@ -83,7 +83,7 @@ def origin(left: Run | Times) -> dict[str, Any]:
     """Under which circumstances something was measured."""
     told: dict[str, Any] = {"of": left.images, **{key: left.metadata[key] for key in NOTED if key in left.metadata}}
     if "command" in told:
-        told["command"] = brief(told["command"])
+        told["command"] = shorten_paths(told["command"])
     if isinstance(left, Run):
         told |= {"device": left.job["device"], "precision": left.job["precision"], "run": left.key[:12]}
     return told

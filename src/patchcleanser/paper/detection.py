@@ -5,7 +5,7 @@ from __future__ import annotations
 from patchcleanser.paper.base import Axis, Claim, Experiment, Finding, Line, Series, percent
 from patchcleanser.paper.plans import usual
 from patchcleanser.paper.reading import RECOVERY, promises
-from patchcleanser.reports.results import ALERTS, CERTIFIED, CLEAN, DETECTION
+from patchcleanser.reports.tables import ALERTS, CERTIFIED, CLEAN, DETECTION
 
 THRESHOLDS = tuple(f"{step / 20:.2f}" for step in range(21))
 MODELS = ("tiny", "resnet", "vit", "mlp", "imagenet-resnet50-hardened")

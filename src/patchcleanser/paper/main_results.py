@@ -7,7 +7,7 @@ from patchcleanser.paper.base import Experiment, Line
 from patchcleanser.paper.models import FAMILIES
 from patchcleanser.paper.plans import plan_of, usual
 from patchcleanser.paper.reading import accuracies
-from patchcleanser.reports.results import CERTIFIED, CLEAN, ROW_CERTIFIED, UNDEFENDED
+from patchcleanser.reports.tables import CERTIFIED, CLEAN, ROW_CERTIFIED, UNDEFENDED
 
 SIDES = {"1%": 23, "2%": 32, "3%": 39, "0.4%": 2, "2.4%": 5}
 """The paper's shares as sides: on 224×224 for photographs, on 32×32 for CIFAR."""

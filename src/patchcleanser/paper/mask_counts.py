@@ -6,8 +6,7 @@ from patchcleanser.paper.base import Axis, Experiment, Line
 from patchcleanser.paper.claims import rises_and_saturates
 from patchcleanser.paper.plans import timed, usual
 from patchcleanser.paper.reading import accuracies
-from patchcleanser.reports.results import CERTIFIED, CLEAN
-from patchcleanser.reports.tables import Column
+from patchcleanser.reports.tables import CERTIFIED, CLEAN, Column
 
 COUNTS = (2, 3, 4, 5, 6)
 PAPER = {

@@ -8,8 +8,7 @@ from patchcleanser.paper.pictures import small_objects
 from patchcleanser.paper.plans import usual
 from patchcleanser.paper.reading import PARTS, accuracies, by_class, sized
 from patchcleanser.records.run import Run
-from patchcleanser.reports.results import CERTIFIED, CLEAN
-from patchcleanser.reports.tables import Column
+from patchcleanser.reports.tables import CERTIFIED, CLEAN, Column
 
 BUCKETS = tuple(f"{low}–{low + 10}%" for low in range(0, 100, 10))
 """Of the picture's pixels inside the boxes of its objects."""

@@ -8,7 +8,7 @@ from patchcleanser.paper.models import LOW
 from patchcleanser.paper.models import MODELS as KNOWN
 from patchcleanser.paper.plans import USUAL, enlarged, enlarges, plan_of
 from patchcleanser.paper.reading import accuracies
-from patchcleanser.reports.results import CERTIFIED, CLEAN
+from patchcleanser.reports.tables import CERTIFIED, CLEAN
 
 MODELS = (
     "tiny",

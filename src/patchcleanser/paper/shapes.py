@@ -6,8 +6,7 @@ from patchcleanser.paper.base import Experiment, Line, Plan
 from patchcleanser.paper.models import MODELS
 from patchcleanser.paper.plans import enlarges
 from patchcleanser.paper.reading import accuracies
-from patchcleanser.reports.results import CERTIFIED, CLEAN, ROW_CERTIFIED
-from patchcleanser.reports.tables import Column
+from patchcleanser.reports.tables import CERTIFIED, CLEAN, ROW_CERTIFIED, Column
 
 IMAGES = 500
 PAPER = {

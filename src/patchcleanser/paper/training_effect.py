@@ -6,7 +6,7 @@ from patchcleanser.paper.base import Claim, Experiment, Line, Series, percent
 from patchcleanser.paper.models import FAMILIES
 from patchcleanser.paper.plans import usual
 from patchcleanser.paper.reading import accuracies
-from patchcleanser.reports.results import CERTIFIED, CLEAN, UNDEFENDED
+from patchcleanser.reports.tables import CERTIFIED, CLEAN, UNDEFENDED
 
 Pairs = dict[str, dict[str, tuple[float, float]]]
 
