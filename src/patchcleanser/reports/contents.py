@@ -12,7 +12,7 @@ from patchcleanser.records.run import Run
 from patchcleanser.reports import run_tables, wording
 from patchcleanser.reports.drawing import Drawing
 from patchcleanser.reports.figures import run_figures
-from patchcleanser.reports.gallery import BeforeAfter, Picture, PictureGroup, attack_gallery, gallery
+from patchcleanser.reports.gallery import BeforeAfter, Picture, attack_gallery, gallery
 from patchcleanser.reports.run_results import RunResult, read_result
 from patchcleanser.reports.sweeps import sweep_figures
 from patchcleanser.reports.tables import Table
@@ -27,8 +27,8 @@ class RunSection:
     slug: str
     tables: dict[str, Table]
     figures: dict[str, Drawing]
-    gallery: list[tuple[PictureGroup, list[Picture]]]
-    attack_gallery: list[tuple[PictureGroup, list[BeforeAfter]]]
+    gallery: dict[str, list[Picture]]
+    attack_gallery: dict[str, list[BeforeAfter]]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _shared_tables(
 def _section(result: RunResult, name: str, slug: str, each: int) -> RunSection:
     tables = {"cases": run_tables.cases_table(result)}
     if result.attacked:
-        return RunSection(result, name, slug, _existing(tables, slug), {}, [], attack_gallery(result, each))
+        return RunSection(result, name, slug, _existing(tables, slug), {}, {}, attack_gallery(result, each))
     tables |= {
         "classes": run_tables.classes_table(result),
         "answers": run_tables.answers_table(result),
@@ -157,7 +157,7 @@ def _section(result: RunResult, name: str, slug: str, each: int) -> RunSection:
         "thresholds": run_tables.thresholds_table(result),
     }
     figures = run_figures(result, slug)
-    return RunSection(result, name, slug, _existing(tables, slug), figures, gallery(result, each), [])
+    return RunSection(result, name, slug, _existing(tables, slug), figures, gallery(result, each), {})
 
 
 def _existing(tables: Mapping[str, Table | None], slug: str = "") -> dict[str, Table]:

@@ -9,7 +9,7 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as compute
@@ -81,35 +81,10 @@ class BeforeAfter:
     case: str | None
 
 
-Rectangles = dict[str, Any]
-"""Lists of windows to draw, by the name of a Picture's field."""
-
-
-@dataclass(frozen=True)
-class PictureGroup:
-    """Pictures of one kind: title, explanation, which rows belong to it, and what is drawn on them."""
-
-    title: str
-    note: str
-    matches: Callable[[Row], bool]
-    draw: Callable[[RunResult, Row], Rectangles] = lambda result, row: {}
-
-
 def _windows(sides: Sequence[int] | None) -> list[Window]:
     """Rectangles from a flat list of top, left, height and width."""
     sides = sides or []
     return [Window(*sides[i : i + 4]) for i in range(0, len(sides), 4)]
-
-
-def _mask(result: RunResult, row: Row, mask: int | None) -> Rectangles:
-    return {} if mask is None else {"masks": list(result.run.mask_set((row["height"], row["width"])).masks[mask])}
-
-
-def _alerting_mask(result: RunResult, row: Row) -> Rectangles:
-    """The mask whose label contradicts the undefended one with the highest confidence."""
-    labels, confidences = row["one_mask_labels"] or [], row["one_mask_confidences"] or []  # null without masks
-    against = [(c, mask) for mask, c in enumerate(confidences) if labels[mask] != row["undefended"]]
-    return _mask(result, row, max(against)[1] if against else None)
 
 
 def _not_certified(row: Row) -> bool:
@@ -126,95 +101,40 @@ def _right(row: Row) -> bool:
     return row["answer"] == row["label"] and not row["alert"]
 
 
-GROUPS = (
-    PictureGroup(
-        "Certified",
-        "No patch of the threat can change the answer, wherever it is placed.",
-        lambda row: bool(row["certified"]),
-    ),
-    PictureGroup(
-        "Certified for detection",
-        "No patch of the threat can change the label unnoticed; under attack there may be an alert instead.",
-        lambda row: bool(row["detection_certified"]),
-    ),
-    PictureGroup(
-        "Correct, but not proved",
-        "Answered correctly, but the proof does not cover the patch drawn here (hatched): it is not shown that an "
-        "attacker succeeds, and it cannot be ruled out.",
-        lambda row: row["answer"] == row["label"] and _not_certified(row),
-        lambda result, row: {"patches": _windows(row["weakest"])},
-    ),
-    PictureGroup(
-        "Wrong",
-        "The defended answer is wrong without any attack.",
-        lambda row: row["answer"] != row["label"] and not row["alert"],
-    ),
-    PictureGroup(
-        "Case II: a disagreer decided",
-        "The masks disagreed, and one of them (dashed) kept its label under every second mask, as if it hid a patch. "
-        "These images are clean.",
-        lambda row: row["case"] == "disagreer",
-        lambda result, row: _mask(result, row, row["deciding_mask"]),
-    ),
-    PictureGroup(
-        "Case III: the majority decided",
-        "The masks disagreed and none kept its label under every second mask, so the majority label is the answer.",
-        lambda row: row["case"] == "majority",
-    ),
-    PictureGroup(
-        "Alert on a clean image",
-        "A mask (dashed) led to another label with high confidence, so no answer was given: a false alarm.",
-        lambda row: bool(row["alert"]),
-        _alerting_mask,
-    ),
-)
+Groups = dict[str, Callable[[Row], bool]]
+"""By the name of a group (gallery.html.jinja has its title and explanation): which rows belong to it."""
 
-ATTACK_GROUPS = (
-    PictureGroup(
-        "Certified, and fooled",
-        "This must not happen. Either the certificate or the run is broken; audit it before you trust any number here.",
-        lambda row: row["fooled"] and _certified(row),
+GROUPS: Groups = {
+    "certified": lambda row: bool(row["certified"]),
+    "detection-certified": lambda row: bool(row["detection_certified"]),
+    "not-proved": lambda row: row["answer"] == row["label"] and _not_certified(row),
+    "wrong": lambda row: row["answer"] != row["label"] and not row["alert"],
+    "disagreer": lambda row: row["case"] == "disagreer",
+    "majority": lambda row: row["case"] == "majority",
+    "alert": lambda row: bool(row["alert"]),
+}
+ATTACK_GROUPS: Groups = {
+    "certified-fooled": lambda row: row["fooled"] and _certified(row),
+    "recovered": lambda row: (
+        row["undefended"] == row["label"] != row["attacked_undefended"]
+        and row["attacked_answer"] == row["label"]
+        and not row["attacked_alert"]
     ),
-    PictureGroup(
-        "Recovered",
-        "The patch (outlined) makes the undefended classifier wrong; the defended one still answers correctly.",
-        lambda row: (
-            row["undefended"] == row["label"] != row["attacked_undefended"]
-            and row["attacked_answer"] == row["label"]
-            and not row["attacked_alert"]
-        ),
-    ),
-    PictureGroup(
-        "Detected",
-        "Under attack there is an alert instead of an answer.",
-        lambda row: bool(row["attacked_alert"]),
-    ),
-    PictureGroup(
-        "The defense was fooled",
-        "Answered correctly without the patch and wrongly with it. None of these images was certified.",
-        lambda row: _right(row) and row["fooled"] and not _certified(row),
-    ),
-    PictureGroup(
-        "The attack failed",
-        "Even the undefended classifier keeps its correct answer under the worst patch that the attack found.",
-        lambda row: row["undefended"] == row["label"] == row["attacked_undefended"] and not row["fooled"],
-    ),
-    PictureGroup(
-        "Wrong without any attack",
-        "The clean image is already answered wrongly, so it counts as fooled.",
-        lambda row: not _right(row) and not row["alert"],
-    ),
-)
+    "detected": lambda row: bool(row["attacked_alert"]),
+    "fooled": lambda row: _right(row) and row["fooled"] and not _certified(row),
+    "attack-failed": lambda row: row["undefended"] == row["label"] == row["attacked_undefended"] and not row["fooled"],
+    "clean-wrong": lambda row: not _right(row) and not row["alert"],
+}
 
 Shown = TypeVar("Shown")
 
 
-def gallery(result: RunResult, each: int) -> list[tuple[PictureGroup, list[Picture]]]:
+def gallery(result: RunResult, each: int) -> dict[str, list[Picture]]:
     """Up to `each` pictures of each group, of those saved beside the rows."""
     return _groups(result, each, GROUPS, COLUMNS, _picture)
 
 
-def attack_gallery(result: RunResult, each: int) -> list[tuple[PictureGroup, list[BeforeAfter]]]:
+def attack_gallery(result: RunResult, each: int) -> dict[str, list[BeforeAfter]]:
     """Up to `each` images of each group, before and after the attack."""
     return _groups(result, each, ATTACK_GROUPS, ATTACK_COLUMNS, _before_after)
 
@@ -222,18 +142,18 @@ def attack_gallery(result: RunResult, each: int) -> list[tuple[PictureGroup, lis
 def _groups(
     result: RunResult,
     each: int,
-    groups: Sequence[PictureGroup],
+    groups: Groups,
     columns: Sequence[str],
-    make: Callable[[RunResult, Row, PictureGroup], Shown | None],
-) -> list[tuple[PictureGroup, list[Shown]]]:
+    make: Callable[[RunResult, Row, str], Shown | None],
+) -> dict[str, list[Shown]]:
     """The groups that are not empty, made from rows whose picture was saved and can be read."""
     rows = _saved_rows(result.run, columns) if each else []
-    shown = []
-    for group in groups:
-        matching = [row for row in rows if group.matches(row)][:each]
+    shown = {}
+    for group, matches in groups.items():
+        matching = [row for row in rows if matches(row)][:each]
         pictures = [picture for row in matching if (picture := make(result, row, group)) is not None]
         if pictures:
-            shown.append((group, pictures))
+            shown[group] = pictures
     return shown
 
 
@@ -248,15 +168,29 @@ def _saved_rows(run: Run, columns: Sequence[str]) -> list[Row]:
     return [row for row in rows if row["skipped"] is None]
 
 
-def _picture(result: RunResult, row: Row, group: PictureGroup) -> Picture | None:
+def _picture(result: RunResult, row: Row, group: str) -> Picture | None:
     uri = _data_uri(result.run, f"{row['index']}.png")
     if uri is None:
         return None
-    margin = row["margin"] if row["certified"] or row["detection_certified"] else None
-    return replace(_clean_picture(result, row, uri), margin=margin, **group.draw(result, row))
+    return replace(
+        _clean_picture(result, row, uri),
+        margin=row["margin"] if row["certified"] or row["detection_certified"] else None,
+        patches=_windows(row["weakest"]) if group == "not-proved" else [],
+        masks=_deciding_mask(result, row, group),
+    )
 
 
-def _before_after(result: RunResult, row: Row, group: PictureGroup) -> BeforeAfter | None:
+def _deciding_mask(result: RunResult, row: Row, group: str) -> list[Window]:
+    """The mask that decided an answer of case II, or that contradicts the undefended label most confidently."""
+    mask = row["deciding_mask"] if group == "disagreer" else None
+    if group == "alert":
+        labels, confidences = row["one_mask_labels"] or [], row["one_mask_confidences"] or []  # null without masks
+        against = [(c, mask) for mask, c in enumerate(confidences) if labels[mask] != row["undefended"]]
+        mask = max(against)[1] if against else None
+    return [] if mask is None else list(result.run.mask_set((row["height"], row["width"])).masks[mask])
+
+
+def _before_after(result: RunResult, row: Row, group: str) -> BeforeAfter | None:
     clean, attacked = (_data_uri(result.run, f"{row['index']}{end}.png") for end in ("", "-attacked"))
     if clean is None or attacked is None:
         return None

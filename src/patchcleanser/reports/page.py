@@ -82,7 +82,7 @@ def _facts(report: ReportContents) -> dict[str, Any]:
         "unfinished": [result for result in results if result.missing],
         "broken": [result for result in results if result.fooled],
         "skipped": sum(result.summary.skipped for result in results),
-        "published_grid": published_grid(results),
+        "published_grids": published_grids(results),
         "manifest": manifest,
         "bars": bars(lead),
     }
@@ -139,23 +139,14 @@ def bars(result: RunResult) -> list[tuple[str, str, Proportion]]:
     return [(css, label, shares[key]) for css, label, key in rows]
 
 
-def published_grid(results: list[RunResult]) -> str | None:
-    """A note where published numbers refer to other pixels than these runs."""
+def published_grids(results: list[RunResult]) -> dict[str, bool]:
+    """Which pixels the patches of published numbers and of these runs refer to."""
     published = [row for result in results for row in comparable(result) if row.grid == "input"]
-    if not published:
-        return None
-    text = "The PatchCleanser paper certifies a patch on the resized and cropped 224×224 input of the network."
-    if any(row.at == 32 for row in published):
-        text = (
-            "The PatchCleanser paper enlarges 32×32 images to 224×224 and certifies a patch on the enlarged input: its "
-            "“5×5” is 35×35 px there, its “2×2” is 14×14."
-        )
-    if any(result.run.threat.grid == "source" for result in results):
-        text += (
-            " Runs here certify a patch on the original image, which is the stronger statement: enlarging spreads "
-            "a patch over more pixels than the paper's masks are made for."
-        )
-    return text
+    return {
+        "on_input": bool(published),
+        "small_images": any(row.at == 32 for row in published),
+        "ours_on_source": any(result.run.threat.grid == "source" for result in results),
+    }
 
 
 def manifest(result: RunResult) -> str:

@@ -165,15 +165,8 @@ def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", _one_line(text))
 
 
-LATEX = {
+LATEX = {sign: f"\\{sign}" for sign in "{}&%$#_"} | {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
