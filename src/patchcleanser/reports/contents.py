@@ -150,12 +150,7 @@ def _section(result: RunResult, name: str, slug: str, each: int) -> RunSection:
     tables = {"cases": run_tables.cases_table(result)}
     if result.attacked:
         return RunSection(result, name, slug, _existing(tables, slug), {}, {}, attack_gallery(result, each))
-    tables |= {
-        "classes": run_tables.classes_table(result),
-        "answers": run_tables.answers_table(result),
-        "smaller": run_tables.smaller_table(result),
-        "thresholds": run_tables.thresholds_table(result),
-    }
+    tables |= {"classes": run_tables.classes_table(result), **run_tables.derived_tables(result)}
     figures = run_figures(result, slug)
     return RunSection(result, name, slug, _existing(tables, slug), figures, gallery(result, each), {})
 

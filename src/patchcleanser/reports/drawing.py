@@ -58,16 +58,11 @@ STYLE: Any = {
 }
 
 
-@dataclass(frozen=True)
-class Marker:
-    """How a share looks as a dot. Sizes differ, so that equal shares remain visible inside each other."""
-
-    face: str
-    edge: str
-    size: float
-
-
-RING, DISC, DOT = Marker("none", MUTED, 8.0), Marker(ACCENT, ACCENT, 5.5), Marker(INK, INK, 3.2)
+RING, DISC, DOT = (
+    {"mfc": face, "mec": edge, "markersize": size}
+    for face, edge, size in (("none", MUTED, 8.0), (ACCENT, ACCENT, 5.5), (INK, INK, 3.2))
+)
+"""Shares as dots. Sizes differ, so that equal shares remain visible inside each other."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +90,10 @@ def blank(height: float = 2.9, width: float = WIDTH) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def dots(axes: Axes, shares: Sequence[dict[str, Proportion]], y: Sequence[float], markers: dict[str, Marker]) -> None:
+def dots(axes: Axes, shares: Sequence[dict[str, Proportion]], y: Sequence[float], markers: dict[str, Any]) -> None:
     """Shares from 0 to 100% as dots, one row for each y; those at 0 and 100 are not clipped."""
     for name, marker in markers.items():
-        x = [share[name].percent for share in shares]
-        looks: Any = {"mfc": marker.face, "mec": marker.edge, "markersize": marker.size, "clip_on": False}
-        axes.plot(x, y, "o", label=name, zorder=3, **looks)
+        axes.plot([share[name].percent for share in shares], y, "o", label=name, zorder=3, clip_on=False, **marker)
     axes.set_xlim(0, 100)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")

@@ -156,7 +156,7 @@ def published_table(results: Sequence[RunResult]) -> Table | None:
         Column("data", "Data", page=False),
         Column("patch", "Patch", page=False),
         *(CERTIFIED, DETECTION, CLEAN, UNDEFENDED),
-        Column("grid", "Pixels meant"),
+        Column("grid", "Patch on"),
         Column("masks", "Masks"),
         Column("source", "Source"),
         Column("paper", "Paper", page=False),
@@ -289,25 +289,41 @@ def cases_table(result: RunResult) -> Table | None:
     return Table(name, f"How the answers {where} were reached", columns, rows)
 
 
-def answers_table(result: RunResult) -> Table | None:
-    """Both recovery defenses on the same labels."""
-    if result.derived is None or not result.derived.answers:
-        return None
-    columns = (Column("defense", "Defense"), CLEAN, Column("classifications", "Classifications per image", 1))
-    rows: list[Row] = [
+def derived_tables(result: RunResult) -> dict[str, Table]:
+    """What follows from stored two-mask labels: other recovery defenses, smaller patches, Minority Reports."""
+    if result.derived is None:
+        return {}
+    answers: list[Row] = [
         {"defense": wording.defense_title(name), "clean": clean, "classifications": cost}
         for name, (clean, cost) in result.derived.answers.items()
     ]
-    return Table("defenses", "Two defenses with the same masks and the same certificate", columns, rows)
-
-
-def smaller_table(result: RunResult) -> Table | None:
-    """The row certificate of the run's masks against smaller patches."""
-    if result.derived is None or len(result.derived.smaller) < 2:
-        return None
-    columns = (Column("side", "Patch side, px"), ROW_CERTIFIED)
-    rows: list[Row] = [{"side": side, "row_certified": share} for side, share in result.derived.smaller]
-    return Table("smaller-patches", "The same masks against smaller square patches", columns, rows)
+    smaller: list[Row] = [{"side": side, "row_certified": share} for side, share in result.derived.smaller]
+    thresholds: list[Row] = [
+        {"threshold": d.threshold, "clean": d.clean, "detection_certified": d.detection_certified, "alerts": d.alerts}
+        for d in result.derived.detection
+    ]
+    per_image = Column("classifications", "Classifications per image", 1)
+    tables = {
+        "answers": Table(
+            "defenses",
+            "Two defenses with the same masks and the same certificate",
+            (Column("defense", "Defense"), CLEAN, per_image),
+            answers,
+        ),
+        "smaller": Table(
+            "smaller-patches",
+            "The same masks against smaller square patches",
+            (Column("side", "Patch side, px"), ROW_CERTIFIED),
+            smaller if len(smaller) > 1 else [],
+        ),
+        "thresholds": Table(
+            "detection",
+            "Minority Reports on the same labels: detection only",
+            (Column("threshold", "Threshold", 2), CLEAN, DETECTION, ALERTS),
+            thresholds,
+        ),
+    }
+    return {key: table for key, table in tables.items() if table.rows}
 
 
 def smaller_note(result: RunResult) -> str | None:
@@ -322,18 +338,6 @@ def smaller_note(result: RunResult) -> str | None:
         f"at every side from {first} to {last} px. So the other images fail because the masks hide too much of them, "
         "not because of the size of the patch."
     )
-
-
-def thresholds_table(result: RunResult) -> Table | None:
-    """Minority Reports at each threshold."""
-    if result.derived is None or not result.derived.detection:
-        return None
-    rows: list[Row] = [
-        {"threshold": d.threshold, "clean": d.clean, "detection_certified": d.detection_certified, "alerts": d.alerts}
-        for d in result.derived.detection
-    ]
-    columns = (Column("threshold", "Threshold", 2), CLEAN, DETECTION, ALERTS)
-    return Table("detection", "Minority Reports on the same labels: detection only", columns, rows)
 
 
 def skipped_table(results: Sequence[RunResult], names: dict[RunResult, str]) -> Table | None:
