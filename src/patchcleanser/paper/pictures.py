@@ -14,7 +14,7 @@ from patchcleanser.data.boxes import Boxed, boxed_images
 from patchcleanser.data.pictures import as_bytes
 from patchcleanser.errors import DataError
 from patchcleanser.paper.images import DATA
-from patchcleanser.reports.drawing import Drawing, fix_layouts, style
+from patchcleanser.reports.drawing import Drawing, style
 
 SHOWN = 6
 SOURCES = ("imagenet", "tiny-imagenet")
@@ -58,7 +58,7 @@ def _drawn(dataset: Dataset, shown: dict[int, Window]) -> Drawing:
                 axes.set_axis_off()
         words = "Above as they are, below with a grey patch of 2% of the pixels over the object."
         caption = f"Images of {dataset.name} whose object is no larger than the patch. {words}"
-        return fix_layouts([Drawing("figure21", "Small objects under a patch", caption, caption, figure)])[0]
+        return Drawing("figure21", "Small objects under a patch", caption, caption, figure)
 
 
 def _occluded(image: torch.Tensor, window: Window) -> torch.Tensor:

@@ -12,7 +12,7 @@ from patchcleanser.paper.claims import told
 from patchcleanser.paper.images import DATA
 from patchcleanser.paper.models import LOW, model_of
 from patchcleanser.reports import wording
-from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, fix_layouts, style
+from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, style
 from patchcleanser.reports.tables import Cell, Column, Table
 
 LOOKS = ((ACCENT, "o"), (INK, "s"), (MUTED, "^"), (SOFT, "D"))
@@ -145,7 +145,7 @@ def experiment_figure(experiment: Experiment, found: Mapping[str, Finding]) -> D
         figure.set_figheight(3.1 + 0.19 * -(-len(series) // columns))
         caption = f"{experiment.paper} of the paper, on our data: {experiment.says}"
         title = f"{experiment.title} against {axis.title}"
-        return fix_layouts([Drawing(experiment.name, experiment.title, caption, title, figure)])[0]
+        return Drawing(experiment.name, experiment.title, caption, title, figure)
 
 
 def _series(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -67,13 +67,18 @@ RING, DISC, DOT = (
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with the name of its files, title, caption, and alternative text for screen readers."""
+    """A finished figure with the name of its files, title, caption, and alternative text for screen readers."""
 
     name: str
     title: str
     caption: str
     alt: str
     figure: Figure
+
+    def __post_init__(self) -> None:
+        if self.figure.get_constrained_layout():  # laid out once, since it is written three times
+            self.figure.draw_without_rendering()
+            self.figure.set_layout_engine("none")
 
 
 @contextmanager
@@ -97,15 +102,6 @@ def dots(axes: Axes, shares: Sequence[dict[str, Proportion]], y: Sequence[float]
     axes.set_xlim(0, 100)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
-
-
-def fix_layouts(drawings: Iterable[Drawing | None]) -> list[Drawing]:
-    """Lay out each drawing once, since it is written three times; drop those that are None."""
-    drawn = [drawing for drawing in drawings if drawing is not None]
-    for drawing in drawn:
-        drawing.figure.draw_without_rendering()
-        drawing.figure.set_layout_engine("none")
-    return drawn
 
 
 def inline(drawing: Drawing) -> str:

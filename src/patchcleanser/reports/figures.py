@@ -15,20 +15,7 @@ from numpy.typing import NDArray
 
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.reports import wording
-from patchcleanser.reports.drawing import (
-    ACCENT,
-    DOT,
-    INK,
-    MUTED,
-    RING,
-    SOFT,
-    WIDTH,
-    Drawing,
-    blank,
-    dots,
-    fix_layouts,
-    style,
-)
+from patchcleanser.reports.drawing import ACCENT, DOT, INK, MUTED, RING, SOFT, WIDTH, Drawing, blank, dots, style
 from patchcleanser.reports.run_results import RunResult
 from patchcleanser.reports.run_tables import SHOWN_ALL, SHOWN_ENDS, by_certified, smaller_note
 
@@ -48,7 +35,7 @@ def run_figures(result: RunResult, slug: str) -> dict[str, Drawing]:
     """All figures of a run, by name; `slug` makes the names of their files unique."""
     with style():
         drawings = [*classes(result), margins(result), smaller(result), weakness(result), detection(result)]
-        return {drawing.name: replace(drawing, name=drawing.name + slug) for drawing in fix_layouts(drawings)}
+    return {drawing.name: replace(drawing, name=drawing.name + slug) for drawing in drawings if drawing is not None}
 
 
 def classes(result: RunResult) -> list[Drawing]:

@@ -14,7 +14,7 @@ from matplotlib.transforms import blended_transform_factory
 
 from patchcleanser.core.threats import AnyRectangle, SquareShare
 from patchcleanser.reports import wording
-from patchcleanser.reports.drawing import ACCENT, DISC, DOT, RING, Drawing, blank, dots, fix_layouts, style
+from patchcleanser.reports.drawing import ACCENT, DISC, DOT, RING, Drawing, blank, dots, style
 from patchcleanser.reports.run_results import RunResult
 
 MARKERS = "os^Dv<>P"
@@ -31,7 +31,8 @@ Lines = dict[str, list[tuple[float, RunResult]]]
 def sweep_figures(results: Sequence[RunResult]) -> list[Drawing]:
     """All figures of several recovery runs together."""
     with style():
-        return fix_layouts([accuracies(results), patch_sizes(results), mask_counts(results), costs(results)])
+        drawings = [accuracies(results), patch_sizes(results), mask_counts(results), costs(results)]
+    return [drawing for drawing in drawings if drawing is not None]
 
 
 def accuracies(results: Sequence[RunResult]) -> Drawing | None:
