@@ -177,7 +177,7 @@ def test_a_flipped_byte_is_refused_or_changes_nothing(tmp_path: Path, seed: int)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"batch": 5}, "does not match its checksum"),
         ({"batch": 0}, "does not match its checksum"),
@@ -191,14 +191,16 @@ def test_a_flipped_byte_is_refused_or_changes_nothing(tmp_path: Path, seed: int)
     ids=str,
 )
 def test_a_changed_manifest_is_refused_and_deleting_it_loses_no_row(
-    tmp_path: Path, change: dict[str, Any], said: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     run = finish(tmp_path)
     digest, times = run.digest, [run.shard(batch).stat().st_mtime_ns for batch in range(3)]
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     for read in (Run.open, begin):
-        with pytest.raises(RecordError, match=f"manifest.json .*({said}).*; restore it, or delete it and run the same"):
+        with pytest.raises(
+            RecordError, match=f"manifest.json .*({message}).*; restore it, or delete it and run the same"
+        ):
             read(tmp_path)
     path.unlink()
     again = Run.begin(tmp_path, JOB, images=IMAGES, batch=100, metadata={})
@@ -207,7 +209,7 @@ def test_a_changed_manifest_is_refused_and_deleting_it_loses_no_row(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"batch": 5}, "belongs to no batch"),
         ({"batch": 2}, "belongs to no batch|holds other rows"),
@@ -222,13 +224,13 @@ def test_a_changed_manifest_is_refused_and_deleting_it_loses_no_row(
     ids=str,
 )
 def test_a_changed_manifest_without_a_checksum_does_not_fit_its_rows(
-    tmp_path: Path, change: dict[str, Any], said: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     finish(tmp_path)
     without_checksums(tmp_path)
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(RecordError, match=said):
+    with pytest.raises(RecordError, match=message):
         Run.open(tmp_path).read()
 
 
@@ -297,17 +299,17 @@ CONTRADICTIONS: list[tuple[str, Row]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "change"), CONTRADICTIONS, ids=str)
-def test_a_row_that_contradicts_itself_is_neither_written_nor_read(tmp_path: Path, said: str, change: Row) -> None:
+@pytest.mark.parametrize(("message", "change"), CONTRADICTIONS, ids=str)
+def test_a_row_that_contradicts_itself_is_neither_written_nor_read(tmp_path: Path, message: str, change: Row) -> None:
     run = finish(tmp_path)
     rows = rows_of(run, 1)
     rows[1] |= change
-    with pytest.raises(RecordError, match=f"is not written: it has a row that contradicts itself, row 5: {said}"):
+    with pytest.raises(RecordError, match=f"is not written: it has a row that contradicts itself, row 5: {message}"):
         run.write(1, rows)
     assert len(run.read()) == IMAGES
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     write_shard(run.shard(1), table, run.header(1), checksum(table, run.header(1)))  # as a forger would
-    with pytest.raises(RecordError, match=f"rows-00001.parquet has a row that contradicts itself, row 5: {said}"):
+    with pytest.raises(RecordError, match=f"rows-00001.parquet has a row that contradicts itself, row 5: {message}"):
         run.read(["id"])
     run.shard(1).unlink()
     assert len(finish(tmp_path).read()) == IMAGES

@@ -20,9 +20,9 @@ MakeRun = Callable[..., Run]
 
 def studied(make_run: MakeRun, size: int, threat: Threat, data: str, **settings: object) -> RunResult:
     run = make_run(images=2, batch=2, sizes=((size, size),), threat=threat, metadata={"data": data}, **settings)
-    found = read_result(run, None)
-    assert found is not None
-    return found
+    result = read_result(run, None)
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_runs_of_one_model_are_told_apart(make_run: MakeRun, tmp_path: Path) -> 
 
 
 def _read(run: Run) -> RunResult:
-    found = read_result(run, None)
-    assert found is not None
-    return found
+    result = read_result(run, None)
+    assert result is not None
+    return result
 
 
 def _number(text: str) -> float | None:

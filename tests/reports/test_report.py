@@ -77,7 +77,7 @@ def test_numbers_on_the_page_and_in_the_tables_equal_the_records(make_run: MakeR
     run = make_run(images=40)
     html = reported(tmp_path / "out", run)
     rows = run.read().to_pylist()
-    (found,) = table(tmp_path / "out", "runs")
+    (line,) = table(tmp_path / "out", "runs")
     hits = {
         "undefended": [row["undefended"] == row["label"] for row in rows],
         "clean": [row["answer"] == row["label"] for row in rows],
@@ -87,12 +87,12 @@ def test_numbers_on_the_page_and_in_the_tables_equal_the_records(make_run: MakeR
     words = Page(html).text
     for name, hit in hits.items():
         share = Proportion(sum(hit), len(hit))
-        assert (int(found[f"{name}_count"]), int(found[f"{name}_total"])) == (share.count, share.total)
-        assert float(found[name]) == pytest.approx(share.percent, abs=1e-3)
+        assert (int(line[f"{name}_count"]), int(line[f"{name}_total"])) == (share.count, share.total)
+        assert float(line[name]) == pytest.approx(share.percent, abs=1e-3)
         low, high = share.interval
         assert f"{share.percent:.1f} {low:.1f}–{high:.1f}" in words
-    assert float(found["classifications"]) == sum(row["classifications"] for row in rows) / len(rows)
-    assert float(found["seconds"]) == pytest.approx(0.25)
+    assert float(line["classifications"]) == sum(row["classifications"] for row in rows) / len(rows)
+    assert float(line["seconds"]) == pytest.approx(0.25)
     certified = sum(hits["certified"])
     assert f"{100 * certified / 40:.1f}% certified against any 2×2 px patch" in words
     assert f"{certified} of 40" in words
@@ -102,9 +102,9 @@ def test_each_class_is_counted_alone(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(images=40)
     reported(tmp_path / "out", run)
     for line in table(tmp_path / "out", "classes"):
-        mine = [row for row in run.read().to_pylist() if row["label"] == int(line["label"])]
+        rows = [row for row in run.read().to_pylist() if row["label"] == int(line["label"])]
         assert line["class"] == ("cat", "dog", "frog")[int(line["label"])]
-        assert (int(line["images"]), int(line["certified_count"])) == (len(mine), sum(r["certified"] for r in mine))
+        assert (int(line["images"]), int(line["certified_count"])) == (len(rows), sum(r["certified"] for r in rows))
 
 
 def test_many_classes_show_only_the_best_and_the_worst(make_run: MakeRun, tmp_path: Path) -> None:
@@ -278,22 +278,22 @@ def test_a_run_without_tables_or_circumstances_is_reported(make_run: MakeRun, tm
 def test_tables_come_in_three_and_figures_in_two_formats(make_run: MakeRun, tmp_path: Path) -> None:
     reported(tmp_path / "out", make_run())
     for folder, endings in (("tables", {".csv", ".md", ".tex"}), ("figures", {".svg", ".png"})):
-        found: dict[str, set[str]] = {}
+        files: dict[str, set[str]] = {}
         for path in (tmp_path / "out" / folder).iterdir():
-            found.setdefault(path.stem, set()).add(path.suffix)
-        assert found
-        assert all(suffixes == endings for suffixes in found.values())
+            files.setdefault(path.stem, set()).add(path.suffix)
+        assert files
+        assert all(suffixes == endings for suffixes in files.values())
 
 
 def test_equal_results_are_one_number_and_only_what_matters_is_named(make_run: MakeRun, tmp_path: Path) -> None:
     def headline(*runs: Run) -> str:
         return Page(reported(tmp_path / "out", *runs, derived=False, pictures=False)).text.partition(" · ")[0].strip()
 
-    one, same = make_run("one"), make_run("same", metadata={"model": "zoo:other", "data": "cifar10"})
+    first, same = make_run("first"), make_run("same", metadata={"model": "zoo:other", "data": "cifar10"})
     more = make_run("more", masks=3, seed=3)
-    assert re.fullmatch(r"[\d.]+% certified against any 2×2 px patch, in both runs", headline(one, same))
+    assert re.fullmatch(r"[\d.]+% certified against any 2×2 px patch, in both runs", headline(first, same))
     assert re.fullmatch(
-        r"[\d.]+% to [\d.]+% certified against any 2×2 px patch, depending on masks", headline(one, more)
+        r"[\d.]+% to [\d.]+% certified against any 2×2 px patch, depending on masks", headline(first, more)
     )
     # Two runs that differ in the model and in the masks do not tell which of them it was.
     assert headline(same, more).endswith("in 2 runs")
@@ -342,9 +342,9 @@ def test_the_undefended_classification_is_told_from_the_masks_own(make_run: Make
 
 def test_smaller_patches_that_change_nothing_are_a_sentence(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(threat=Threat.square(3))
-    found = derive(run)
-    assert found is not None
-    same = replace(found, smaller=[(side, Proportion(3, 4)) for side in (1, 2, 3)])
+    derived = derive(run)
+    assert derived is not None
+    same = replace(derived, smaller=[(side, Proportion(3, 4)) for side in (1, 2, 3)])
     html = write_report([(run, same)], tmp_path / "out").read_text(encoding="utf-8")
     assert "75.0% of the images are row-certified at every side from 1 to 3 px" in html
     assert not (tmp_path / "out" / "figures" / "smaller-patches.svg").exists()

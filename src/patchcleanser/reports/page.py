@@ -54,11 +54,10 @@ def _delete_old(written: set[str], out: Path) -> None:
         part.write_text(json.dumps(sorted(written), indent=1) + "\n", encoding="utf-8")
 
 
-def page(report: ReportContents) -> str:
-    """The page as HTML."""
-    jinja = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+def template_environment(*folders: Path) -> Environment:
+    """Templates of these folders and of this package, with filters for cells and drawings; text is escaped."""
+    loader = FileSystemLoader([*folders, HERE])
+    jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     # Matplotlib escapes the text in its figures. Long ids may break after a slash or a colon.
     jinja.filters.update(
         number=text_of,
@@ -66,9 +65,14 @@ def page(report: ReportContents) -> str:
         svg=lambda drawing: Markup(inline(drawing)),
         breakable=lambda text: Markup("<wbr>").join(re.split(r"(?<=[/:])", text)),
     )
-    css = Markup((HERE / "page.css").read_text(encoding="utf-8"))
-    template = jinja.get_template("page.html.jinja")
-    return template.render(report=report, css=css, wording=wording, run_tables=run_tables, **_facts(report))
+    jinja.globals["css"] = Markup((HERE / "page.css").read_text(encoding="utf-8"))
+    return jinja
+
+
+def page(report: ReportContents) -> str:
+    """The page as HTML."""
+    template = template_environment().get_template("page.html.jinja")
+    return template.render(report=report, wording=wording, run_tables=run_tables, **_facts(report))
 
 
 def _facts(report: ReportContents) -> dict[str, Any]:

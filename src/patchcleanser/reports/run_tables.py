@@ -19,8 +19,8 @@ from patchcleanser.reports.tables import (
     ROW_CERTIFIED,
     UNDEFENDED,
     Cell,
+    Cells,
     Column,
-    Row,
     Table,
 )
 
@@ -87,13 +87,13 @@ def _facets_identify(results: Sequence[RunResult]) -> bool:
     return len({tuple(wording.facets(result).values()) for result in results}) == len(results)
 
 
-def _rows(results: Sequence[RunResult]) -> list[Row]:
+def _rows(results: Sequence[RunResult]) -> list[Cells]:
     return [_row(result, folder) for result, folder in zip(results, wording.folders(results), strict=True)]
 
 
-def _row(result: RunResult, folder: str) -> Row:
+def _row(result: RunResult, folder: str) -> Cells:
     classifications, seconds = result.per_image
-    row: Row = {
+    row: Cells = {
         "run": folder,
         **{facet.lower(): value for facet, value in wording.facets(result).items()},
         "images": result.summary.images,
@@ -111,14 +111,14 @@ def empirical_table(results: Sequence[RunResult]) -> Table:
     """The paper's table of empirical and certified accuracy: a row undefended, one for each defense."""
     attacks = {name: re.sub(r"[^a-z0-9]+", "_", name.lower()) for name in map(wording.attack_with_budget, results)}
     differs = [name for name in wording.varying(results) if name in SETTING]
-    rows: dict[tuple[str, ...], Row] = {}
+    rows: dict[tuple[str, ...], Cells] = {}
 
-    def row(result: RunResult, defense: str, clean: str) -> Row:
+    def row(result: RunResult, defense: str, clean: str) -> Cells:
         facets = wording.facets(result)
         key = (*(facets[name] for name in SETTING), result.run.job["data"], defense)
         title = " · ".join([*(wording.with_noun(name, facets[name]) for name in differs), defense or "undefended"])
         images = result.summary.images
-        cells: Row = {"classifier": title, "clean": result.summary.shares[clean], "certified": None, "images": images}
+        cells: Cells = {"classifier": title, "clean": result.summary.shares[clean], "certified": None, "images": images}
         return rows.setdefault(key, cells)
 
     for result in results:
@@ -167,7 +167,7 @@ def published_table(results: Sequence[RunResult]) -> Table | None:
 
 def split_by_patch(table: Table) -> list[Table]:
     """The published numbers as the page shows them: a table for each dataset and patch."""
-    groups: dict[Cell, list[Row]] = {}
+    groups: dict[Cell, list[Cells]] = {}
     for row in table.rows:
         groups.setdefault(row["group"], []).append(row)
     tables = []
@@ -179,7 +179,7 @@ def split_by_patch(table: Table) -> list[Table]:
     return tables
 
 
-def _our_rows(results: Sequence[RunResult]) -> list[Row]:
+def _our_rows(results: Sequence[RunResult]) -> list[Cells]:
     """Runs named by all their facets, and by their folders where these are equal."""
     names = [
         f"{wording.model(result)}, {wording.defense(result)}, {wording.with_noun('Masks', wording.masks(result))}, "
@@ -201,7 +201,7 @@ def _our_rows(results: Sequence[RunResult]) -> list[Row]:
     ]
 
 
-def _published_row(row: PublishedRow) -> Row:
+def _published_row(row: PublishedRow) -> Cells:
     return {
         "method": row.method,
         "data": row.dataset,
@@ -218,7 +218,7 @@ def _published_row(row: PublishedRow) -> Row:
 
 def cost_table(results: Sequence[RunResult], names: dict[RunResult, str]) -> Table:
     """The cost of certifying, and of answering."""
-    rows: list[Row] = []
+    rows: list[Cells] = []
     for result in results:
         classifications, seconds = result.per_image
         answers = {} if result.derived is None else result.derived.answers
@@ -245,7 +245,7 @@ def cost_table(results: Sequence[RunResult], names: dict[RunResult, str]) -> Tab
 
 def classes_table(result: RunResult) -> Table:
     """The shares of each true class, the most certified first."""
-    rows: list[Row] = [
+    rows: list[Cells] = [
         {"class": result.class_name(label), "label": label, "images": shares["clean"].total, **shares}
         for label, shares in by_certified(result)
     ]
@@ -282,7 +282,7 @@ def cases_table(result: RunResult) -> Table | None:
     if not result.cases:
         return None
     columns = (Column("case", "Case"), Column("share", "Of all images, %"), Column("right", "Of these correct, %"))
-    rows: list[Row] = [
+    rows: list[Cells] = [
         {"case": CASES[case], "share": share, "right": right} for case, (share, right) in result.cases.items()
     ]
     name, where = ("attacked-cases", "under attack") if result.attacked else ("cases", "on clean images")
@@ -293,12 +293,12 @@ def derived_tables(result: RunResult) -> dict[str, Table]:
     """What follows from stored two-mask labels: other recovery defenses, smaller patches, Minority Reports."""
     if result.derived is None:
         return {}
-    answers: list[Row] = [
+    answers: list[Cells] = [
         {"defense": wording.defense_title(name), "clean": clean, "classifications": cost}
         for name, (clean, cost) in result.derived.answers.items()
     ]
-    smaller: list[Row] = [{"side": side, "row_certified": share} for side, share in result.derived.smaller]
-    thresholds: list[Row] = [
+    smaller: list[Cells] = [{"side": side, "row_certified": share} for side, share in result.derived.smaller]
+    thresholds: list[Cells] = [
         {"threshold": d.threshold, "clean": d.clean, "detection_certified": d.detection_certified, "alerts": d.alerts}
         for d in result.derived.detection
     ]
@@ -342,7 +342,7 @@ def smaller_note(result: RunResult) -> str | None:
 
 def skipped_table(results: Sequence[RunResult], names: dict[RunResult, str]) -> Table | None:
     """Every image that has no answer, and why."""
-    rows: list[Row] = [
+    rows: list[Cells] = [
         {"run": names[result], "image": image, "reason": wording.shorten_paths(reason)}
         for result in results
         for image, reason in result.skipped

@@ -17,7 +17,7 @@ from patchcleanser.records.atomic import whole_file
 from patchcleanser.records.metrics import Proportion
 
 Cell = str | int | float | Proportion | None
-Row = dict[str, Cell]
+Cells = dict[str, Cell]
 """Cells by column key."""
 
 
@@ -34,7 +34,7 @@ class Column:
 UNDEFENDED = Column("undefended", "Undefended, %")
 CLEAN = Column("clean", "Clean, %")
 CERTIFIED = Column("certified", "Certified, %")
-ROW_CERTIFIED = Column("row_certified", "Row-certified, %")
+ROW_CERTIFIED = Column("row_certified", "Cells-certified, %")
 DETECTION = Column("detection_certified", "Certified for detection, %")
 ALERTS = Column("alerts", "Alerts on clean images, %")
 
@@ -46,7 +46,7 @@ class Table:
     name: str
     caption: str
     columns: tuple[Column, ...]
-    rows: list[Row]
+    rows: list[Cells]
     stacks: bool = False
 
     def shown(self) -> Table:
