@@ -22,10 +22,8 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.results import Verdict
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
-from patchcleanser.records.metrics import Proportion
+from patchcleanser.records.metrics import Bools, Proportion
 from patchcleanser.records.run import Run
-
-Bools = NDArray[np.bool_]
 
 MAP_CELLS = 64
 """Maps of images of different sizes are averaged on a grid of this many cells per side."""

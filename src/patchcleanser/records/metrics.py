@@ -118,25 +118,25 @@ def outcomes(rows: pa.Table) -> dict[str, Bools]:
 
     For a detection defense, an alert on a clean image counts as wrong.
     """
-    label = _ints(rows, "label")
-    right = _ints(rows, "answer") == label
+    label = numbers(rows, "label")
+    right = numbers(rows, "answer") == label
     attacked, detects = is_attack(rows), len(rows) > 0 and rows["alert"].null_count == 0
-    hits = {"undefended": _ints(rows, "undefended") == label}
+    hits = {"undefended": numbers(rows, "undefended") == label}
     if attacked:
-        hits["undefended_under_attack"] = ~_bools(rows, "undefended_fooled")
+        hits["undefended_under_attack"] = ~flags(rows, "undefended_fooled")
     if detects:
-        alert = _bools(rows, "alert")
+        alert = flags(rows, "alert")
         hits |= {"clean": right & ~alert, "alerts": alert}
         if attacked:
-            hits["never_wrong_silently"] = ~_bools(rows, "fooled")
-            hits["alerts_under_attack"] = _bools(rows, "attacked_alert")
-        return hits | {"detection_certified": _bools(rows, "detection_certified")}
+            hits["never_wrong_silently"] = ~flags(rows, "fooled")
+            hits["alerts_under_attack"] = flags(rows, "attacked_alert")
+        return hits | {"detection_certified": flags(rows, "detection_certified")}
     hits["clean"] = right
     if attacked:
-        hits["robust"] = ~_bools(rows, "fooled")
-    hits["certified"] = _bools(rows, "certified")
+        hits["robust"] = ~flags(rows, "fooled")
+    hits["certified"] = flags(rows, "certified")
     if not len(rows) or rows["row_certified"].null_count < len(rows):  # defenses without masks have none
-        hits["row_certified"] = _bools(rows, "row_certified")
+        hits["row_certified"] = flags(rows, "row_certified")
     return hits
 
 
@@ -155,20 +155,22 @@ def certified_fooled(rows: pa.Table) -> pa.Table:
 def per_class(rows: pa.Table) -> dict[int, dict[str, Proportion]]:
     """The same shares for the images of each true class."""
     answered = rows.filter(compute.is_null(rows["skipped"]))
-    label, hits = _ints(answered, "label"), outcomes(answered)
+    label, hits = numbers(answered, "label"), outcomes(answered)
     return {
         int(y): {name: Proportion(int(hit[label == y].sum()), int((label == y).sum())) for name, hit in hits.items()}
         for y in np.unique(label)
     }
 
 
-def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
-    values: NDArray[np.int64] = table[name].to_numpy().astype(np.int64)
+def numbers(rows: pa.Table, name: str) -> NDArray[np.float64]:
+    """A column of numbers; null is NaN, for which every comparison except != is False."""
+    values: NDArray[np.float64] = rows[name].to_numpy().astype(np.float64)
     return values
 
 
-def _bools(table: pa.Table, name: str) -> Bools:
-    values: Bools = table[name].to_numpy(zero_copy_only=False).astype(bool)
+def flags(rows: pa.Table, name: str) -> Bools:
+    """A column of flags; null is False."""
+    values: Bools = compute.fill_null(rows[name], False).to_numpy()
     return values
 
 

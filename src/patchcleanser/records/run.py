@@ -52,7 +52,7 @@ SCHEMA = pa.schema(
         ("alert", pa.bool_()),  # detection only
         ("certified", pa.bool_()),
         ("row_certified", pa.bool_()),
-        ("detection_certified", pa.bool_()),  # a weaker promise, and so a column of its own
+        ("detection_certified", pa.bool_()),  # a weaker guarantee, and so a column of its own
         ("failing_pair", pa.list_(pa.int32())),  # two masks under which the label is wrong
         ("weakest", pa.list_(pa.int32())),  # top, left, height, width of each patch that the proof does not cover
         ("margin", pa.float32()),

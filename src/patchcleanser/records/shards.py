@@ -24,8 +24,7 @@ from pyarrow import compute, parquet
 
 from patchcleanser.errors import RecordError
 from patchcleanser.records.atomic import whole_file
-
-Bools = NDArray[np.bool_]
+from patchcleanser.records.metrics import Bools, flags, is_attack, numbers
 
 HEADER = b"patchcleanser"
 """Key of the header and checksum among the metadata of the Parquet schema."""
@@ -146,8 +145,8 @@ def _canonical(values: pa.Array) -> Iterator[bytes]:
         yield _bytes(_numpy(compute.binary_length(values), 0).astype(np.int64))
         yield "".join(values.drop_null().to_pylist()).encode()
     elif pa.types.is_floating(values.type):
-        numbers = _numpy(values, 0.0) + 0.0  # so that -0 becomes 0
-        yield _bytes(np.where(np.isnan(numbers), np.float32(np.nan), numbers))
+        floats = _numpy(values, 0.0) + 0.0  # so that -0 becomes 0
+        yield _bytes(np.where(np.isnan(floats), np.float32(np.nan), floats))
     else:
         yield _bytes(_numpy(values, False if pa.types.is_boolean(values.type) else 0))
 
@@ -168,7 +167,7 @@ def _lengths(lists: pa.Array) -> NDArray[np.int64]:
 
 def first_contradiction(rows: pa.Table) -> tuple[int, str] | None:
     """The index of the first row that contradicts itself, and how; None if none does. Needs no model."""
-    labels = _numbers(rows, "label")
+    labels = numbers(rows, "label")
     answered = rows.filter(compute.is_null(rows["skipped"]))
     if not (labels >= 0).all():
         return int(rows["index"][int((~(labels >= 0)).argmax())].as_py()), "it has no label"
@@ -180,28 +179,28 @@ def first_contradiction(rows: pa.Table) -> tuple[int, str] | None:
 
 def _contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
     """Each way in which an answered row can contradict itself, and the rows that do."""
-    label, answer, undefended = (_numbers(rows, name) for name in ("label", "answer", "undefended"))
+    label, answer, undefended = (numbers(rows, name) for name in ("label", "answer", "undefended"))
     certified, row_certified, detects, alert = (
-        _flags(rows, name) for name in ("certified", "row_certified", "detection_certified", "alert")
+        flags(rows, name) for name in ("certified", "row_certified", "detection_certified", "alert")
     )
     yield "it has no answer", ~((answer >= 0) & (undefended >= 0))
     yield "it does not say whether it is certified", _null(rows, "certified") & _null(rows, "detection_certified")
     yield "certified but not row-certified", certified & ~row_certified & ~_null(rows, "row_certified")
     yield "certified with a wrong answer", (certified | row_certified) & (answer != label)
     yield "detection-certified with a wrong answer or an alert", detects & ((answer != label) | alert)
-    yield "it has no time", ~(_numbers(rows, "seconds") >= 0)
-    yield from (_attack_contradictions if "fooled" in rows.column_names else _mask_contradictions)(rows)
+    yield "it has no time", ~(numbers(rows, "seconds") >= 0)
+    yield from (_attack_contradictions if is_attack(rows) else _mask_contradictions)(rows)
 
 
 def _attack_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
     """An attacker may leave the image as it is, so a defense that is wrong on the clean image is fooled."""
-    label = _numbers(rows, "label")
-    silent = (_numbers(rows, "answer") != label) & ~_flags(rows, "alert")
-    silent |= (_numbers(rows, "attacked_answer") != label) & ~_flags(rows, "attacked_alert")
-    yield "a wrong answer, but not fooled", silent & ~_flags(rows, "fooled")
-    wrong = (_numbers(rows, "undefended") != label) | (_numbers(rows, "attacked_undefended") != label)
-    yield "a wrong undefended answer, but not fooled", wrong & ~_flags(rows, "undefended_fooled")
-    yield "it has no count of queries", ~(_numbers(rows, "queries") >= 0)
+    label = numbers(rows, "label")
+    silent = (numbers(rows, "answer") != label) & ~flags(rows, "alert")
+    silent |= (numbers(rows, "attacked_answer") != label) & ~flags(rows, "attacked_alert")
+    yield "a wrong answer, but not fooled", silent & ~flags(rows, "fooled")
+    wrong = (numbers(rows, "undefended") != label) | (numbers(rows, "attacked_undefended") != label)
+    yield "a wrong undefended answer, but not fooled", wrong & ~flags(rows, "undefended_fooled")
+    yield "it has no count of queries", ~(numbers(rows, "queries") >= 0)
 
 
 def _mask_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
@@ -209,9 +208,9 @@ def _mask_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
     ones, table = ListColumn.read(rows, "one_mask_labels"), ListColumn.read(rows, "table")
     truth = rows["label"].to_numpy()
     wrong_ones, wrong_table = (each.count(each.values != np.repeat(truth, each.lengths)) for each in (ones, table))
-    certified = _flags(rows, "certified")
+    certified = flags(rows, "certified")
     yield "a negative label under a mask", (ones.count(ones.values < 0) + table.count(table.values < 0)) > 0
-    yield "certified with a wrong one-mask label", (certified | _flags(rows, "detection_certified")) & (wrong_ones > 0)
+    yield "certified with a wrong one-mask label", (certified | flags(rows, "detection_certified")) & (wrong_ones > 0)
     yield "certified does not follow from its table", ~table.null & (certified != (wrong_table == 0))
     yield "its table is shorter than its one-mask labels", ~table.null & (table.lengths < ones.lengths)
     yield "its table begins with other one-mask labels", table.differs(ones)
@@ -219,11 +218,11 @@ def _mask_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
         each = ListColumn.read(rows, name)
         yield f"its {name} are not one for each mask", ~each.null & (each.lengths != ones.lengths)
         yield f"a value of its {name} is out of range", each.count((each.values < 0) | (each.values > most)) > 0
-    yield "a negative margin", ~ones.null & (_numbers(rows, "margin") < 0)
-    yield "it has no count of classifications", ~(_numbers(rows, "classifications") >= 0)
+    yield "a negative margin", ~ones.null & (numbers(rows, "margin") < 0)
+    yield "it has no count of classifications", ~(numbers(rows, "classifications") >= 0)
     for part, total in (("flipped", "rechecked"), ("caught", "audited")):
         if part in rows.column_names:  # older rows do not have all counts
-            few, many = _numbers(rows, part), _numbers(rows, total)
+            few, many = numbers(rows, part), numbers(rows, total)
             yield f"more labels {part} than {total}", (few < 0) | (few > many)
 
 
@@ -263,15 +262,3 @@ class ListColumn:
 def _null(rows: pa.Table, name: str) -> Bools:
     nulls: Bools = rows[name].is_null().to_numpy()
     return nulls
-
-
-def _flags(rows: pa.Table, name: str) -> Bools:
-    """Null is False."""
-    flags: Bools = compute.fill_null(rows[name], False).to_numpy()
-    return flags
-
-
-def _numbers(rows: pa.Table, name: str) -> NDArray[np.float64]:
-    """Null is NaN, for which every comparison except != is False."""
-    numbers: NDArray[np.float64] = rows[name].to_numpy().astype(np.float64)
-    return numbers

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from patchcleanser.core.threats import AnyRectangle
 from patchcleanser.reports.run_results import RunResult
@@ -34,29 +33,23 @@ class PublishedRow:
     undefended: float | None
     clean: float | None
     certified: float
+    authors: str
+    """With the venue."""
+    paper: str
+    """The title."""
 
     @property
     def citation(self) -> str:
         """Authors and venue, and where in the paper the row is."""
-        authors: str = _file()["sources"][self.source][0]
-        return f"{authors} ({self.where})" if self.where else authors
-
-    @property
-    def paper(self) -> str:
-        """The title of the paper."""
-        title: str = _file()["sources"][self.source][1]
-        return title
+        return f"{self.authors} ({self.where})" if self.where else self.authors
 
 
 @cache
-def _file() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return content
-
-
-def published() -> list[PublishedRow]:
+def published() -> tuple[PublishedRow, ...]:
     """Every row of published.json."""
-    return [PublishedRow(**row) for row in _file()["rows"]]
+    content = json.loads(FILE.read_text(encoding="utf-8"))
+    sources = {source: {"authors": authors, "paper": title} for source, (authors, title) in content["sources"].items()}
+    return tuple(PublishedRow(**row, **sources[row["source"]]) for row in content["rows"])
 
 
 def comparable(result: RunResult) -> list[PublishedRow]:
