@@ -96,6 +96,7 @@ def test_numbers_on_the_page_and_in_the_tables_equal_the_records(make_run: MakeR
     certified = sum(hits["certified"])
     assert f"{100 * certified / 40:.1f}% certified against any 2×2 px patch" in words
     assert f"{certified} of 40" in words
+    assert "Certified, % Clean, % Undefended, % Row-certified, % Images" in words
 
 
 def test_each_class_is_counted_alone(make_run: MakeRun, tmp_path: Path) -> None:

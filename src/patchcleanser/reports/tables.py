@@ -34,7 +34,7 @@ class Column:
 UNDEFENDED = Column("undefended", "Undefended, %")
 CLEAN = Column("clean", "Clean, %")
 CERTIFIED = Column("certified", "Certified, %")
-ROW_CERTIFIED = Column("row_certified", "Cells-certified, %")
+ROW_CERTIFIED = Column("row_certified", "Row-certified, %")
 DETECTION = Column("detection_certified", "Certified for detection, %")
 ALERTS = Column("alerts", "Alerts on clean images, %")
 
