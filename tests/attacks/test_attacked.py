@@ -18,7 +18,7 @@ from patchcleanser.errors import InputError, RecordError
 from patchcleanser.evaluation import attack_jobs as module
 from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all, attack_shares
 from patchcleanser.records.metrics import certified_fooled
-from patchcleanser.records.run import ATTACKED, find_runs
+from patchcleanser.records.run import ATTACK_SCHEMA, find_runs
 
 QUICK = AttackSettings(iterations=8, locations=2)
 
@@ -37,7 +37,7 @@ def test_rows_say_what_both_classifiers_answer_and_no_certified_image_is_fooled(
     run = attack_all(what, tmp_path, batch=4)
     rows = run.read()
     assert run.finished
-    assert rows.schema.names == ATTACKED.names
+    assert rows.schema.names == ATTACK_SCHEMA.names
     assert len(certified_fooled(rows)) == 0
     shares = attack_shares(rows)
     assert {share.total for share in shares.values()} == {10}

@@ -26,9 +26,8 @@ from patchcleanser.evaluation.reference import (
     slow_challenger_masking,
 )
 from patchcleanser.evaluation.reference import slow_double_masking as slow
-from patchcleanser.records.checksums import checksum
 from patchcleanser.records.run import Row
-from patchcleanser.records.shards import write_shard
+from patchcleanser.records.shards import checksum, write_shard
 
 QUICK = AttackSettings(iterations=3, locations=1)
 

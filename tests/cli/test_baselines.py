@@ -11,7 +11,7 @@ from patchcleanser.data import load_dataset
 from patchcleanser.data.codec import as_picture
 from patchcleanser.records.run import Run
 from patchcleanser.reports.drawing import style
-from patchcleanser.reports.studies import read_study
+from patchcleanser.reports.run_results import read_result
 from patchcleanser.reports.sweeps import costs
 
 from .conftest import Command
@@ -63,14 +63,14 @@ def test_the_figure_of_cost_has_a_point_for_each_defense(run: Command, tmp_path:
     for defense in kinds:
         words = ["certify", "--defense", defense, "--model", MODELS[defense], "--limit", "3", "--patch", "2"]
         assert run(*words, "--device", "cpu", "--out", str(tmp_path / defense)).code == 0
-    studies = [study for kind in kinds if (study := read_study(Run.open(tmp_path / kind), None)) is not None]
+    results = [result for kind in kinds if (result := read_result(Run.open(tmp_path / kind), None)) is not None]
     with style():
-        drawing = costs(studies)
+        drawing = costs(results)
     assert drawing is not None
     (axes,) = drawing.figure.axes
     assert [len(line.get_xdata()) for line in axes.get_lines()] == [1] * len(kinds)
     assert "de-randomized smoothing" in drawing.alt
-    assert costs(studies[:1]) is None  # one defense alone is compared with nothing
+    assert costs(results[:1]) is None  # one defense alone is compared with nothing
 
 
 def test_options_of_a_defense_s_parents_can_be_set(run: Command, tmp_path: Path) -> None:

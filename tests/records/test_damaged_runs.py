@@ -16,9 +16,8 @@ from pyarrow import parquet
 
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
-from patchcleanser.records.checksums import checksum
 from patchcleanser.records.run import SCHEMA, Row, Run
-from patchcleanser.records.shards import write_shard
+from patchcleanser.records.shards import checksum, write_shard
 
 JOB: dict[str, Any] = {"threat": Threat.square(5).to_json(), "masks": [2, 2], "stride": None, "table": True}
 IMAGES, BATCH = 10, 4
@@ -137,7 +136,7 @@ def test_a_shard_of_another_job_is_refused(tmp_path: Path) -> None:
 def test_a_shard_of_more_batches_than_there_are_is_refused(tmp_path: Path) -> None:
     run = finish(tmp_path)
     shutil.copyfile(run.shard(0), run.shard(3))
-    with pytest.raises(RecordError, match=r"rows-00003.parquet is of no batch: .*manifest.json has 3 batches"):
+    with pytest.raises(RecordError, match=r"rows-00003.parquet belongs to no batch: .*manifest.json has 3 batches"):
         run.read()
 
 
@@ -178,28 +177,30 @@ def test_a_flipped_byte_is_refused_or_changes_nothing(tmp_path: Path, seed: int)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"batch": 5}, "does not match its checksum"),
         ({"batch": 0}, "does not match its checksum"),
         ({"images": 9}, "does not match its checksum"),
         ({"images": 10**12}, "does not match its checksum"),
         ({"columns": {}}, "does not match its checksum"),
-        ({"about": []}, "its circumstances"),
+        ({"about": []}, "its metadata"),
         ({"job": {**JOB, "masks": [6, 6]}}, "its key does not fit its job"),
         ({"job": []}, "is damaged|its key"),
     ],
     ids=str,
 )
 def test_a_changed_manifest_is_refused_and_deleting_it_loses_no_row(
-    tmp_path: Path, change: dict[str, Any], said: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     run = finish(tmp_path)
     digest, times = run.digest, [run.shard(batch).stat().st_mtime_ns for batch in range(3)]
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     for read in (Run.open, begin):
-        with pytest.raises(RecordError, match=f"manifest.json .*({said}).*; restore it, or delete it and run the same"):
+        with pytest.raises(
+            RecordError, match=f"manifest.json .*({message}).*; restore it, or delete it and run the same"
+        ):
             read(tmp_path)
     path.unlink()
     again = Run.begin(tmp_path, JOB, images=IMAGES, batch=100, metadata={})
@@ -208,28 +209,28 @@ def test_a_changed_manifest_is_refused_and_deleting_it_loses_no_row(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        ({"batch": 5}, "is of no batch"),
-        ({"batch": 2}, "is of no batch|holds other rows"),
-        ({"batch": 0}, "batch is at least 1, got 0"),
-        ({"batch": "4"}, "batch is at least 1, got 4"),
-        ({"batch": 4.0}, "batch is at least 1, got 4.0"),
-        ({"images": -1}, "images is at least 1, got -1"),
-        ({"images": 8}, "is of no batch"),
+        ({"batch": 5}, "belongs to no batch"),
+        ({"batch": 2}, "belongs to no batch|holds other rows"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"batch": "4"}, "batch must be at least 1, got 4"),
+        ({"batch": 4.0}, "batch must be at least 1, got 4.0"),
+        ({"images": -1}, "images must be at least 1, got -1"),
+        ({"images": 8}, "belongs to no batch"),
         ({"images": 9}, "holds other rows than 8 to 8, each once: 8, 9"),
         ({"images": 12}, "holds other rows than 8 to 11, each once: 8, 9"),
     ],
     ids=str,
 )
 def test_a_changed_manifest_without_a_checksum_does_not_fit_its_rows(
-    tmp_path: Path, change: dict[str, Any], said: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     finish(tmp_path)
     without_checksums(tmp_path)
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(RecordError, match=said):
+    with pytest.raises(RecordError, match=message):
         Run.open(tmp_path).read()
 
 
@@ -276,7 +277,7 @@ CONTRADICTIONS: list[tuple[str, Row]] = [
     ("it has no label", {"label": -1}),
     ("it has no answer", {"answer": None}),
     ("it has no answer", {"undefended": -1}),
-    ("it says nothing of a certificate", {"certified": None}),
+    ("it does not say whether it is certified", {"certified": None}),
     ("certified but not row-certified", {"row_certified": False}),
     ("certified with a wrong answer", {"answer": 2}),
     ("certified with a wrong answer", {"answer": 2, "certified": False, "table": [1] * 9 + [2]}),
@@ -298,17 +299,17 @@ CONTRADICTIONS: list[tuple[str, Row]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "change"), CONTRADICTIONS, ids=str)
-def test_a_row_that_contradicts_itself_is_neither_written_nor_read(tmp_path: Path, said: str, change: Row) -> None:
+@pytest.mark.parametrize(("message", "change"), CONTRADICTIONS, ids=str)
+def test_a_row_that_contradicts_itself_is_neither_written_nor_read(tmp_path: Path, message: str, change: Row) -> None:
     run = finish(tmp_path)
     rows = rows_of(run, 1)
     rows[1] |= change
-    with pytest.raises(RecordError, match=f"is not written: it has a row that contradicts itself, row 5: {said}"):
+    with pytest.raises(RecordError, match=f"is not written: it has a row that contradicts itself, row 5: {message}"):
         run.write(1, rows)
     assert len(run.read()) == IMAGES
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     write_shard(run.shard(1), table, run.header(1), checksum(table, run.header(1)))  # as a forger would
-    with pytest.raises(RecordError, match=f"rows-00001.parquet has a row that contradicts itself, row 5: {said}"):
+    with pytest.raises(RecordError, match=f"rows-00001.parquet has a row that contradicts itself, row 5: {message}"):
         run.read(["id"])
     run.shard(1).unlink()
     assert len(finish(tmp_path).read()) == IMAGES
@@ -396,7 +397,7 @@ def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path, name: str) -
     if name == "lock":
         target.write_text("precious")
     (run.folder / name).symlink_to(target)
-    with pytest.raises(RecordError, match=f"{name} is a symbolic link, and nothing is written through one"):
+    with pytest.raises(RecordError, match=f"{name} is a symbolic link, and nothing is written through links"):
         finish(run.folder)
     assert target.read_text() == "precious" if name == "lock" else not target.exists()
     (run.folder / name).unlink()

@@ -18,7 +18,7 @@ from patchcleanser import (
 from patchcleanser.data import ArrayDataset
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import Job, evaluate
-from patchcleanser.records.derive import derive, detection, row_certified, verdicts, weakness
+from patchcleanser.records.derive import Derived, derive, detection, row_certified, verdicts
 from patchcleanser.records.run import Run
 
 
@@ -39,6 +39,12 @@ def images(number: int = 30) -> ArrayDataset:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Run:
     job = Job(shaky(), images(), Threat.square(3), masks=3, table=True)
     return evaluate(job, tmp_path_factory.mktemp("run"), batch=7)
+
+
+def derived(run: Run) -> Derived:
+    result = derive(run)
+    assert result is not None
+    return result
 
 
 def tensors(data: ArrayDataset) -> list[torch.Tensor]:
@@ -75,8 +81,9 @@ def test_the_map_of_weak_places_is_the_mean_of_the_certificates_maps(stored: Run
     data = images()
     live = DoubleMasking(shaky(), Threat.square(3), masks=3).certify(tensors(data), data.labels, maps=True)
     maps = np.stack([c.positions[(3, 3)] for c in live if c.positions is not None])
-    assert np.allclose(weakness(stored), 1 - maps.mean(axis=0))
-    assert 0 < weakness(stored).mean() < 1
+    weakness = derived(stored).weakness
+    assert np.allclose(weakness, 1 - maps.mean(axis=0))
+    assert 0 < weakness.mean() < 1
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.4, 0.9])
@@ -84,11 +91,11 @@ def test_minority_reports_follow_at_every_threshold(stored: Run, threshold: floa
     data = images()
     live = MinorityReports(shaky(), Threat.square(3), masks=3, threshold=threshold)
     certified = live.certify(tensors(data), data.labels)
-    said = live.predict(tensors(data))
-    (found,) = detection(stored, [threshold])
-    assert found.detection_certified.count == sum(c.detection_certified for c in certified)
-    assert found.alerts.count == sum(v.alert for v in said)
-    assert found.clean.count == sum(not v.alert and v.label == y for v, y in zip(said, data.labels, strict=True))
+    predicted = live.predict(tensors(data))
+    (point,) = detection(stored, [threshold])
+    assert point.detection_certified.count == sum(c.detection_certified for c in certified)
+    assert point.alerts.count == sum(v.alert for v in predicted)
+    assert point.clean.count == sum(not v.alert and v.label == y for v, y in zip(predicted, data.labels, strict=True))
 
 
 def test_images_of_different_sizes_share_one_map(tmp_path: Path) -> None:
@@ -113,14 +120,12 @@ def test_images_of_different_sizes_share_one_map(tmp_path: Path) -> None:
         lambda x: torch.stack([1 - x.mean((1, 2, 3)), x.mean((1, 2, 3))], 1), array="torch", fingerprint="dark"
     )
     run = evaluate(Job(dark, Mixed(), Threat.square(3), masks=2, table=True), tmp_path)
-    assert weakness(run).shape == (64, 64)
-    found = derive(run)
-    assert found is not None
-    assert found.answers["double-masking"][0].count == 4
+    assert derived(run).weakness.shape == (64, 64)
+    assert derived(run).answers["double-masking"][0].count == 4
 
 
 def test_without_a_table_nothing_is_derived(tmp_path: Path) -> None:
     run = evaluate(Job(shaky(), images(4), Threat.square(3), masks=2), tmp_path)
     assert derive(run) is None
     with pytest.raises(RecordError, match="certify with --table"):
-        weakness(run)
+        verdicts(run, "double-masking")

@@ -71,7 +71,7 @@ def test_a_run_goes_on_with_the_batches_it_began_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "damaged"),
         ("{", "damaged"),
@@ -80,9 +80,9 @@ def test_a_run_goes_on_with_the_batches_it_began_with(tmp_path: Path) -> None:
         (json.dumps({"format": 1, "key": "0", "job": {}, "images": 1, "batch": 1, "about": {}}), "changed by hand"),
     ],
 )
-def test_a_damaged_manifest_is_named(tmp_path: Path, content: str, said: str) -> None:
+def test_a_damaged_manifest_is_named(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(RecordError, match=said):
+    with pytest.raises(RecordError, match=message):
         Run.open(tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_rows_of_an_older_version_are_read_beside_new_ones(tmp_path: Path) -> No
 def test_rows_without_a_manifest_are_not_taken_for_ours(tmp_path: Path) -> None:
     begin(tmp_path).write(0, [row(0), row(1)])
     (tmp_path / "manifest.json").unlink()
-    with pytest.raises(RecordError, match=r"holds rows but no manifest.json, and none of them says it is of this job"):
+    with pytest.raises(RecordError, match=r"holds rows but no manifest.json, and none of them belongs to this job"):
         begin(tmp_path, {**JOB, "classifier": "xyz"})
 
 
@@ -128,10 +128,10 @@ def test_only_one_process_works_on_a_run_and_its_death_frees_the_folder(tmp_path
 
 
 def test_a_folder_that_another_job_began_meanwhile_is_not_written_to(tmp_path: Path) -> None:
-    mine = begin(tmp_path)
+    run = begin(tmp_path)
     (tmp_path / "manifest.json").unlink()
     begin(tmp_path, {**JOB, "classifier": "xyz"})  # both were about to begin, and the other wrote last
-    with pytest.raises(RecordError, match="taken by another run meanwhile"), mine.locked():
+    with pytest.raises(RecordError, match="taken by another run meanwhile"), run.locked():
         pass
     with Run.open(tmp_path).locked():  # and the lock is free again
         pass
@@ -139,10 +139,10 @@ def test_a_folder_that_another_job_began_meanwhile_is_not_written_to(tmp_path: P
 
 def test_the_same_job_begun_meanwhile_in_other_batches_is_not_mixed_with_ours(tmp_path: Path) -> None:
     """Shards are named by their batch: of two sizes, some images would have two rows and others none."""
-    mine = begin(tmp_path)
+    run = begin(tmp_path)
     (tmp_path / "manifest.json").unlink()
-    Run.begin(tmp_path, JOB, images=mine.images, batch=mine.batch + 1, metadata={})
-    with pytest.raises(RecordError, match="taken by another run meanwhile"), mine.locked():
+    Run.begin(tmp_path, JOB, images=run.images, batch=run.batch + 1, metadata={})
+    with pytest.raises(RecordError, match="taken by another run meanwhile"), run.locked():
         pass
 
 
@@ -198,17 +198,17 @@ def test_a_summary_counts_what_was_answered_and_only_that(tmp_path: Path) -> Non
     wrong = row(1, answer=0, certified=False, row_certified=False, case="majority")
     skipped = {"index": 3, "id": "3.png", "label": 1, "skipped": "cannot decode"}
     run.write(0, [row(0), wrong, row(2, undefended=0, certified=False), skipped])
-    found = summary(run.read())
-    assert (found.images, found.skipped) == (3, 1)
-    assert {name: share.count for name, share in found.shares.items()} == {
+    result = summary(run.read())
+    assert (result.images, result.skipped) == (3, 1)
+    assert {name: share.count for name, share in result.shares.items()} == {
         "undefended": 2,
         "clean": 2,
         "certified": 1,
         "row_certified": 2,
     }
-    assert found.cases == {"agreed": 2, "majority": 1}
+    assert result.cases == {"agreed": 2, "majority": 1}
     assert per_class(run.read())[1]["clean"] == Proportion(2, 3)
-    twice = found + found
+    twice = result + result
     assert twice.shares["clean"] == Proportion(4, 6)
 
 

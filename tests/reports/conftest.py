@@ -68,16 +68,16 @@ def attack_written(
 ) -> Run:
     """A run of an attack on images of class 0, by turns of each kind."""
     budget = {"iterations": 100, "locations": 1, "restarts": 1, "places": "random", "loss": "margin"}
-    known = {
+    identity = {
         **{"labels": 1, "classifier": "c" * 64, "device": "cpu", "precision": "exact", "data": "d" * 64},
         **{"threat": Threat.square(2).to_json(), "masks": [2, 2], "stride": None, "options": {}, "table": False},
         **{"defense": "minority-reports" if detects else "double-masking", "kind": "attack", "attack": "apgd"},
         "settings": {**budget, "target": None, "seed": 0, "chunk": None, **(settings or {})},
         **(job or {}),
     }
-    told = {"model": "zoo:tiny", "data": "cifar10", "classes": ["cat", "dog", "frog"]}
-    told["command"] = "patchcleanser attack …"
-    run = Run.begin(folder, known, images=images, batch=batch, metadata=told | (metadata or {}))
+    facts = {"model": "zoo:tiny", "data": "cifar10", "classes": ["cat", "dog", "frog"]}
+    facts["command"] = "patchcleanser attack …"
+    run = Run.begin(folder, identity, images=images, batch=batch, metadata=facts | (metadata or {}))
     for number in range(run.batches):
         rows = [_attacked_row(index, detects) for index in run.indices(number)]
         for row in rows:
@@ -95,9 +95,9 @@ def _attacked_row(index: int, detects: bool) -> Row:
         **{"attacked_answer": 0, "attacked_case": "disagreer", "patches": [1, 2, 2, 2], "margin": -0.5},
         **{"queries": 102, "seconds": 0.5, **KINDS[index % len(KINDS)]},
     }
-    sure = not row["fooled"] and index % 8 < 4
-    row |= {"certified": sure, "row_certified": sure}
-    return row | DETECTED | {"detection_certified": sure, "fooled": False} if detects else row
+    certified = not row["fooled"] and index % 8 < 4
+    row |= {"certified": certified, "row_certified": certified}
+    return row | DETECTED | {"detection_certified": certified, "fooled": False} if detects else row
 
 
 def written(
@@ -132,8 +132,8 @@ def written(
         "options": {"threshold": 0.5} if detects else {},
         "table": table and not detects,
     }
-    known = {"model": "zoo:tiny", "data": "cifar10", "classes": list(classes), "command": "patchcleanser certify …"}
-    run = Run.begin(folder, job, images=images, batch=batch, metadata=known if metadata is None else metadata)
+    facts = {"model": "zoo:tiny", "data": "cifar10", "classes": list(classes), "command": "patchcleanser certify …"}
+    run = Run.begin(folder, job, images=images, batch=batch, metadata=facts if metadata is None else metadata)
     rng = np.random.default_rng(seed)
     for number in range(run.batches):
         rows = []
@@ -161,27 +161,27 @@ def _facts(
         labels[:] = other
     elif kind > 0.5:
         labels[rng.choice(len(labels), size=2, replace=False)] = other
-    one, sure = labels[:count].tolist(), rng.uniform(0.3, 1, count).astype(np.float32)
-    found: dict[str, Any] = {
+    singles, confidences = labels[:count].tolist(), rng.uniform(0.3, 1, count).astype(np.float32)
+    row: dict[str, Any] = {
         "height": size[0],
         "width": size[1],
         "undefended": other if kind > 0.9 else truth,
         "one_mask_labels": labels[:count],
-        "one_mask_margins": sure,
-        "one_mask_confidences": sure,
+        "one_mask_margins": confidences,
+        "one_mask_confidences": confidences,
         "margin": float(rng.exponential()),
         "classifications": len(unions),
         "seconds": 0.25,
     }
     if detects:
-        undefended = found["undefended"]
-        alert = bool(reporters(undefended, one, sure.tolist(), 0.5))
-        proved = first_failure(truth, one, sure.tolist(), 0.5) is None and undefended == truth
-        return found | {"answer": undefended, "alert": alert, "detection_certified": proved}
+        undefended = row["undefended"]
+        alert = bool(reporters(undefended, singles, confidences.tolist(), 0.5))
+        proved = first_failure(truth, singles, confidences.tolist(), 0.5) is None and undefended == truth
+        return row | {"answer": undefended, "alert": alert, "detection_certified": proved}
     good = ~(labels != truth)[unions.index].any(axis=1)
     hole = masks.cover(run.threat).hole(good)
-    verdict = double_masking(one, lambda i: labels[unions.index[i]].tolist())
-    return found | {
+    verdict = double_masking(singles, lambda i: labels[unions.index[i]].tolist())
+    return row | {
         "table": labels if run.job["table"] else None,
         "answer": verdict.label,
         "case": verdict.case.value,

@@ -23,7 +23,7 @@ def test_numbers_of_an_attack_equal_its_rows(make_attack: MakeRun, tmp_path: Pat
     run = make_attack()
     words = Page(reported(tmp_path / "out", run)).text
     rows = run.read().to_pylist()
-    (found,) = table(tmp_path / "out", "attacks")
+    (line,) = table(tmp_path / "out", "attacks")
     hits = {
         "clean": [row["answer"] == row["label"] for row in rows],
         "undefended_under_attack": [not row["undefended_fooled"] for row in rows],
@@ -32,13 +32,13 @@ def test_numbers_of_an_attack_equal_its_rows(make_attack: MakeRun, tmp_path: Pat
     }
     for name, hit in hits.items():
         share = Proportion(sum(hit), len(hit))
-        assert (int(found[f"{name}_count"]), int(found[f"{name}_total"])) == (share.count, share.total)
+        assert (int(line[f"{name}_count"]), int(line[f"{name}_total"])) == (share.count, share.total)
         low, high = share.interval
         assert f"{share.percent:.1f} {low:.1f}–{high:.1f}" in words
-    assert (found["model"], found["defense"], found["attack"]) == ("zoo:tiny", "double-masking", "Auto-PGD")
-    assert (found["iterations"], found["locations"], found["images"], found["fooled"]) == ("100", "1", "16", "0")
-    assert (float(found["queries"]), float(found["seconds"])) == (102, 0.5)
-    assert "50.0% still right under attack, no certified image fooled" in words
+    assert (line["model"], line["defense"], line["attack"]) == ("zoo:tiny", "double-masking", "Auto-PGD")
+    assert (line["iterations"], line["locations"], line["images"], line["fooled"]) == ("100", "1", "16", "0")
+    assert (float(line["queries"]), float(line["seconds"])) == (102, 0.5)
+    assert "50.0% still correct under attack, no certified image fooled" in words
     assert "attacked by Auto-PGD (100 iterations, 1 location)" in words
     assert "An attack can only refute" in words
     assert "A certificate proves" in words
@@ -84,8 +84,8 @@ def test_the_gallery_shows_before_and_after_with_labels_case_and_certificate(
 ) -> None:
     html = reported(tmp_path / "out", make_attack())
     page = Page(html)
-    for said in ("Recovered", "The defense was fooled", "The attack failed", "Wrong without any attack"):
-        assert said in page.text
+    for title in ("Recovered", "The defense was fooled", "The attack failed", "Wrong without any attack"):
+        assert title in page.text
     assert "cat , certified undefended: cat → dog defended: cat → cat case II: a disagreer decides" in page.text
     assert "cat , not certified undefended: cat → dog defended: cat → dog (wrong) case III" in page.text
     # Each image twice, and the patch outlined once, by a dark and a bright line.
@@ -108,10 +108,10 @@ def test_a_picture_that_is_gone_is_left_out(make_attack: MakeRun, tmp_path: Path
 
 def test_detection_under_attack_has_a_table_of_its_own(make_attack: MakeRun, tmp_path: Path) -> None:
     words = Page(reported(tmp_path / "out", make_attack(detects=True))).text
-    (found,) = table(tmp_path / "out", "detection-attacks")
-    assert (found["never_wrong_silently"], found["alerts_under_attack"]) == ("100.0", "100.0")
+    (line,) = table(tmp_path / "out", "detection-attacks")
+    assert (line["never_wrong_silently"], line["alerts_under_attack"]) == ("100.0", "100.0")
     assert "100.0% never wrong silently under attack" in words
-    assert "Noticed" in words
+    assert "Detected" in words
     assert not (tmp_path / "out" / "tables" / "empirical.csv").exists()
 
 
@@ -148,7 +148,7 @@ def test_an_attack_stands_beside_the_certificates_of_the_same_model_data_and_pat
 
 
 @pytest.mark.parametrize(
-    ("made", "why"),
+    ("settings", "why"),
     [
         ({"job": {"classifier": "e" * 64}}, "it attacks another model than"),
         ({"metadata": {"data": "imagenette"}}, "it attacks another data than"),
@@ -157,9 +157,9 @@ def test_an_attack_stands_beside_the_certificates_of_the_same_model_data_and_pat
     ],
 )
 def test_an_attack_on_something_else_is_left_out_and_named(
-    make_attack: MakeRun, make_run: MakeRun, tmp_path: Path, made: dict[str, object], why: str
+    make_attack: MakeRun, make_run: MakeRun, tmp_path: Path, settings: dict[str, object], why: str
 ) -> None:
-    certified, stranger = make_run(), make_attack("stranger", **made)
+    certified, stranger = make_run(), make_attack("stranger", **settings)
     words = Page(reported(tmp_path / "out", certified, stranger)).text
     assert f"stranger is left out: {why} the certified runs beside it; report it alone" in words
     assert "Under attack" not in words
@@ -208,17 +208,17 @@ def test_the_command_tells_the_numbers_of_both_kinds_as_json(
     make_run("runs/certify")
     make_attack("runs/attack")
     done = typed(tmp_path / "runs", "--json")
-    told = json.loads(done.stdout)
-    attack = told[str(tmp_path / "runs" / "attack")]
+    numbers = json.loads(done.stdout)
+    attack = numbers[str(tmp_path / "runs" / "attack")]
     assert attack["robust"]["count"] == 8
     assert attack["certified_images_fooled"] == 0
-    assert "certified_images_fooled" not in told[str(tmp_path / "runs" / "certify")]
+    assert "certified_images_fooled" not in numbers[str(tmp_path / "runs" / "certify")]
     assert (tmp_path / "runs" / "report" / "report.html").is_file()
 
 
 def test_attacks_are_named_by_what_differs(make_attack: MakeRun, tmp_path: Path) -> None:
     many = {"restarts": 3, "places": "searched", "loss": "ce", "seed": 7}
     words = Page(reported(tmp_path / "out", make_attack("a"), make_attack("b", settings=many))).text
-    assert "Auto-PGD (100 iterations, 1 location) 50.0% still right" in words
-    assert "Auto-PGD (100 iterations, 1 location, 3 restarts, searched, ce loss, seed 7) 50.0% still right" in words
+    assert "Auto-PGD (100 iterations, 1 location) 50.0% still correct" in words
+    assert "Auto-PGD (100 iterations, 1 location, 3 restarts, searched, ce loss, seed 7) 50.0% still correct" in words
     assert "Attacks: Auto-PGD (100 iterations, 1 location), Auto-PGD" in words

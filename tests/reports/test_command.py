@@ -42,20 +42,20 @@ def test_several_runs_are_reported_in_the_folder_that_holds_them(make_run: MakeR
 
 
 def test_tables_and_figures_of_an_earlier_report_do_not_stay(make_run: MakeRun, tmp_path: Path) -> None:
-    one, other, out = make_run("a"), make_run("b", masks=3), tmp_path / "report"
+    first, second, out = make_run("a"), make_run("b", masks=3), tmp_path / "report"
 
     def files() -> set[str]:
         return {str(path.relative_to(out)) for path in out.rglob("*.*")}
 
-    assert typed(one.folder, "--out", out).exit_code == 0
+    assert typed(first.folder, "--out", out).exit_code == 0
     alone = files()
     (out / "tables" / "mine.csv").write_text("not the report's")
-    assert typed(one.folder, other.folder, "--out", out).exit_code == 0
+    assert typed(first.folder, second.folder, "--out", out).exit_code == 0
     assert files() - alone > {"tables/mine.csv"}
-    assert typed(one.folder, "--out", out).exit_code == 0
+    assert typed(first.folder, "--out", out).exit_code == 0
     assert files() == alone | {"tables/mine.csv"}
     (out / "report-files.json").write_text("[[1]]")  # somebody's
-    assert typed(one.folder, "--out", out).exit_code == 0
+    assert typed(first.folder, "--out", out).exit_code == 0
 
 
 def test_json_prints_the_summaries_by_run_folder(make_run: MakeRun, tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_runs_left_out_and_not_finished_are_named(make_run: MakeRun, tmp_path: P
     half.shard(1).unlink()
     for batch in range(3):
         empty.shard(batch).unlink()
-    said = typed(tmp_path / "sweep").stderr.splitlines()
+    lines = typed(tmp_path / "sweep").stderr.splitlines()
     again = "go on with: patchcleanser certify …"
-    assert said == [
+    assert lines == [
         f"left out: {empty.folder}, it holds no rows yet; {again}",
         f"not finished: {half.folder}, 8 of 24 images missing; {again}",
     ]

@@ -13,22 +13,23 @@ from PIL import Image
 
 from patchcleanser.records.run import Run
 from patchcleanser.reports import write_report
-from patchcleanser.reports.gallery import LARGEST, Picture, gallery
-from patchcleanser.reports.studies import read_study
+from patchcleanser.reports.gallery import ATTACK_GROUPS, GROUPS, MAX_SIDE, Picture, gallery
+from patchcleanser.reports.page import template_environment
+from patchcleanser.reports.run_results import read_result
 
 MakeRun = Callable[..., Run]
 
 
 def shown(run: Run) -> dict[str, list[Picture]]:
-    study = read_study(run, None)
-    assert study is not None
-    return {kind.title: pictures for kind, pictures in gallery(study, 100)}
+    result = read_result(run, None)
+    assert result is not None
+    return gallery(result, 100)
 
 
 def test_the_patch_that_breaks_the_proof_is_drawn_where_it_lies(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(images=40)
     rows = {row["id"]: row for row in run.read().to_pylist()}
-    pictures = shown(run)["Right, but not proved"]
+    pictures = shown(run)["not-proved"]
     assert pictures
     for picture in pictures:
         (patch,) = picture.patches
@@ -42,28 +43,28 @@ def test_the_patch_that_breaks_the_proof_is_drawn_where_it_lies(make_run: MakeRu
 def test_each_kind_shows_rows_of_that_kind(make_run: MakeRun) -> None:
     run = make_run(images=60)
     rows = {row["id"]: row for row in run.read().to_pylist()}
-    found = shown(run)
-    assert all(rows[p.id]["certified"] for p in found["Certified"])
-    assert all(rows[p.id]["answer"] != rows[p.id]["label"] for p in found["Wrong"])
+    groups = shown(run)
+    assert all(rows[p.id]["certified"] for p in groups["certified"])
+    assert all(rows[p.id]["answer"] != rows[p.id]["label"] for p in groups["wrong"])
     masks = run.mask_set((8, 8)).masks
-    for picture in found["Case II: a disagreer decided"]:
+    for picture in groups["disagreer"]:
         assert picture.masks == list(masks[rows[picture.id]["deciding_mask"]])
 
 
 def test_alerts_are_shown_as_alerts(make_run: MakeRun) -> None:
     run = make_run(images=60, detects=True)
-    found = shown(run)
-    assert all(p.answer == "an alert" and p.masks for p in found["Alert on a clean image"])
-    assert "Certified" not in found
-    assert "Certified for detection" in found
+    groups = shown(run)
+    assert all(p.answer == "an alert" and p.masks for p in groups["alert"])
+    assert "certified" not in groups
+    assert "detection-certified" in groups
 
 
 def test_only_pictures_that_are_there_and_whole_are_shown(make_run: MakeRun) -> None:
     run = make_run(images=40)
-    kept = sorted((run.folder / "gallery").iterdir(), key=lambda path: int(path.stem))
-    for path in kept[2:]:
+    paths = sorted((run.folder / "gallery").iterdir(), key=lambda path: int(path.stem))
+    for path in paths[2:]:
         path.unlink()
-    kept[0].write_bytes(b"no picture")
+    paths[0].write_bytes(b"no picture")
     assert {p.id for pictures in shown(run).values() for p in pictures} <= {"image 1"}
 
 
@@ -74,9 +75,9 @@ def test_large_pictures_are_shrunk_and_keep_the_images_own_coordinates(make_run:
         Image.fromarray(noise).save(path)
     for pictures in shown(run).values():
         for picture in pictures:
-            assert (picture.height, picture.width, picture.coarse) == (500, 400, False)
+            assert (picture.height, picture.width, picture.pixelated) == (500, 400, False)
             content = base64.b64decode(picture.uri.partition(",")[2])
-            assert max(Image.open(io.BytesIO(content)).size) == LARGEST
+            assert max(Image.open(io.BytesIO(content)).size) == MAX_SIDE
 
 
 def test_no_pictures_where_none_are_wanted(make_run: MakeRun, tmp_path: Path) -> None:
@@ -99,9 +100,9 @@ def test_answers_carry_the_models_names_and_labels_the_datasets(make_run: MakeRu
 def test_only_certified_images_have_a_margin(make_run: MakeRun) -> None:
     run = make_run(images=40)
     rows = {row["id"]: row for row in run.read().to_pylist()}
-    found = [picture for pictures in shown(run).values() for picture in pictures]
-    assert {picture.margin is not None for picture in found} == {True, False}
-    assert all((picture.margin is not None) == rows[picture.id]["certified"] for picture in found)
+    everything = [picture for pictures in shown(run).values() for picture in pictures]
+    assert {picture.margin is not None for picture in everything} == {True, False}
+    assert all((picture.margin is not None) == rows[picture.id]["certified"] for picture in everything)
 
 
 def test_long_ids_keep_their_end_and_are_whole_in_the_title(make_run: MakeRun, tmp_path: Path) -> None:
@@ -114,10 +115,16 @@ def test_long_ids_keep_their_end_and_are_whole_in_the_title(make_run: MakeRun, t
 def test_a_report_without_pictures_says_why(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(pictures=False)
 
-    def said(*, pictures: bool = True) -> str:
+    def html(*, pictures: bool = True) -> str:
         return write_report([(run, None)], tmp_path / "out", pictures=pictures).read_text(encoding="utf-8")
 
-    assert "No pictures: none were kept" in said()
-    assert "left out of this report (<code>--no-gallery</code>)" in said(pictures=False)
+    assert "No pictures: none were saved" in html()
+    assert "left out of this report (<code>--no-gallery</code>)" in html(pictures=False)
     run.shard(1).unlink()
-    assert "No pictures yet: a run keeps them when it is finished" in said()
+    assert "No pictures yet: they are saved when a run is finished" in html()
+
+
+def test_every_group_has_a_title_and_an_explanation() -> None:
+    texts = template_environment().get_template("gallery.html.jinja").module.groups  # type: ignore[attr-defined]
+    assert list(texts) == [*GROUPS, *ATTACK_GROUPS]
+    assert all(title and note.endswith(".") for title, note in texts.values())

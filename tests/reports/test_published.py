@@ -1,4 +1,4 @@
-"""Published numbers stand beside runs of the same data and patch, and beside no others."""
+"""PublishedRow numbers stand beside runs of the same data and patch, and beside no others."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from patchcleanser.records.derive import derive
 from patchcleanser.records.run import Run
 from patchcleanser.reports import write_report
 from patchcleanser.reports.published import comparable, published
-from patchcleanser.reports.studies import Study, read_study
+from patchcleanser.reports.run_results import RunResult, read_result
 
 MakeRun = Callable[..., Run]
 
 
-def studied(make_run: MakeRun, size: int, threat: Threat, data: str, **settings: object) -> Study:
+def studied(make_run: MakeRun, size: int, threat: Threat, data: str, **settings: object) -> RunResult:
     run = make_run(images=2, batch=2, sizes=((size, size),), threat=threat, metadata={"data": data}, **settings)
-    found = read_study(run, None)
-    assert found is not None
-    return found
+    result = read_result(run, None)
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_only_the_same_data_and_patch_compare(
 
 
 def test_two_patches_compare_with_two_patches_only(make_run: MakeRun) -> None:
-    study = studied(make_run, 224, Threat.share(0.01, count=2), "imagenet", pictures=False, masks=2)
-    assert {(row.count, row.certified) for row in comparable(study)} == {(2, 45.8)}
+    result = studied(make_run, 224, Threat.share(0.01, count=2), "imagenet", pictures=False, masks=2)
+    assert {(row.count, row.certified) for row in comparable(result)} == {(2, 45.8)}
 
 
 def test_rows_are_facts_with_a_source() -> None:
@@ -100,10 +100,10 @@ def test_runs_of_one_model_are_told_apart(make_run: MakeRun, tmp_path: Path) -> 
         assert f"zoo:tiny, double-masking, {name}<" in html
 
 
-def _read(run: Run) -> Study:
-    found = read_study(run, None)
-    assert found is not None
-    return found
+def _read(run: Run) -> RunResult:
+    result = read_result(run, None)
+    assert result is not None
+    return result
 
 
 def _number(text: str) -> float | None:

@@ -22,10 +22,9 @@ from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
 from patchcleanser.reports import write_report
 from patchcleanser.reports.drawing import ROLES
-from patchcleanser.reports.figures import run_figures
-from patchcleanser.reports.maps import SHADES
-from patchcleanser.reports.studies import read_study
-from patchcleanser.reports.wording import counted
+from patchcleanser.reports.figures import SHADES, run_figures
+from patchcleanser.reports.run_results import read_result
+from patchcleanser.reports.wording import classifications_note
 
 MakeRun = Callable[..., Run]
 
@@ -78,7 +77,7 @@ def test_numbers_on_the_page_and_in_the_tables_equal_the_records(make_run: MakeR
     run = make_run(images=40)
     html = reported(tmp_path / "out", run)
     rows = run.read().to_pylist()
-    (found,) = table(tmp_path / "out", "runs")
+    (line,) = table(tmp_path / "out", "runs")
     hits = {
         "undefended": [row["undefended"] == row["label"] for row in rows],
         "clean": [row["answer"] == row["label"] for row in rows],
@@ -88,24 +87,25 @@ def test_numbers_on_the_page_and_in_the_tables_equal_the_records(make_run: MakeR
     words = Page(html).text
     for name, hit in hits.items():
         share = Proportion(sum(hit), len(hit))
-        assert (int(found[f"{name}_count"]), int(found[f"{name}_total"])) == (share.count, share.total)
-        assert float(found[name]) == pytest.approx(share.percent, abs=1e-3)
+        assert (int(line[f"{name}_count"]), int(line[f"{name}_total"])) == (share.count, share.total)
+        assert float(line[name]) == pytest.approx(share.percent, abs=1e-3)
         low, high = share.interval
         assert f"{share.percent:.1f} {low:.1f}–{high:.1f}" in words
-    assert float(found["classifications"]) == sum(row["classifications"] for row in rows) / len(rows)
-    assert float(found["seconds"]) == pytest.approx(0.25)
+    assert float(line["classifications"]) == sum(row["classifications"] for row in rows) / len(rows)
+    assert float(line["seconds"]) == pytest.approx(0.25)
     certified = sum(hits["certified"])
     assert f"{100 * certified / 40:.1f}% certified against any 2×2 px patch" in words
     assert f"{certified} of 40" in words
+    assert "Certified, % Clean, % Undefended, % Row-certified, % Images" in words
 
 
 def test_each_class_is_counted_alone(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(images=40)
     reported(tmp_path / "out", run)
     for line in table(tmp_path / "out", "classes"):
-        mine = [row for row in run.read().to_pylist() if row["label"] == int(line["label"])]
+        rows = [row for row in run.read().to_pylist() if row["label"] == int(line["label"])]
         assert line["class"] == ("cat", "dog", "frog")[int(line["label"])]
-        assert (int(line["images"]), int(line["certified_count"])) == (len(mine), sum(r["certified"] for r in mine))
+        assert (int(line["images"]), int(line["certified_count"])) == (len(rows), sum(r["certified"] for r in rows))
 
 
 def test_many_classes_show_only_the_best_and_the_worst(make_run: MakeRun, tmp_path: Path) -> None:
@@ -158,14 +158,14 @@ def test_detection_never_stands_in_the_certified_column(make_run: MakeRun, tmp_p
     )
     assert [row["defense"] for row in table(tmp_path / "out", "runs")] == ["double-masking"]
     assert "detection_certified" not in table(tmp_path / "out", "runs")[0]
-    assert "a weaker promise" in Page(html).text
+    assert "a weaker guarantee" in Page(html).text
 
 
 def test_a_page_of_detection_alone_never_says_that_an_answer_is_kept(make_run: MakeRun, tmp_path: Path) -> None:
     words = Page(reported(tmp_path / "out", make_run(detects=True))).text
     assert "certified for detection against any 2×2 px patch" in words
-    assert "keeps its right answer" not in words
-    assert "changes the answer, wherever it lies" not in words
+    assert "keeps its correct answer" not in words
+    assert "can change the answer, wherever it is placed" not in words
 
 
 NASTY = "<script>alert(1)</script>\"'&{{ 7*7 }}$x$"
@@ -271,7 +271,7 @@ def test_every_kind_of_threat_can_be_reported(make_run: MakeRun, tmp_path: Path,
 def test_a_run_without_tables_or_circumstances_is_reported(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(table=False, metadata={}, pictures=False)
     words = Page(reported(tmp_path / "out", run)).text
-    assert "This run kept no two-mask tables" in words
+    assert "This run did not store its two-mask tables" in words
     assert "classifier cccccccccc" in words
     assert "class 0" in words
 
@@ -279,22 +279,22 @@ def test_a_run_without_tables_or_circumstances_is_reported(make_run: MakeRun, tm
 def test_tables_come_in_three_and_figures_in_two_formats(make_run: MakeRun, tmp_path: Path) -> None:
     reported(tmp_path / "out", make_run())
     for folder, endings in (("tables", {".csv", ".md", ".tex"}), ("figures", {".svg", ".png"})):
-        found: dict[str, set[str]] = {}
+        files: dict[str, set[str]] = {}
         for path in (tmp_path / "out" / folder).iterdir():
-            found.setdefault(path.stem, set()).add(path.suffix)
-        assert found
-        assert all(suffixes == endings for suffixes in found.values())
+            files.setdefault(path.stem, set()).add(path.suffix)
+        assert files
+        assert all(suffixes == endings for suffixes in files.values())
 
 
 def test_equal_results_are_one_number_and_only_what_matters_is_named(make_run: MakeRun, tmp_path: Path) -> None:
     def headline(*runs: Run) -> str:
         return Page(reported(tmp_path / "out", *runs, derived=False, pictures=False)).text.partition(" · ")[0].strip()
 
-    one, same = make_run("one"), make_run("same", metadata={"model": "zoo:other", "data": "cifar10"})
+    first, same = make_run("first"), make_run("same", metadata={"model": "zoo:other", "data": "cifar10"})
     more = make_run("more", masks=3, seed=3)
-    assert re.fullmatch(r"[\d.]+% certified against any 2×2 px patch, in both runs", headline(one, same))
+    assert re.fullmatch(r"[\d.]+% certified against any 2×2 px patch, in both runs", headline(first, same))
     assert re.fullmatch(
-        r"[\d.]+% to [\d.]+% certified against any 2×2 px patch, depending on masks", headline(one, more)
+        r"[\d.]+% to [\d.]+% certified against any 2×2 px patch, depending on masks", headline(first, more)
     )
     # Two runs that differ in the model and in the masks do not tell which of them it was.
     assert headline(same, more).endswith("in 2 runs")
@@ -332,30 +332,30 @@ def test_paths_on_the_page_keep_their_last_name_only(make_run: MakeRun, tmp_path
 
 
 def test_the_undefended_classification_is_told_from_the_masks_own(make_run: MakeRun) -> None:
-    study = read_study(make_run(), None)
-    assert study is not None
-    more = replace(study, summary=replace(study.summary, classifications=11 * study.summary.images))
+    result = read_result(make_run(), None)
+    assert result is not None
+    more = replace(result, summary=replace(result.summary, classifications=11 * result.summary.images))
     assert (
-        counted(more)
+        classifications_note(more)
         == "Of the 11 classifications with 4 masks, 10 are under the masks and their pairs and one is undefended."
     )
 
 
 def test_smaller_patches_that_change_nothing_are_a_sentence(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(threat=Threat.square(3))
-    found = derive(run)
-    assert found is not None
-    same = replace(found, smaller=[(side, Proportion(3, 4)) for side in (1, 2, 3)])
+    derived = derive(run)
+    assert derived is not None
+    same = replace(derived, smaller=[(side, Proportion(3, 4)) for side in (1, 2, 3)])
     html = write_report([(run, same)], tmp_path / "out").read_text(encoding="utf-8")
-    assert "75.0% are row-certified at every side from 1 to 3 px" in html
+    assert "75.0% of the images are row-certified at every side from 1 to 3 px" in html
     assert not (tmp_path / "out" / "figures" / "smaller-patches.svg").exists()
 
 
 def test_the_map_keeps_its_colours_on_a_dark_page(make_run: MakeRun) -> None:
     run = make_run(images=60)
-    study = read_study(run, derive(run))
-    assert study is not None
-    drawing = run_figures(study, "")["weakness"]
+    result = read_result(run, derive(run))
+    assert result is not None
+    drawing = run_figures(result, "")["weakness"]
     assert {rgb2hex(SHADES(value)) for value in np.linspace(0, 1, 256)}.isdisjoint(ROLES)
     (scale,) = drawing.figure.axes[0].child_axes
     assert scale.get_ylim()[0] == 0

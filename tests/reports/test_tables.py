@@ -40,12 +40,12 @@ def test_csv_text_is_never_a_formula(cell: str) -> None:
 
 
 def test_latex_text_holds_no_bare_special_signs() -> None:
-    said = latex_text(NASTY)
+    text = latex_text(NASTY)
     for sign in "%&$#_":
-        assert sign not in said.replace(f"\\{sign}", "")
-    assert r"50\%\_of \& \$x\$ \#1 \{a\}" in said
-    assert r"\textasciitilde{}\textasciicircum{} \textbackslash{} \textless{}b\textgreater{}" in said
-    assert "\n" not in said
+        assert sign not in text.replace(f"\\{sign}", "")
+    assert r"50\%\_of \& \$x\$ \#1 \{a\}" in text
+    assert r"\textasciitilde{}\textasciicircum{} \textbackslash{} \textless{}b\textgreater{}" in text
+    assert "\n" not in text
 
 
 def test_latex_rows_have_as_many_cells_as_columns() -> None:

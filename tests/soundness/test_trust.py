@@ -35,7 +35,7 @@ from patchcleanser.engine.float32 import cudnn_benchmark, strict_float32
 from patchcleanser.engine.masking import LabelRequest
 from patchcleanser.engine.numerics import sanitize, top2_margin
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
-from patchcleanser.records.metrics import most_wrong
+from patchcleanser.records.metrics import error_rate_bound
 
 HALF = torch.finfo(torch.float16).eps
 
@@ -344,7 +344,7 @@ def test_an_audits_sample_does_not_depend_on_chunks_or_on_what_was_before() -> N
 
 @pytest.mark.parametrize(("audited", "rate"), [(0, 1.0), (3000, 0.000998), (100, 0.0295)])
 def test_the_share_of_wrong_labels_has_a_confidence_bound(audited: int, rate: float) -> None:
-    assert most_wrong(0, audited) == pytest.approx(rate, rel=1e-2)
+    assert error_rate_bound(0, audited) == pytest.approx(rate, rel=1e-2)
 
 
 class Cancelling(nn.Module):
@@ -461,7 +461,7 @@ def test_a_wrong_fast_label_caught_by_an_audit_makes_the_whole_group_exact(monke
 def test_the_bound_on_wrong_labels_is_the_share_at_which_so_few_would_be_seen_in_one_of_twenty(
     wrong: int, seen: int
 ) -> None:
-    share = most_wrong(wrong, seen)
+    share = error_rate_bound(wrong, seen)
     few = sum(math.comb(seen, k) * share**k * (1 - share) ** (seen - k) for k in range(wrong + 1))
     assert few == pytest.approx(0.05 if wrong < seen else 1.0, rel=1e-6)
 

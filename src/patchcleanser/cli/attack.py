@@ -180,7 +180,7 @@ def _tell(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
         budget = f"{settings['iterations']} iterations, {settings['locations']} {places} locations"
         print(f"\n{run.threat}, {run.job['defense']}, attacked by {run.job['attack']}: {budget}")
         for name, share in shares.items():
-            print(f"  {name:24} {share.told}")
+            print(f"  {name:24} {share.with_interval()}")
         print(f"  {'certified images fooled':24} {len(broken):6}    (must be 0)")
         print(f"  rows and pictures in {run.folder}" + (f"; {sheet} shows some" if sheet else ""))
         print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', str(run.folder)])}")

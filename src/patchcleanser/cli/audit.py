@@ -46,7 +46,7 @@ def audit(
     from patchcleanser.data import load_dataset
     from patchcleanser.evaluation.audit import audit as audit_run
     from patchcleanser.evaluation.audit import audited_job, write_audit
-    from patchcleanser.records.manifests import MANIFEST
+    from patchcleanser.records.provenance import MANIFEST
     from patchcleanser.records.run import Run
 
     if sample < 0 or attack < 0 or sample + attack < 1:

@@ -154,7 +154,7 @@ def _folders(
     planned: list[tuple[Job, dict[str, Any]]], out: Path | None, model: str, data: str
 ) -> Iterator[tuple[Job, Path]]:
     """A folder for each job with its identity, each job once, however often it was asked for."""
-    from patchcleanser.records.manifests import key_of
+    from patchcleanser.records.provenance import key_of
 
     for job, identity in {key_of(identity): (job, identity) for job, identity in planned}.values():
         threat = f"{job.threat.count}of{job.threat.shape}" if job.threat.count > 1 else str(job.threat.shape)
@@ -211,7 +211,7 @@ def run_work(
 
 def _say_continued(folder: Path, identity: Mapping[str, Any]) -> None:
     """How much of a run is done, if it was begun before; another job's is about to be refused."""
-    from patchcleanser.records.manifests import MANIFEST
+    from patchcleanser.records.provenance import MANIFEST
     from patchcleanser.records.run import Run
 
     if not (folder / MANIFEST).is_file():
@@ -256,7 +256,7 @@ def tell(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None, 
     for run, result in found:
         print(f"\n{run.threat}, {_masks(run)}{run.job['defense']}: {result.images} images")
         for name, share in result.shares.items():
-            print(f"  {name.replace('_', ' '):20} {share.told}")
+            print(f"  {name.replace('_', ' '):20} {share.with_interval()}")
         if run.job["precision"] == "fast":
             print(f"  {_fast(run)}")
         if result.skipped:

@@ -196,7 +196,7 @@ def checked_run(batch: int | None, unreadable: str) -> bool:
 
 def default_folder(words: str, job: Mapping[str, Any]) -> Path:
     """Named after the job, with its key, so that the same command goes on with the same run."""
-    from patchcleanser.records.manifests import key_of
+    from patchcleanser.records.provenance import key_of
 
     return Path("runs") / slug(f"{words}-{key_of(job)[:8]}")
 

@@ -19,7 +19,7 @@ from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation.jobs import Job
 from patchcleanser.records.atomic import whole_file
-from patchcleanser.records.manifests import key_of
+from patchcleanser.records.provenance import key_of
 
 FILE = "times.json"
 WALL = "wall clock"

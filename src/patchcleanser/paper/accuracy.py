@@ -8,7 +8,7 @@ from patchcleanser.paper.baselines import PATCHES, RECOVERING
 from patchcleanser.paper.experiments import Claim, Experiment, PaperRow, Result, Series, percent, published_values
 from patchcleanser.paper.measurements import accuracies
 from patchcleanser.paper.models import FAMILIES, PAPER_MODELS, USUAL, square_patch, usual_patch
-from patchcleanser.reports.results import CERTIFIED, CLEAN, ROW_CERTIFIED, UNDEFENDED
+from patchcleanser.reports.tables import CERTIFIED, CLEAN, ROW_CERTIFIED, UNDEFENDED
 
 SIDES = {"imagenette": (23, 32, 39), "imagenet": (23, 32, 39), "cifar10": (2, 5)}
 """The paper's patches: 1, 2 and 3% of 224×224 for photographs, 0.4 and 2.4% of 32×32 for CIFAR-10."""

@@ -10,8 +10,7 @@ from patchcleanser.paper.claims import has_more
 from patchcleanser.paper.experiments import MASKING, Axis, Claim, Experiment, PaperRow, Result, Series, percent
 from patchcleanser.paper.measurements import latency, minority_reports, recovery_defense, under_attack
 from patchcleanser.paper.models import FAMILIES, PAPER_MODELS, usual_patch, usual_rows
-from patchcleanser.reports.results import ALERTS, CERTIFIED, CLEAN, DETECTION
-from patchcleanser.reports.tables import Column
+from patchcleanser.reports.tables import ALERTS, CERTIFIED, CLEAN, DETECTION, Column
 
 TIME = Column("milliseconds", "Milliseconds an image", 1)
 COST = Column("classifications", "Classifications an image", 1)

@@ -8,8 +8,7 @@ from patchcleanser.paper.claims import falls, rises_and_saturates, stays
 from patchcleanser.paper.experiments import Axis, Claim, Experiment, PaperRow, RunSpec
 from patchcleanser.paper.measurements import accuracies
 from patchcleanser.paper.models import LOW, PAPER_MODELS, PRINTED, USUAL, scale, square_patch, usual_patch
-from patchcleanser.reports.results import CERTIFIED, CLEAN, ROW_CERTIFIED
-from patchcleanser.reports.tables import Column
+from patchcleanser.reports.tables import CERTIFIED, CLEAN, ROW_CERTIFIED, Column
 
 AUTHORS = ("authors-vit-imagenet", "authors-vit-imagenette", "authors-vit-cifar10")
 

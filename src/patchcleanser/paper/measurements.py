@@ -22,7 +22,7 @@ from patchcleanser.records.atomic import whole_file
 from patchcleanser.records.derive import detection, verdicts
 from patchcleanser.records.metrics import COLUMNS, Proportion, per_class, summary
 from patchcleanser.records.run import Run
-from patchcleanser.reports.wording import brief
+from patchcleanser.reports.wording import shorten_paths
 
 
 def accuracies(run: Run, variant: str = "") -> Values:
@@ -143,7 +143,7 @@ def _origin(outcome: Run | Times) -> dict[str, Any]:
         **{key: outcome.metadata[key] for key in keys if key in outcome.metadata},
     }
     if "command" in facts:
-        facts["command"] = brief(facts["command"])
+        facts["command"] = shorten_paths(facts["command"])
     if isinstance(outcome, Run):
         facts |= {"device": outcome.job["device"], "precision": outcome.job["precision"], "run": outcome.key[:12]}
     return facts

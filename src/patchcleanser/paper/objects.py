@@ -19,8 +19,8 @@ from patchcleanser.paper.claims import larger_beyond
 from patchcleanser.paper.experiments import Axis, Claim, Experiment, PaperRow
 from patchcleanser.paper.measurements import QUANTILES, accuracies, class_quantile, object_size
 from patchcleanser.paper.models import PAPER_DATASETS, usual_patch, usual_rows
-from patchcleanser.reports.drawing import Drawing, settled, style
-from patchcleanser.reports.results import CERTIFIED, CLEAN
+from patchcleanser.reports.drawing import Drawing, style
+from patchcleanser.reports.tables import CERTIFIED, CLEAN
 
 BUCKETS = tuple(f"{low}–{low + 10}%" for low in range(0, 100, 10))
 """Shares of the pixels inside the boxes of an image's objects."""
@@ -111,7 +111,7 @@ def _draw(dataset: Dataset, objects: dict[int, Window]) -> Drawing:
             f"Images of {dataset.name} whose object is no larger than the patch. Above as they are, below with a grey "
             "patch of 2% of the pixels over the object."
         )
-        return settled([Drawing("figure21", "Small objects under a patch", caption, caption, figure)])[0]
+        return Drawing("figure21", "Small objects under a patch", caption, caption, figure)
 
 
 def _occlude(image: torch.Tensor, window: Window) -> torch.Tensor:

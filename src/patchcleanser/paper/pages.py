@@ -20,7 +20,7 @@ from patchcleanser.paper.models import LOW, PAPER_DATASETS, find_model
 from patchcleanser.records.atomic import whole_file
 from patchcleanser.reports import page as report_page
 from patchcleanser.reports import tables, wording
-from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, inline, save, settled, style
+from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, inline, save, style
 from patchcleanser.reports.tables import Cell, Column, Table
 
 LOOKS = ((ACCENT, "o"), (INK, "s"), (MUTED, "^"), (SOFT, "D"))
@@ -118,7 +118,7 @@ class Section:
             figure.set_figheight(3.1 + 0.19 * -(-len(lines) // columns))
             name, title = self.experiment.name, self.experiment.title
             caption = f"{self.experiment.paper} of the paper, on our data: {self.experiment.takeaway}"
-            return settled([Drawing(name, title, caption, f"{title} against {axis.title}", figure)])[0]
+            return Drawing(name, title, caption, f"{title} against {axis.title}", figure)
 
     def _lines(self, axis: Axis) -> dict[tuple[str, str], list[tuple[float, float]]]:
         """Points from left to right by model and measure; a line needs two."""

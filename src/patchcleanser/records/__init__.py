@@ -1,1 +1,1 @@
-"""A run on disk: rows, manifest, checksums, and what they show."""
+"""A run on disk: rows, manifest, checksums, and what follows from them."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Write files completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from patchcleanser.errors import DataError
 
 
 def require_inside(path: Path, folder: Path) -> None:
-    """Refuse to write to a path of a folder that leads out of it: a folder from elsewhere may hold links."""
+    """Refuse a path that leads out of its folder: a folder from elsewhere may hold symbolic links."""
     if not path.resolve().is_relative_to(folder.resolve()):
         raise DataError(f"{path} is a link that leads to {path.resolve()}, outside of {folder}; delete the link")
 
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """A path to write to; it becomes `target` only if the block ends well, and is removed otherwise."""
+    """Yield a path to write to, which becomes `target` if the block succeeds and is removed otherwise."""
     part: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -30,15 +30,14 @@ def whole_file(target: Path) -> Iterator[Path]:
         yield part
         mask = os.umask(0)
         os.umask(mask)
-        part.chmod(0o666 & ~mask)  # as open() would have made it; temporary files are private
+        part.chmod(0o666 & ~mask)  # the mode that open() gives; temporary files are private
         with part.open("rb+") as file:
-            os.fsync(file.fileno())  # or a power cut may leave the new name with no content
+            os.fsync(file.fileno())  # otherwise a power cut may leave an empty file
         part.replace(target)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-        fix = (
-            "free space, or use another folder (downloads go to PATCHCLEANSER_CACHE)" if full else "use another folder"
-        )
+        free = "free space, or use another folder (downloads go to PATCHCLEANSER_CACHE)"
+        fix = free if full else "use another folder"
         raise DataError(f"cannot write {target}: {error.strerror or error}; {fix}") from error
     finally:
         if part is not None:

@@ -1,13 +1,13 @@
-"""From stored tables, without a model: other defenses, smaller patches, maps, thresholds.
+"""What follows from the stored labels of a run, without a model: other defenses, patches and thresholds.
 
-Everything here is computed for many images at once and equals what the algorithms in defenses/
-say of one image at a time. `derive` reads each table once and asks everything of it.
+Everything is computed for many images at once and equals what the algorithms of core/algorithms.py give for one
+image at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -22,51 +22,101 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.results import Verdict
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
-from patchcleanser.records.metrics import Derived, Detection, Proportion
+from patchcleanser.records.metrics import Bools, Proportion
 from patchcleanser.records.run import Run
 
-Bools = NDArray[np.bool_]
+MAP_CELLS = 64
+"""Maps of images of different sizes are averaged on a grid of this many cells per side."""
+MAX_SIDES = 12
+"""At most this many smaller patches."""
+CACHED_MASK_SETS = 128
+"""Mask sets in memory at once; photographs come in thousands of sizes."""
+THRESHOLDS = tuple(np.linspace(0, 1, 21).tolist())
 
-CELLS = 64
-"""Maps of images of different sizes are laid over each other on this many cells per side."""
-SIDES = 12
-"""At most so many smaller patches."""
-KEPT_MASKS = 128
-"""Mask sets kept at once; photographs come in thousands of sizes."""
+VERDICTS: dict[str, Callable[[list[int], list[list[int]]], Verdict]] = {
+    "double-masking": lambda labels, table: double_masking(labels, lambda i: table[i]),
+    "challenger-masking": lambda labels, table: challenger_masking(labels, lambda i, j: table[i][j]),
+}
+"""Per recovery defense: one-mask labels and the table of two-mask labels of an image -> its verdict."""
 
 
 @dataclass(frozen=True)
-class Tables:
+class Detection:
+    """Minority Reports at one threshold, on clean images."""
+
+    threshold: float
+    clean: Proportion
+    detection_certified: Proportion
+    alerts: Proportion
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What follows from stored two-mask tables."""
+
+    smaller: list[tuple[int, Proportion]]
+    """Side of a square patch in px, and the images row-certified against it by the run's masks."""
+    weakness: NDArray[np.float64]
+    """[rows, columns]: share of the images whose proof does not cover a patch with its top left corner there.
+
+    Corners count from the top left of the threat's region. Where images differ in size, relative positions are
+    averaged. Of several patch shapes the first is meant.
+    """
+    answers: dict[str, tuple[Proportion, float]]
+    """Per recovery defense: clean accuracy, and classifications per image."""
+    detection: list[Detection]
+
+
+@dataclass(frozen=True)
+class TableBatch:
     """Stored tables of images of one size: `labels[n, u]` is the label of image n under union u."""
 
     masks: MaskSet
-    index: NDArray[np.int64]
     truth: NDArray[np.int32]
     labels: NDArray[np.int32]
 
     @cached_property
     def good(self) -> Bools:
-        """[images, masks]: masks whose whole row of two-mask labels is the true label."""
+        """[images, masks]: masks under which every second mask leaves the true label."""
         wrong = self.labels != self.truth[:, None]
         return np.stack([~wrong[:, row].any(axis=1) for row in self.masks.unions.index], axis=1)
 
 
-def tables(run: Run) -> Iterator[Tables]:
+def derive(run: Run) -> Derived | None:
+    """Derive all that a report shows beyond the rows themselves; None without stored tables."""
+    sizes = _sizes(run) if run.job["table"] else []
+    if not sizes:
+        return None
+    threats = _smaller_threats(run, sizes)
+    certified = {side: Proportion(0, 0) for side in threats}
+    counts = {name: np.zeros(3, dtype=np.int64) for name in VERDICTS}
+    uncovered = np.zeros((1, 1))
+    for part in _tables(run):
+        for side, threat in threats.items():
+            certified[side] += _row_certified(part, threat)
+        for name in VERDICTS:
+            counts[name] += _count_answers(part, name)
+        uncovered = uncovered + _count_uncovered(part, run.threat, common=len(sizes) > 1)
+    return Derived(
+        smaller=list(certified.items()),
+        weakness=uncovered / max(counts["double-masking"][1], 1),
+        answers={name: _accuracy(count) for name, count in counts.items()},
+        detection=detection(run, THRESHOLDS) if run.job["precision"] == "exact" else [],
+    )
+
+
+def _tables(run: Run) -> Iterator[TableBatch]:
     """The stored tables, batch by batch and size by size, so that memory stays bounded."""
     if not run.job["table"]:
         raise RecordError(f"{run.folder} holds no two-mask tables; certify with --table")
-    built = lru_cache(maxsize=KEPT_MASKS)(run.mask_set)
-    for rows in _batches(run, ["index", "label", "height", "width", "table"]):
-        sizes = list(zip(rows["height"].to_pylist(), rows["width"].to_pylist(), strict=True))
+    mask_set = lru_cache(maxsize=CACHED_MASK_SETS)(run.mask_set)
+    for batch in _batches(run, ["index", "label", "height", "width", "table"]):
+        sizes = list(zip(batch["height"].to_pylist(), batch["width"].to_pylist(), strict=True))
         for size in dict.fromkeys(sizes):
-            mine, masks = rows.filter(pa.array([s == size for s in sizes])), built(size)
-            _require_tables(run, mine, len(masks.unions))
-            yield Tables(
-                masks,
-                mine["index"].to_numpy(),
-                mine["label"].to_numpy(),
-                lists(mine["table"]).astype(np.int32, copy=False),
-            )
+            rows, masks = batch.filter(pa.array([s == size for s in sizes])), mask_set(size)
+            _require_tables(run, rows, len(masks.unions))
+            labels = _flat(rows["table"]).reshape(len(rows), -1).astype(np.int32, copy=False)
+            yield TableBatch(masks, rows["label"].to_numpy(), labels)
 
 
 def _require_tables(run: Run, rows: pa.Table, unions: int) -> None:
@@ -76,7 +126,7 @@ def _require_tables(run: Run, rows: pa.Table, unions: int) -> None:
         at = int((lengths != unions).argmax())
         index = rows["index"][at].as_py()
         raise RecordError(
-            f"row {index} of {run.folder} has {lengths[at]} two-mask labels, and its masks have {unions} unions; "
+            f"row {index} of {run.folder} has {lengths[at]} two-mask labels, but its masks have {unions} unions; "
             f"delete {run.shard(index // run.batch).name} there and run the same command again to compute its rows anew"
         )
 
@@ -89,36 +139,18 @@ def _batches(run: Run, columns: Sequence[str]) -> Iterator[pa.Table]:
             yield rows.filter(compute.is_null(rows["skipped"]))
 
 
-def lists(column: pa.ChunkedArray) -> NDArray[np.generic]:
-    """A column of lists of one length as an array [rows, length]."""
-    flat = column.combine_chunks()
-    values: NDArray[np.generic] = flat.flatten().to_numpy(zero_copy_only=False).reshape(len(flat), -1)
+def _flat(column: pa.ChunkedArray) -> NDArray[np.generic]:
+    """The values of all lists of a column."""
+    values: NDArray[np.generic] = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return values
 
 
-def derive(run: Run) -> Derived | None:
-    """All that a report shows beyond the rows themselves; None without stored tables."""
-    sizes = _sizes(run) if run.job["table"] else []
-    if not sizes:
-        return None
-    threats = _smaller_threats(run, sizes)
-    reached = {side: Proportion(0, 0) for side in threats}
-    answers = {name: Answers() for name in VERDICTS}
-    weak = np.zeros((1, 1))
-    for part in tables(run):
-        for side, threat in threats.items():
-            reached[side] += _row_certified(part, threat)
-        for name in answers:
-            answers[name] += _answers(part, VERDICTS[name])
-        weak = weak + _missed(part, run.threat, common=len(sizes) > 1)
-    images = answers["double-masking"].images
-    exact = run.job["precision"] == "exact"
-    return Derived(
-        smaller=list(reached.items()),
-        weakness=weak / max(images, 1),
-        answers={name: found.told for name, found in answers.items()},
-        detection=detection(run, np.linspace(0, 1, 21).tolist()) if exact else [],
-    )
+def _sizes(run: Run) -> list[Size]:
+    """The different sizes of the answered images."""
+    sizes: dict[Size, None] = {}
+    for rows in _batches(run, ["height", "width"]):
+        sizes |= dict.fromkeys(zip(rows["height"].to_pylist(), rows["width"].to_pylist(), strict=True))
+    return list(sizes)
 
 
 def row_certified(run: Run, threat: Threat) -> Proportion:
@@ -127,182 +159,128 @@ def row_certified(run: Run, threat: Threat) -> Proportion:
     The masks need only cover the smaller threat, so the row certificate of core.algorithms.certification_flow
     holds with fewer good masks; for the run's own threat it is the stored answer.
     """
-    return sum((_row_certified(part, threat) for part in tables(run)), Proportion(0, 0))
+    return sum((_row_certified(part, threat) for part in _tables(run)), Proportion(0, 0))
 
 
-def _row_certified(part: Tables, threat: Threat) -> Proportion:
+def _row_certified(part: TableBatch, threat: Threat) -> Proportion:
     hides = _placements(part.masks, threat)
     if not hides.any(axis=1).all():
-        part.masks.require_cover(threat)  # which names the patch
-    pieces = np.array_split(part.good, max(1, len(part.index) * len(hides) // 50_000_000))
-    hits = sum(int(_reached(good, hides).all(axis=1).sum()) for good in pieces)
-    return Proportion(hits, len(part.index))
+        part.masks.require_cover(threat)  # names the patch that no mask hides
+    chunks = np.array_split(part.good, max(1, len(part.truth) * len(hides) // 50_000_000))
+    return Proportion(sum(int(_covered(good, hides).all(axis=1).sum()) for good in chunks), len(part.truth))
 
 
-def _reached(good: Bools, hides: Bools) -> Bools:
+def _covered(good: Bools, hides: Bools) -> Bools:
     """[images, placements]: whether some good mask of the image hides the placement; eight masks at a time."""
-    reached = np.zeros((len(good), len(hides)), dtype=bool)
-    for mine, theirs in zip(np.packbits(good, axis=1).T, np.packbits(hides, axis=1).T, strict=True):
-        reached |= (mine[:, None] & theirs) != 0
-    return reached
+    covered = np.zeros((len(good), len(hides)), dtype=bool)
+    for good_bits, hide_bits in zip(np.packbits(good, axis=1).T, np.packbits(hides, axis=1).T, strict=True):
+        covered |= (good_bits[:, None] & hide_bits) != 0
+    return covered
 
 
 def _placements(masks: MaskSet, threat: Threat) -> Bools:
-    """[placements, masks]: which masks hide which patches; the hardest of K, or all of one.
+    """[placements, masks]: which masks hide which patches; the hardest placements of K patches, or all of one.
 
-    For one patch it is quicker to look at every distinct position than to find the hardest.
+    For one patch it is quicker to check every distinct position than to find the hardest.
     """
     if threat.count > 1:
         return masks.cover(threat).hides
     room = threat.room(masks.image)
-    each = [positions(masks.masks, shape, room)[2] for shape in threat.shapes(masks.image)]
-    return np.concatenate([hides.reshape(-1, len(masks)) for hides in each])
+    hides = [positions(masks.masks, shape, room)[2] for shape in threat.shapes(masks.image)]
+    return np.concatenate([each.reshape(-1, len(masks)) for each in hides])
 
 
-def smaller(run: Run, largest: int = SIDES) -> list[tuple[int, Proportion]]:
-    """The row certificate against ever smaller square patches, up to the run's own.
-
-    Where images differ in size, and the patch with them, up to the smallest image's patch.
-    """
-    threats = _smaller_threats(run, _sizes(run), largest)
-    return [(side, row_certified(run, threat)) for side, threat in threats.items()]
-
-
-def _smaller_threats(run: Run, sizes: list[Size], largest: int = SIDES) -> dict[int, Threat]:
+def _smaller_threats(run: Run, sizes: list[Size]) -> dict[int, Threat]:
+    """Square patches by their side in px, up to the run's own (of different images' patches, the smallest)."""
     if run.threat.count > 1 or any(len(run.threat.shapes(size)) > 1 for size in sizes):
         return {}
-    own = {run.threat.shapes(size)[0] for size in sizes}
-    most = min(min(shape) for shape in own)
-    sides = np.unique(np.linspace(1, most, min(largest, most)).round().astype(int)).tolist()
+    shapes = {run.threat.shapes(size)[0] for size in sizes}
+    largest = min(min(shape) for shape in shapes)
+    sides = np.unique(np.linspace(1, largest, min(MAX_SIDES, largest)).round().astype(int)).tolist()
     threats = {s: Threat.square(s, region=run.threat.region, grid=run.threat.grid) for s in sides}
-    return threats | ({most: run.threat} if own == {(most, most)} else {})
+    return threats | ({largest: run.threat} if shapes == {(largest, largest)} else {})
 
 
-def _sizes(run: Run) -> list[Size]:
-    """The different sizes of the answered images."""
-    found: dict[Size, None] = {}
-    for rows in _batches(run, ["height", "width"]):
-        found |= dict.fromkeys(zip(rows["height"].to_pylist(), rows["width"].to_pylist(), strict=True))
-    return list(found)
-
-
-def weakness(run: Run) -> NDArray[np.float64]:
-    """[rows, columns]: share of the images whose proof does not reach a patch with its corner there.
-
-    Corners count from the top left of the threat's region. Where images differ in size, relative
-    places are laid over each other. Of several patch shapes the first is meant.
-    """
-    common = len(_sizes(run)) > 1
-    sums, images = np.zeros((1, 1)), 0
-    for part in tables(run):
-        sums = sums + _missed(part, run.threat, common=common)
-        images += len(part.index)
-    return sums / max(images, 1)
-
-
-def _missed(part: Tables, threat: Threat, *, common: bool) -> NDArray[np.float64]:
-    """For each corner of a patch, the number of images whose good masks do not hide it."""
+def _count_uncovered(part: TableBatch, threat: Threat, *, common: bool) -> NDArray[np.float64]:
+    """[rows, columns]: the number of images whose good masks do not hide a patch with its corner there."""
     room, shape = threat.room(part.masks.image), threat.shapes(part.masks.image)[0]
     if threat.count > 1:
-        kinds, images = np.unique(part.good, axis=0, return_counts=True)
-        maps = (part.masks.hidden_positions(threat, good)[shape] for good in kinds)
-        missed = np.asarray(sum(n * (~hidden).astype(np.float64) for n, hidden in zip(images, maps, strict=True)))
+        patterns, images = np.unique(part.good, axis=0, return_counts=True)
+        maps = (part.masks.hidden_positions(threat, good)[shape] for good in patterns)
+        counts = np.asarray(sum(n * (~hidden).astype(np.float64) for n, hidden in zip(images, maps, strict=True)))
     else:
         tops, lefts, hides = positions(part.masks.masks, shape, room)
-        reached = _reached(part.good, hides.reshape(-1, len(part.masks)))
-        cells = (~reached).sum(axis=0, dtype=np.float64)
+        cells = (~_covered(part.good, hides.reshape(-1, len(part.masks)))).sum(axis=0, dtype=np.float64)
         heights = np.diff([*tops, room.bottom - shape[0] + 1])
         widths = np.diff([*lefts, room.right - shape[1] + 1])
-        missed = np.repeat(np.repeat(cells.reshape(len(tops), len(lefts)), heights, axis=0), widths, axis=1)
+        counts = np.repeat(np.repeat(cells.reshape(len(tops), len(lefts)), heights, axis=0), widths, axis=1)
     if common:
-        down, across = (np.arange(CELLS) * side // CELLS for side in missed.shape)
-        missed = missed[down][:, across]
-    return missed
-
-
-Algorithm = Callable[[list[int], list[list[int]]], Verdict]
-
-VERDICTS: dict[str, Algorithm] = {
-    "double-masking": lambda one, two: double_masking(one, lambda i: two[i]),
-    "challenger-masking": lambda one, two: challenger_masking(one, lambda i, j: two[i][j]),
-}
-
-
-@dataclass(frozen=True)
-class Answers:
-    """How many images a defense got right, and the classifications that took."""
-
-    right: int = 0
-    images: int = 0
-    spent: int = 0
-
-    def __add__(self, other: Answers) -> Answers:
-        return Answers(self.right + other.right, self.images + other.images, self.spent + other.spent)
-
-    @property
-    def told(self) -> tuple[Proportion, float]:
-        """Clean accuracy, and classifications an image."""
-        return Proportion(self.right, self.images), self.spent / max(self.images, 1)
+        down, across = (np.arange(MAP_CELLS) * side // MAP_CELLS for side in counts.shape)
+        counts = counts[down][:, across]
+    return counts
 
 
 def verdicts(run: Run, defense: str) -> tuple[Proportion, float]:
-    """Clean accuracy of another recovery defense on the same tables, and its classifications an image."""
-    return sum((_answers(part, VERDICTS[defense]) for part in tables(run)), Answers()).told
+    """Clean accuracy of another recovery defense on the same tables, and its classifications per image."""
+    counts = (_count_answers(part, defense) for part in _tables(run))
+    return _accuracy(sum(counts, np.zeros(3, dtype=np.int64)))
 
 
-def _answers(part: Tables, algorithm: Algorithm) -> Answers:
+def _accuracy(counts: NDArray[np.int64]) -> tuple[Proportion, float]:
+    right, images, classifications = counts.tolist()
+    return Proportion(right, images), classifications / max(images, 1)
+
+
+def _count_answers(part: TableBatch, defense: str) -> NDArray[np.int64]:
+    """[3]: images answered correctly, images, and classifications of all of them."""
     size = len(part.masks)
-    one = part.labels[:, :size]
-    agreed = (one == one[:, :1]).all(axis=1)  # most images; every algorithm says the same of them
-    found = Answers(int((one[agreed, 0] == part.truth[agreed]).sum()), int(agreed.sum()), size * int(agreed.sum()))
+    labels = part.labels[:, :size]
+    agreed = (labels == labels[:, :1]).all(axis=1)  # most images; every algorithm gives them the same answer
+    right = labels[agreed, 0] == part.truth[agreed]
+    counts = np.array([right.sum(), len(right), size * len(right)], dtype=np.int64)
     for n in np.flatnonzero(~agreed):
-        verdict = algorithm(one[n].tolist(), part.labels[n][part.masks.unions.index].tolist())
-        found += Answers(int(verdict.label == part.truth[n]), 1, verdict.classifications)
-    return found
+        verdict = VERDICTS[defense](labels[n].tolist(), part.labels[n][part.masks.unions.index].tolist())
+        counts += [verdict.label == part.truth[n], 1, verdict.classifications]
+    return counts
 
 
 def detection(run: Run, thresholds: Sequence[float]) -> list[Detection]:
     """Minority Reports at each threshold, from the stored one-mask labels and confidences.
 
-    The alert fires if some mask contradicts the undefended label with confidence above the
-    threshold; so the largest such confidence decides. An image is certified for detection if the
-    smallest confidence in the true label, under any mask, is above it, and the undefended label is right.
+    The alert fires if some mask contradicts the undefended label with confidence above the threshold, so the
+    largest such confidence decides. An image is certified for detection if the smallest confidence in the true
+    label, under any mask, is above it, and the undefended label is right.
     """
     if run.job["precision"] == "fast":
-        raise RecordError("Minority Reports compares confidences, which fast labels lack; certify with exact ones")
-    found = [Detection(t, Proportion(0, 0), Proportion(0, 0), Proportion(0, 0)) for t in thresholds]
+        raise RecordError(
+            "Minority Reports compares confidences, which runs of --precision fast do not have; certify with exact"
+        )
+    images, counts = 0, np.zeros((len(thresholds), 3), dtype=np.int64)
     for rows in _batches(run, ["label", "undefended", "one_mask_labels", "one_mask_confidences"]):
-        against, within, right = _confidence(rows)
-        for k, at in enumerate(found):
-            alert = against > at.threshold
-            sure = (within > at.threshold) & right
-            hits = (right & ~alert, sure, alert)
-            clean, certified, alerts = (Proportion(int(h.sum()), len(h)) for h in hits)
-            found[k] = replace(
-                at,
-                clean=at.clean + clean,
-                detection_certified=at.detection_certified + certified,
-                alerts=at.alerts + alerts,
-            )
-    return found
+        contradiction, agreement, right = _confidences(rows)
+        images += len(rows)
+        for k, threshold in enumerate(thresholds):
+            alert = contradiction > threshold
+            counts[k] += [(right & ~alert).sum(), (right & (agreement > threshold)).sum(), alert.sum()]
+    return [
+        Detection(threshold, *(Proportion(count, images) for count in each))
+        for threshold, each in zip(thresholds, counts.tolist(), strict=True)
+    ]
 
 
-def _confidence(rows: pa.Table) -> tuple[NDArray[np.float64], NDArray[np.float64], Bools]:
-    """Per image: the surest contradiction, the least sure right answer (or -inf), undefended right."""
+def _confidences(rows: pa.Table) -> tuple[NDArray[np.float64], NDArray[np.float64], Bools]:
+    """Per image: the highest confidence of a mask against the undefended label (-inf: no mask contradicts it),
+    the lowest confidence in the true label (-inf: some mask has another label), and whether undefended is right.
+    """
     undefended, truth = rows["undefended"].to_numpy(), rows["label"].to_numpy()
     if not len(rows):
         return np.zeros(0), np.zeros(0), undefended == truth
-    # Images may have different numbers of masks, so all masks of all images lie in one row.
+    # Images may have different numbers of masks, so the masks of all images are in one row.
     masks = compute.list_value_length(rows["one_mask_labels"]).to_numpy()
-    labels, sure = (_flat(rows[name]) for name in ("one_mask_labels", "one_mask_confidences"))
+    labels, confidences = (_flat(rows[name]) for name in ("one_mask_labels", "one_mask_confidences"))
     starts = np.concatenate([[0], np.cumsum(masks)[:-1]])
     never = np.float32(-np.inf)
-    against = np.maximum.reduceat(np.where(labels != np.repeat(undefended, masks), sure, never), starts)
-    within = np.minimum.reduceat(np.where(labels == np.repeat(truth, masks), sure, never), starts)
-    # As wide as a threshold, as the live defense compares them.
+    against = np.maximum.reduceat(np.where(labels != np.repeat(undefended, masks), confidences, never), starts)
+    within = np.minimum.reduceat(np.where(labels == np.repeat(truth, masks), confidences, never), starts)
+    # float64 like the threshold, since the live defense compares them so.
     return against.astype(np.float64), within.astype(np.float64), undefended == truth
-
-
-def _flat(column: pa.ChunkedArray) -> NDArray[np.generic]:
-    values: NDArray[np.generic] = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return values

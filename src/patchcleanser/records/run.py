@@ -1,13 +1,12 @@
-"""Records: one row per image, in Parquet shards beside a manifest that says what produced them.
+"""A run on disk: one row per image, in Parquet shards beside a manifest that says what produced them.
 
-    RUN/manifest.json          the job, its key, how many images, how many to a batch, a checksum of these
+    RUN/manifest.json          the job, its key, number of images, images per batch, a checksum of these
     RUN/rows-00000.parquet     the rows of the first batch with their checksum, and so on
-    RUN/lock                   held by whoever is writing
+    RUN/lock                   held by the process that is writing
 
-A shard is written whole or not at all and named by its batch, so a batch is done if its shard is
-there, a killed run loses at most the batch in flight, and whoever writes a batch again writes the
-same rows. Everything downstream is derived from the rows, and whoever reads rows checks them first:
-a shard that is missing is not done yet, and one that is not as it was written is refused.
+A shard is named by its batch and written completely or not at all. So a batch is done if its shard exists, a killed
+run loses at most the batch in flight, and writing a batch again writes the same rows. Rows are checked whenever they
+are read: a missing shard is not done yet, and a shard that is not as it was written is refused.
 """
 
 from __future__ import annotations
@@ -27,51 +26,48 @@ from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import DataError, RecordError
-from patchcleanser.records.checksums import type_name
-from patchcleanser.records.manifests import MANIFEST, key_of, read_manifest, short, write_manifest
-from patchcleanser.records.metrics import most_wrong
-from patchcleanser.records.shards import DamageError, check_shard, read_header, read_shard, write_shard
+from patchcleanser.records.metrics import error_rate_bound
+from patchcleanser.records.provenance import MANIFEST, key_of, read_manifest, short, write_manifest
+from patchcleanser.records.shards import DamageError, check_shard, read_header, read_shard, type_name, write_shard
 
+_IMAGE = [
+    ("index", pa.int64()),  # position among the images of the run
+    ("id", pa.string()),
+    ("label", pa.int32()),
+    ("skipped", pa.string()),  # why there is no answer; null where there is one
+    ("height", pa.int32()),  # on the threat's grid
+    ("width", pa.int32()),
+]
 SCHEMA = pa.schema(
     [
-        ("index", pa.int64()),  # position among the run's images
-        ("id", pa.string()),
-        ("label", pa.int32()),
-        ("skipped", pa.string()),  # why there is no answer; null where there is one
-        ("height", pa.int32()),  # on the threat's grid
-        ("width", pa.int32()),
+        *_IMAGE,
         ("undefended", pa.int32()),
         ("one_mask_labels", pa.list_(pa.int32())),
         ("one_mask_margins", pa.list_(pa.float32())),
         ("one_mask_confidences", pa.list_(pa.float32())),
-        ("table", pa.list_(pa.int32())),  # labels by union of two masks, where all were asked for
+        ("table", pa.list_(pa.int32())),  # labels by union of two masks; null without --table
         ("answer", pa.int32()),
         ("case", pa.string()),
         ("deciding_mask", pa.int32()),
         ("alert", pa.bool_()),  # detection only
         ("certified", pa.bool_()),
         ("row_certified", pa.bool_()),
-        ("detection_certified", pa.bool_()),  # a weaker promise, and so a column of its own
+        ("detection_certified", pa.bool_()),  # a weaker guarantee, and so a column of its own
         ("failing_pair", pa.list_(pa.int32())),  # two masks under which the label is wrong
-        ("weakest", pa.list_(pa.int32())),  # top, left, height, width of each patch the proof does not reach
+        ("weakest", pa.list_(pa.int32())),  # top, left, height, width of each patch that the proof does not cover
         ("margin", pa.float32()),
         ("classifications", pa.int32()),
         ("rechecked", pa.int32()),  # fast labels computed again in float32
         ("flipped", pa.int32()),  # of those, the ones that were wrong
-        ("audited", pa.int32()),  # labels that were not doubtful, computed both ways
+        ("audited", pa.int32()),  # random labels that were not uncertain, computed both ways
         ("caught", pa.int32()),  # of those, the ones that were wrong; then the whole batch was computed in float32
-        ("unconfirmed", pa.int32()),  # labels of lower precision only; 0: the certificate is a proof
+        ("unconfirmed", pa.int32()),  # labels computed in lower precision only; 0: the certificate is a proof
         ("seconds", pa.float32()),
     ]
 )
-ATTACKED = pa.schema(
+ATTACK_SCHEMA = pa.schema(
     [
-        ("index", pa.int64()),
-        ("id", pa.string()),
-        ("label", pa.int32()),
-        ("skipped", pa.string()),
-        ("height", pa.int32()),  # on the threat's grid
-        ("width", pa.int32()),
+        *_IMAGE,
         ("undefended", pa.int32()),  # of the clean image, as are the next ones
         ("answer", pa.int32()),
         ("alert", pa.bool_()),
@@ -79,7 +75,7 @@ ATTACKED = pa.schema(
         ("row_certified", pa.bool_()),
         ("detection_certified", pa.bool_()),
         ("undefended_fooled", pa.bool_()),  # wrong on the clean image, or at some location
-        ("fooled", pa.bool_()),  # the defense is: it answers wrongly, without an alert
+        ("fooled", pa.bool_()),  # the defense answers wrongly, without an alert
         ("attacked_undefended", pa.int32()),  # of the worst attacked image, as are the next ones
         ("attacked_answer", pa.int32()),
         ("attacked_alert", pa.bool_()),
@@ -90,21 +86,23 @@ ATTACKED = pa.schema(
         ("seconds", pa.float32()),
     ]
 )
-SCHEMAS = {"certify": SCHEMA, "attack": ATTACKED}
-"""The rows of each kind of run; a job that names no kind certifies."""
+SCHEMAS = {"certify": SCHEMA, "attack": ATTACK_SCHEMA}
+"""The columns of each kind of run; a job that names no kind certifies."""
 
-LATER = ("caught", "unconfirmed")
+NEWER_COLUMNS = ("caught", "unconfirmed")
 """Columns that older rows do not have."""
 
 TIMES = ("seconds",)
-"""What may differ between two runs of one job."""
+"""Columns that may differ between two runs of one job."""
 
 Row = dict[str, Any]
+Stamp = tuple[int, ...]
+"""Identifies a file and its content: inode, size, time of the last write."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder. `job` decides the rows; `about` says under what circumstances they were made."""
+    """A run folder. `job` decides the rows; `metadata` (command, versions, class names, …) does not."""
 
     folder: Path
     job: dict[str, Any]
@@ -112,15 +110,13 @@ class Run:
     batch: int
     metadata: dict[str, Any]
     checked: bool = True
-    """Whether manifest and rows carry checksums; those of older versions do not."""
-    _checksums: dict[int, tuple[tuple[int, ...], str]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """Of each shard that was checked: which file that was, and its checksum."""
+    """Whether manifest and rows have checksums; those of older versions do not."""
+    _checksums: dict[int, tuple[Stamp, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By batch, for shards that were checked: which file it was, and its checksum."""
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """The run in this folder."""
+        """Open the run in this folder."""
         content = read_manifest(Path(folder))
         if content["job"].get("kind", "certify") not in SCHEMAS:
             raise RecordError(
@@ -133,19 +129,21 @@ class Run:
     def begin(
         cls, folder: str | Path, job: Mapping[str, Any], *, images: int, batch: int, metadata: Mapping[str, Any]
     ) -> Run:
-        """The run of this job in this folder: continued if it is there, else begun.
+        """Open the run of this job in this folder, or create it.
 
-        A run goes on with the batches it began with, since batches name the shards. If only its manifest
-        is lost, the shards say which job and which batches are theirs.
+        An existing run keeps its batch size, since batches name the shards. If only its manifest
+        is lost, the shards say which job and which batches they belong to.
         """
         folder = Path(folder)
         if (folder / MANIFEST).exists():
             run = cls.open(folder)
             differs = [name for name in sorted({*run.job, *job}) if run.job.get(name) != job.get(name)]
             if differs:
-                said = ", ".join(f"{n} ({short(run.job.get(n))}, now {short(job.get(n))})" for n in differs)
+                changes = ", ".join(f"{n} ({short(run.job.get(n))}, now {short(job.get(n))})" for n in differs)
                 hint = " (other images: --data, --limit, --seed or --subset)" if "data" in differs else ""
-                raise RecordError(f"{folder} holds a run of another job; it differs in {said}{hint}; use another --out")
+                raise RecordError(
+                    f"{folder} holds a run of another job; it differs in {changes}{hint}; use another --out"
+                )
             return run
         _require_no_links([folder / MANIFEST])
         run = cls(folder, dict(job), images, _batch_of_shards(folder, job, images) or batch, dict(metadata))
@@ -155,7 +153,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """The hash of the job."""
+        """Hash of the job."""
         return key_of(self.job)
 
     @property
@@ -165,44 +163,39 @@ class Run:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of its rows."""
         return SCHEMAS[self.kind]
 
     @cached_property
     def threat(self) -> Threat:
-        """The patches defended against."""
         return Threat.from_json(self.job["threat"])
 
     def mask_set(self, size: Size) -> MaskSet:
-        """The masks that images of this size, on the threat's grid, were given."""
+        """The masks of this run for images of this size on the threat's grid."""
         masks, stride = (tuple(v) if v else None for v in (self.job["masks"], self.job["stride"]))
         return MaskSet.build(self.threat, image=size, masks=masks, stride=stride)
 
     @property
     def batches(self) -> int:
-        """How many batches the whole run has."""
+        """Number of batches, done or not."""
         return -(-self.images // self.batch)
 
     def indices(self, batch: int) -> range:
-        """The images of a batch."""
         return range(batch * self.batch, min((batch + 1) * self.batch, self.images))
 
     def shard(self, batch: int) -> Path:
-        """Where the rows of a batch are, or will be."""
+        """Path of the rows of a batch."""
         return self.folder / f"rows-{batch:05d}.parquet"
 
     def missing(self) -> list[int]:
-        """The batches that are not done."""
         return [batch for batch in range(self.batches) if not self.shard(batch).is_file()]
 
     @property
     def finished(self) -> bool:
-        """Whether every batch is done."""
         return not self.missing()
 
     @property
     def statistical(self) -> str:
-        """What is to be said of certificates that rest on labels of lower precision; empty if there are none."""
+        """A sentence on certificates that rest on labels of lower precision; empty if there are none."""
         if self.job.get("precision", "exact") != "fast":
             return ""
         wanted = ("row_certified", "audited", "caught", "unconfirmed")
@@ -213,8 +206,8 @@ class Run:
         audited, caught = (sum(row.get(name) or 0 for row in rows) for name in ("audited", "caught"))
         bound = ""
         if audited:
-            share = most_wrong(caught, audited)
-            bound = f"; with 95% confidence at most {share:.2%} of these are wrong ({audited:,} audited)"
+            rate = error_rate_bound(caught, audited)
+            bound = f"; with 95% confidence at most {rate:.2%} of these are wrong ({audited:,} audited)"
         if number:
             text = f"{number:,} certificates are statistical, not proofs: they rest on labels of lower precision{bound}"
             return f"{text}; use --confirm all for proofs" if self.kind == "certify" else text
@@ -224,7 +217,7 @@ class Run:
 
     @property
     def unchecked(self) -> str | None:
-        """A sentence on rows that carry no checksums; None if they do."""
+        """A sentence on rows without checksums; None if they have them."""
         if self.checked:
             return None
         return (
@@ -234,39 +227,34 @@ class Run:
 
     @property
     def digest(self) -> str | None:
-        """One hash of all rows and of what they belong to, to pin a number to them; None until the run is finished."""
+        """One hash of all rows and their headers, to be published with a result; None until the run is finished."""
         if not self.finished:
             return None
         return key_of([self._checked_shard(batch)[1] for batch in range(self.batches)])
 
     @property
     def integrity(self) -> dict[str, str | None]:
-        """What pins the rows, and what there is to say of them, as plain values."""
+        """Digest and caveats, as plain values."""
         return {"digest": self.digest, "unchecked": self.unchecked, "statistical": self.statistical or None}
 
     def header(self, batch: int) -> dict[str, Any]:
-        """What the shard of a batch says of where its rows belong."""
-        indices = self.indices(batch)
-        return {
-            "key": self.key,
-            "images": self.images,
-            "batch": self.batch,
-            "indices": [indices.start, indices.stop],
-        }
+        """The header of a batch's shard: where its rows belong."""
+        indices = [self.indices(batch).start, self.indices(batch).stop]
+        return {"key": self.key, "images": self.images, "batch": self.batch, "indices": indices}
 
     def write(self, batch: int, rows: Sequence[Row]) -> None:
-        """Keep the rows of one batch, whole or not at all."""
+        """Write the rows of one batch, completely or not at all."""
         table = pa.Table.from_pylist(list(rows), schema=self.schema)
         path, header = self.shard(batch), self.header(batch)
         try:
-            checksum = check_shard(table, header, self.schema.names, must_be_sealed=False)
+            checksum = check_shard(table, header, self.schema.names, needs_checksum=False)
         except DamageError as error:
-            raise RecordError(f"{path} would not be right and is not written: it {error}") from error
+            raise RecordError(f"rows that cannot be right; {path} is not written: it {error}") from error
         write_shard(path, table, header, checksum)
         self._checksums[batch] = _stamp(path), checksum
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows that are there, in the order of the images, once all of them were checked."""
+        """The rows of all batches that are done, checked, in the order of the images."""
         parts, damaged = [], []
         for batch in self._present():
             try:
@@ -274,37 +262,34 @@ class Run:
             except RecordError as error:
                 damaged.append((batch, error))
         if damaged:
-            others = ", ".join(self.shard(batch).name for batch, _ in damaged[1:])
-            raise RecordError(f"{damaged[0][1]}" + (f"; the same goes for {others}" if others else ""))
+            more = ", ".join(self.shard(batch).name for batch, _ in damaged[1:])
+            raise RecordError(f"{damaged[0][1]}" + (f"; the same goes for {more}" if more else ""))
         if parts:
             return pa.concat_tables(parts)
-        return self.schema.empty_table().select(list(columns) if columns is not None else self.schema.names)
+        return self.schema.empty_table().select(self.schema.names if columns is None else list(columns))
 
     def read_batch(self, batch: int, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of one batch, checked."""
         table = self._checked_shard(batch)[0]
         if table is None:
             table = read_shard(self.shard(batch), self.schema, columns)
-        for name in LATER:
+        for name in NEWER_COLUMNS:
             if name in self.schema.names and name not in table.column_names:
                 column = self.schema.field(name)
                 table = table.append_column(column, pa.nulls(len(table), column.type))
-        known = [name for name in self.schema.names if name in table.column_names]
-        return table.select(list(columns) if columns is not None else known).replace_schema_metadata(None)
+        names = [name for name in self.schema.names if name in table.column_names]
+        return table.select(names if columns is None else list(columns)).replace_schema_metadata(None)
 
     def _checked_shard(self, batch: int) -> tuple[pa.Table | None, str]:
-        """The rows of a shard, unless this very file was checked before, and their checksum.
-
-        RecordError if they are not as they were written.
-        """
+        """The rows of a shard (None if this very file was checked before) and their checksum; checks them."""
         path = self.shard(batch)
         try:
-            stamp, known = _stamp(path), self._checksums.get(batch)
-            if known is not None and known[0] == stamp:
-                return None, known[1]
+            stamp, (last_stamp, last_checksum) = _stamp(path), self._checksums.get(batch, (None, ""))
+            if last_stamp == stamp:
+                return None, last_checksum
             table = read_shard(path, self.schema)
-            required = [name for name in self.schema.names if name not in LATER]
-            checksum = check_shard(table, self.header(batch), required, must_be_sealed=self.checked)
+            required = [name for name in self.schema.names if name not in NEWER_COLUMNS]
+            checksum = check_shard(table, self.header(batch), required, needs_checksum=self.checked)
         except DamageError as error:
             rows = len(self.indices(batch))
             raise RecordError(
@@ -314,19 +299,19 @@ class Run:
         return table, checksum
 
     def _present(self) -> list[int]:
-        """The batches that are done; RecordError if there are rows of more batches than the run has."""
+        """The batches that are done; RecordError if a shard has a number beyond the last batch."""
         for path in self.folder.glob("rows-*.parquet"):
             number = re.fullmatch(r"rows-(\d{5,})\.parquet", path.name)
             if number is not None and int(number[1]) >= self.batches:
                 raise RecordError(
-                    f"{path} is of no batch: {self.folder / MANIFEST} has {self.batches} batches, from 0; "
+                    f"{path} belongs to no batch: {self.folder / MANIFEST} has {self.batches} batches, from 0; "
                     "delete it if it is a copy, or restore the manifest"
                 )
         return [batch for batch in range(self.batches) if self.shard(batch).is_file()]
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process at a time works on a run; the lock goes with the process, however it ends."""
+        """Keep other processes from writing to the run; the lock ends with the process, however it ends."""
         _require_no_links([self.folder / "lock", *map(self.shard, self.missing())])
         lock = FileLock(self.folder / "lock")
         try:
@@ -338,8 +323,11 @@ class Run:
         except OSError as error:
             raise DataError(f"cannot write into {self.folder}: {error.strerror}; use another --out") from error
         try:
-            now = Run.open(self.folder)
-            if (now.key, now.batch) != (self.key, self.batch):  # begun by another command before the lock was ours
+            current = Run.open(self.folder)
+            if (current.key, current.batch) != (
+                self.key,
+                self.batch,
+            ):  # created by another command before we had the lock
                 raise RecordError(f"{self.folder} was taken by another run meanwhile; run again, or use another --out")
             yield
         finally:
@@ -347,43 +335,42 @@ class Run:
 
 
 def find_runs(folders: Sequence[str | Path], kind: str | None = "certify") -> list[Run]:
-    """The runs of one kind, or of every kind, in these folders, or below them."""
+    """The runs of one kind (None: of every kind) in these folders or below them."""
     runs: list[Run] = []
     for folder in folders:
         root = Path(folder)
         manifests = [root / MANIFEST] if (root / MANIFEST).is_file() else sorted(root.rglob(MANIFEST))
-        found = [run for run in (Run.open(path.parent) for path in manifests) if kind in (None, run.kind)]
-        if not found:
+        below = [run for run in (Run.open(path.parent) for path in manifests) if kind in (None, run.kind)]
+        if not below:
             raise RecordError(f"no run in {folder}; make one with: patchcleanser {kind or 'certify'} --out {folder} …")
-        runs += found
+        runs += below
     return list({run.folder.resolve(): run for run in runs}.values())
 
 
 def _batch_of_shards(folder: Path, job: Mapping[str, Any], images: int) -> int | None:
-    """How many rows to a batch the shards of a lost manifest have; RecordError if they are not this job's."""
+    """The batch size by the shards of a lost manifest; RecordError if they are not of this job."""
     shards = sorted(folder.glob("rows-*.parquet"))
     headers = [header for header in map(read_header, shards) if header is not None]
     ours = [header for header in headers if (header.get("key"), header.get("images")) == (key_of(job), images)]
     if shards and not ours:
         raise RecordError(
-            f"{folder} holds rows but no {MANIFEST}, and none of them says it is of this job; use another --out"
+            f"{folder} holds rows but no {MANIFEST}, and none of them belongs to this job; use another --out"
         )
     return int(ours[0]["batch"]) if ours else None
 
 
 def _require_no_links(paths: Sequence[Path]) -> None:
-    """Refuse to write where a symbolic link is: neither it nor what it points to is ours."""
+    """Refuse to write through a symbolic link: it may point anywhere."""
     for path in paths:
         if path.is_symlink():
             raise RecordError(
-                f"{path} is a symbolic link, and nothing is written through one; put a file in its place, or delete it"
+                f"{path} is a symbolic link, and nothing is written through links; replace it by a file, or delete it"
             )
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Which file this is; another one after every change."""
+def _stamp(path: Path) -> Stamp:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,5 +1,5 @@
-"""Records in; tables, figures and pages out. No model and no torch needed."""
+"""Rows of runs in; a page, tables and figures out. Needs no model and no torch."""
 
-from patchcleanser.reports.report import write_report
+from patchcleanser.reports.page import write_report
 
 __all__ = ["write_report"]

@@ -1,7 +1,7 @@
-"""How figures look, and how they reach the page and the files.
+"""The style of figures, and how they are written to the page and to files.
 
-Figures are drawn in a few colours that stand for roles. In the files they are what they are, on white; on
-the page each becomes a CSS variable, so that one figure fits light, dark and print.
+Figures use a few colours, one for each role. In files these are plain colours on white. On the page each becomes a
+CSS variable, so that one figure fits light, dark and print.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -26,13 +26,13 @@ from patchcleanser.records.metrics import Proportion
 INK, MUTED, RULE, ACCENT, SOFT = "#1d2126", "#656c74", "#d8dce0", "#0b6e5d", "#98a1aa"
 ROLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", ACCENT: "--accent", SOFT: "--soft"}
 WIDTH = 4.3
-"""Inches of a figure: small enough for a phone, where 9-point letters stay readable."""
+"""Width of a figure in inches: small enough for a phone, where 9-point text stays readable."""
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "text.color": INK,
-    "text.parse_math": False,  # class names and paths are text, whatever signs they hold
+    "text.parse_math": False,  # class names and paths may contain $
     "axes.edgecolor": RULE,
     "axes.labelcolor": MUTED,
     "axes.labelsize": 8.5,
@@ -53,26 +53,21 @@ STYLE: Any = {
     "xtick.minor.size": 0,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
-    "svg.fonttype": "none",  # letters stay letters: small, selectable, and set in the page's own font
+    "svg.fonttype": "none",  # keep text as text: small, selectable, and in the page's font
     "savefig.transparent": True,
 }
 
 
-@dataclass(frozen=True)
-class Mark:
-    """How a share looks as a dot. Sizes differ, so that shares that are equal stay visible inside each other."""
-
-    face: str
-    edge: str
-    size: float
-
-
-RING, DISC, DOT = Mark("none", MUTED, 8.0), Mark(ACCENT, ACCENT, 5.5), Mark(INK, INK, 3.2)
+RING, DISC, DOT = (
+    {"mfc": face, "mec": edge, "markersize": size}
+    for face, edge, size in (("none", MUTED, 8.0), (ACCENT, ACCENT, 5.5), (INK, INK, 3.2))
+)
+"""Shares as dots. Sizes differ, so that equal shares remain visible inside each other."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with the name of its files, what it shows (the caption) and what it says to those who cannot see it."""
+    """A finished figure with the name of its files, title, caption, and alternative text for screen readers."""
 
     name: str
     title: str
@@ -80,43 +75,37 @@ class Drawing:
     alt: str
     figure: Figure
 
+    def __post_init__(self) -> None:
+        if self.figure.get_constrained_layout():  # laid out once, since it is written three times
+            self.figure.draw_without_rendering()
+            self.figure.set_layout_engine("none")
+
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw inside this; nothing of it stays behind."""
+    """Apply the style to figures drawn inside this context."""
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the page's font has it
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the page's font has the glyph
         yield
 
 
 def blank(height: float = 2.9, width: float = WIDTH) -> tuple[Figure, Axes]:
-    """An empty figure with one pair of axes, in inches."""
+    """An empty figure of this size in inches, with one pair of axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def dots(axes: Axes, shares: Sequence[dict[str, Proportion]], places: Sequence[float], marks: dict[str, Mark]) -> None:
-    """Shares from 0 to 100% as dots, one row for each place; those at the ends are drawn whole."""
-    for name, mark in marks.items():
-        at = [share[name].percent for share in shares]
-        looks: Any = {"mfc": mark.face, "mec": mark.edge, "markersize": mark.size, "clip_on": False}
-        axes.plot(at, places, "o", label=name, zorder=3, **looks)
+def dots(axes: Axes, shares: Sequence[dict[str, Proportion]], y: Sequence[float], markers: dict[str, Any]) -> None:
+    """Shares from 0 to 100% as dots, one row for each y; those at 0 and 100 are not clipped."""
+    for name, marker in markers.items():
+        axes.plot([share[name].percent for share in shares], y, "o", label=name, zorder=3, clip_on=False, **marker)
     axes.set_xlim(0, 100)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
 
 
-def settled(drawings: Iterable[Drawing | None]) -> list[Drawing]:
-    """Those that were drawn, laid out once and for all: each is written three times."""
-    found = [drawing for drawing in drawings if drawing is not None]
-    for drawing in found:
-        drawing.figure.draw_without_rendering()
-        drawing.figure.set_layout_engine("none")
-    return found
-
-
 def inline(drawing: Drawing) -> str:
-    """The figure as part of a page: no prolog, ids of its own, roles for colours, the page's font."""
+    """The figure as SVG for a page: no prolog, unique ids, CSS variables for colours, the page's font."""
     out = io.StringIO()
     with style(), matplotlib.rc_context({"svg.hashsalt": drawing.name}):
         drawing.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
@@ -135,7 +124,7 @@ def inline(drawing: Drawing) -> str:
 
 
 def save(drawing: Drawing, folder: Path) -> list[Path]:
-    """The figure as SVG and PNG, on white; the files."""
+    """Write the figure as SVG and PNG, on white; return the files."""
     files = {folder / f"{drawing.name}.{ending}": dpi for ending, dpi in (("svg", 72), ("png", 200))}
     with style():
         for path, dpi in files.items():

@@ -1,11 +1,14 @@
-"""A few images of each kind, with what decided about them drawn on top."""
+"""The pictures of a report: a few images of each kind, with patches and masks drawn on them; attacks before and after.
+
+An attack can refute robustness; it proves nothing.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -14,226 +17,222 @@ from PIL import Image
 
 from patchcleanser.core.geometry import Window
 from patchcleanser.records.run import Row, Run
-from patchcleanser.reports.studies import Study
+from patchcleanser.reports.run_results import CASES, RunResult
 
-LARGEST = 320
-"""The longest side of a picture on the page, in px; about twice what is seen, for fine screens."""
-HEAVY = 60_000
-"""A PNG of more bytes than this goes onto the page as a JPEG."""
-LONGEST = 44
-"""Letters of an id below a picture."""
-COARSE = 128
-"""Pictures of at most this side are shown with hard pixels."""
+MAX_SIDE = 320
+"""The longest side of a picture on the page, in px; about twice its displayed size, for high-resolution screens."""
+MAX_PNG_BYTES = 60_000
+"""A larger PNG goes onto the page as a JPEG."""
+MAX_ID_LENGTH = 44
+"""Characters of an id below a picture."""
+PIXELATED_SIDE = 128
+"""Pictures up to this side are enlarged without smoothing."""
 
-TOLD = ["index", "id", "label", "skipped", "height", "width"]
-TOLD += ["undefended", "answer", "alert", "certified", "row_certified", "detection_certified"]
-"""What is told of every image, attacked or not."""
+_SHARED = ["index", "id", "label", "skipped", "height", "width"]
+_SHARED += ["undefended", "answer", "alert", "certified", "row_certified", "detection_certified"]
+COLUMNS = [*_SHARED, "one_mask_labels", "one_mask_confidences", "case", "deciding_mask", "weakest", "margin"]
+ATTACK_COLUMNS = [*_SHARED, "fooled", "attacked_undefended", "attacked_answer", "attacked_alert", "attacked_case"]
+ATTACK_COLUMNS += ["patches"]
 
-COLUMNS = [*TOLD, "one_mask_labels", "one_mask_confidences", "case", "deciding_mask", "weakest", "margin"]
+CERTIFIED = {
+    "certified": "certified",
+    "row_certified": "row-certified",
+    "detection_certified": "certified for detection",
+}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture with rectangles in the image's own pixels."""
+    """One picture with its labels, and rectangles in the image's own pixels."""
 
     uri: str
     height: int
     width: int
-    coarse: bool
-    patches: list[Window]
-    masks: list[Window]
+    pixelated: bool
     id: str
     truth: str
     undefended: str
     answer: str
     right: bool
-    margin: float | None
-    """Of certified images only: a margin says how firm a certificate is, and nothing without one."""
-    outlined: list[Window]
-    """Patches that the picture itself shows."""
+    margin: float | None = None
+    """Of certified images only: how firm the certificate is."""
+    patches: list[Window] = field(default_factory=list)
+    """Patches that the proof does not cover; the picture does not show them."""
+    masks: list[Window] = field(default_factory=list)
+    outlined: list[Window] = field(default_factory=list)
+    """Patches that the picture shows."""
 
     @property
     def short_id(self) -> str:
-        """The end of the id, where files of a folder differ; from a folder's name on, if there is one."""
-        if len(self.id) <= LONGEST:
+        """The end of the id, where files of a folder differ; from the start of a name, if it has several."""
+        if len(self.id) <= MAX_ID_LENGTH:
             return self.id
-        end = self.id[2 - LONGEST :]
+        end = self.id[2 - MAX_ID_LENGTH :]
         return f"…/{end.partition('/')[2] or end}" if "/" in end else f"…{end}"
 
 
-def _nothing(study: Study, row: Row) -> tuple[list[Window], list[Window]]:
-    return [], []
-
-
 @dataclass(frozen=True)
-class Kind:
-    """One kind of image: which rows, what it shows, and what is drawn (patches, masks)."""
+class BeforeAfter:
+    """One image before and after an attack, and what had been proved for it."""
 
-    title: str
-    words: str
-    wanted: Callable[[Row], bool]
-    draw: Callable[[Study, Row], tuple[list[Window], list[Window]]] = _nothing
-
-
-def _weakest(study: Study, row: Row) -> tuple[list[Window], list[Window]]:
-    sides = row["weakest"] or []
-    return [Window(*sides[i : i + 4]) for i in range(0, len(sides), 4)], []
+    before: Picture
+    after: Picture
+    certified: str
+    case: str | None
 
 
-def _deciding(study: Study, row: Row) -> tuple[list[Window], list[Window]]:
-    masks = study.run.mask_set((row["height"], row["width"])).masks
-    chosen = row["deciding_mask"]
-    return [], list(masks[chosen]) if chosen is not None else []
+def _windows(sides: Sequence[int] | None) -> list[Window]:
+    """Rectangles from a flat list of top, left, height and width."""
+    sides = sides or []
+    return [Window(*sides[i : i + 4]) for i in range(0, len(sides), 4)]
 
 
-def _reporters(study: Study, row: Row) -> tuple[list[Window], list[Window]]:
-    """The mask whose label contradicts the undefended one most confidently."""
-    if row["one_mask_labels"] is None:  # windows of features have no place to draw
-        return [], []
-    against = [
-        (sure, mask)
-        for mask, (label, sure) in enumerate(zip(row["one_mask_labels"], row["one_mask_confidences"], strict=True))
-        if label != row["undefended"]
-    ]
-    masks = study.run.mask_set((row["height"], row["width"])).masks
-    return [], list(masks[max(against)[1]]) if against else []
-
-
-def _unproved(row: Row) -> bool:
-    """Without masks there is no row certificate, and the certificate itself counts."""
+def _not_certified(row: Row) -> bool:
+    """Defenses without masks have no row certificate; then the certificate itself counts."""
     return (row["certified"] if row["row_certified"] is None else row["row_certified"]) is False
 
 
-KINDS = (
-    Kind(
-        "Certified",
-        "No patch of the threat changes the answer, wherever it lies.",
-        lambda row: bool(row["certified"]),
-    ),
-    Kind(
-        "Certified for detection",
-        "No patch of the threat changes the label unnoticed; under attack there may be an alert instead.",
-        lambda row: bool(row["detection_certified"]),
-    ),
-    Kind(
-        "Right, but not proved",
-        "Answered rightly, but the proof does not reach the patch drawn here (hatched): nobody showed that an "
-        "attacker succeeds, and nobody can rule it out.",
-        lambda row: row["answer"] == row["label"] and _unproved(row),
-        _weakest,
-    ),
-    Kind(
-        "Wrong",
-        "The defended answer is wrong without any attack.",
-        lambda row: row["answer"] != row["label"] and not row["alert"],
-    ),
-    Kind(
-        "Case II: a disagreer decided",
-        "Masks disagreed, and one of them (dashed) held its label under every second mask: where a patch would be "
-        "suspected. These images are clean.",
-        lambda row: row["case"] == "disagreer",
-        _deciding,
-    ),
-    Kind(
-        "Case III: the majority decided",
-        "Masks disagreed and none held its label, so the majority's label was kept.",
-        lambda row: row["case"] == "majority",
-    ),
-    Kind(
-        "Alert on a clean image",
-        "A mask (dashed) led to another label with confidence, so no answer was given: a false alarm.",
-        lambda row: bool(row["alert"]),
-        _reporters,
-    ),
-)
+def _certified(row: Row) -> bool:
+    return bool(row["row_certified"] or row["detection_certified"])
 
+
+def _right(row: Row) -> bool:
+    """Whether the clean image is answered correctly."""
+    return row["answer"] == row["label"] and not row["alert"]
+
+
+Groups = dict[str, Callable[[Row], bool]]
+"""By the name of a group (gallery.html.jinja has its title and explanation): which rows belong to it."""
+
+GROUPS: Groups = {
+    "certified": lambda row: bool(row["certified"]),
+    "detection-certified": lambda row: bool(row["detection_certified"]),
+    "not-proved": lambda row: row["answer"] == row["label"] and _not_certified(row),
+    "wrong": lambda row: row["answer"] != row["label"] and not row["alert"],
+    "disagreer": lambda row: row["case"] == "disagreer",
+    "majority": lambda row: row["case"] == "majority",
+    "alert": lambda row: bool(row["alert"]),
+}
+ATTACK_GROUPS: Groups = {
+    "certified-fooled": lambda row: row["fooled"] and _certified(row),
+    "recovered": lambda row: (
+        row["undefended"] == row["label"] != row["attacked_undefended"]
+        and row["attacked_answer"] == row["label"]
+        and not row["attacked_alert"]
+    ),
+    "detected": lambda row: bool(row["attacked_alert"]),
+    "fooled": lambda row: _right(row) and row["fooled"] and not _certified(row),
+    "attack-failed": lambda row: row["undefended"] == row["label"] == row["attacked_undefended"] and not row["fooled"],
+    "clean-wrong": lambda row: not _right(row) and not row["alert"],
+}
 
 Shown = TypeVar("Shown")
 
 
-def gallery(study: Study, each: int) -> list[tuple[Kind, list[Picture]]]:
-    """Up to `each` pictures of each kind, of those kept beside the rows."""
-    return shown(study, each, KINDS, COLUMNS, _picture)
+def gallery(result: RunResult, each: int) -> dict[str, list[Picture]]:
+    """Up to `each` pictures of each group, of those saved beside the rows."""
+    return _groups(result, each, GROUPS, COLUMNS, _picture)
 
 
-def shown(
-    study: Study,
+def attack_gallery(result: RunResult, each: int) -> dict[str, list[BeforeAfter]]:
+    """Up to `each` images of each group, before and after the attack."""
+    return _groups(result, each, ATTACK_GROUPS, ATTACK_COLUMNS, _before_after)
+
+
+def _groups(
+    result: RunResult,
     each: int,
-    kinds: Sequence[Kind],
+    groups: Groups,
     columns: Sequence[str],
-    make: Callable[[Study, Row, Kind], Shown | None],
-) -> list[tuple[Kind, list[Shown]]]:
-    """Up to `each` of each kind, made from rows whose picture was kept and can be read."""
-    rows = _kept_rows(study.run, columns)
-    found = []
-    for kind in kinds:
-        mine = [row for row in rows if kind.wanted(row)][:each]
-        made = [it for row in mine if (it := make(study, row, kind)) is not None]
-        if made:
-            found.append((kind, made))
-    return found
+    make: Callable[[RunResult, Row, str], Shown | None],
+) -> dict[str, list[Shown]]:
+    """The groups that are not empty, made from rows whose picture was saved and can be read."""
+    rows = _saved_rows(result.run, columns) if each else []
+    shown = {}
+    for group, matches in groups.items():
+        matching = [row for row in rows if matches(row)][:each]
+        pictures = [picture for row in matching if (picture := make(result, row, group)) is not None]
+        if pictures:
+            shown[group] = pictures
+    return shown
 
 
-def _kept_rows(run: Run, columns: Sequence[str]) -> list[Row]:
-    """The rows of images whose picture was kept, read from their batches only."""
-    kept = sorted(int(path.stem) for path in (run.folder / "gallery").glob("*.png") if path.stem.isdecimal())
+def _saved_rows(run: Run, columns: Sequence[str]) -> list[Row]:
+    """The answered rows of images whose picture was saved, read from their batches only."""
+    indices = sorted(int(path.stem) for path in (run.folder / "gallery").glob("*.png") if path.stem.isdecimal())
     rows: list[Row] = []
-    for batch in sorted({index // run.batch for index in kept}):
+    for batch in sorted({index // run.batch for index in indices}):
         if batch < run.batches and run.shard(batch).is_file():
             table = run.read_batch(batch, columns)
-            rows += table.filter(compute.is_in(table["index"], pa.array(kept))).to_pylist()
+            rows += table.filter(compute.is_in(table["index"], pa.array(indices))).to_pylist()
     return [row for row in rows if row["skipped"] is None]
 
 
-def _picture(study: Study, row: Row, kind: Kind) -> Picture | None:
-    found = encoded(study.run, row["index"])
-    if found is None:
+def _picture(result: RunResult, row: Row, group: str) -> Picture | None:
+    uri = _data_uri(result.run, f"{row['index']}.png")
+    if uri is None:
         return None
-    patches, masks = kind.draw(study, row)
-    margin = row["margin"] if row["certified"] or row["detection_certified"] else None
-    return replace(clean_picture(study, row, found), patches=patches, masks=masks, margin=margin)
+    return replace(
+        _clean_picture(result, row, uri),
+        margin=row["margin"] if row["certified"] or row["detection_certified"] else None,
+        patches=_windows(row["weakest"]) if group == "not-proved" else [],
+        masks=_deciding_mask(result, row, group),
+    )
 
 
-def clean_picture(study: Study, row: Row, uri: str) -> Picture:
-    """An image without a patch, and what is answered; nothing drawn on it yet."""
+def _deciding_mask(result: RunResult, row: Row, group: str) -> list[Window]:
+    """The mask that decided an answer of case II, or that contradicts the undefended label most confidently."""
+    mask = row["deciding_mask"] if group == "disagreer" else None
+    if group == "alert":
+        labels, confidences = row["one_mask_labels"] or [], row["one_mask_confidences"] or []  # null without masks
+        against = [(c, mask) for mask, c in enumerate(confidences) if labels[mask] != row["undefended"]]
+        mask = max(against)[1] if against else None
+    return [] if mask is None else list(result.run.mask_set((row["height"], row["width"])).masks[mask])
+
+
+def _before_after(result: RunResult, row: Row, group: str) -> BeforeAfter | None:
+    clean, attacked = (_data_uri(result.run, f"{row['index']}{end}.png") for end in ("", "-attacked"))
+    if clean is None or attacked is None:
+        return None
+    before = _clean_picture(result, row, clean)
+    after = replace(
+        before,
+        uri=attacked,
+        outlined=_windows(row["patches"]),
+        undefended=result.answer_name(row["attacked_undefended"]),
+        answer="an alert" if row["attacked_alert"] else result.answer_name(row["attacked_answer"]),
+        right=row["attacked_answer"] == row["label"] or bool(row["attacked_alert"]),
+    )
+    certified = next((text for name, text in CERTIFIED.items() if row[name]), "not certified")
+    return BeforeAfter(before, after, certified, CASES.get(row["attacked_case"]))
+
+
+def _clean_picture(result: RunResult, row: Row, uri: str) -> Picture:
+    """The image without a patch, with nothing drawn on it."""
     return Picture(
         uri=uri,
         height=row["height"],
         width=row["width"],
-        coarse=max(row["height"], row["width"]) <= COARSE,
-        patches=[],
-        masks=[],
+        pixelated=max(row["height"], row["width"]) <= PIXELATED_SIDE,
         id=row["id"],
-        truth=study.class_name(row["label"]),
-        undefended=study.answer_name(row["undefended"]),
-        answer="an alert" if row["alert"] else study.answer_name(row["answer"]),
+        truth=result.class_name(row["label"]),
+        undefended=result.answer_name(row["undefended"]),
+        answer="an alert" if row["alert"] else result.answer_name(row["answer"]),
         right=row["answer"] == row["label"] or bool(row["alert"]),
-        margin=None,
-        outlined=[],
     )
 
 
-def encoded(run: Run, index: int, end: str = "") -> str | None:
-    """A kept picture as part of the page, shrunk and packed where it is large; None if it cannot be read."""
+def _data_uri(run: Run, name: str) -> str | None:
+    """A saved picture as a data URI, shrunk if it is large; None if it cannot be read."""
     try:
-        content = (run.folder / "gallery" / f"{index}{end}.png").read_bytes()
+        content, kind = (run.folder / "gallery" / name).read_bytes(), "png"
         with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
             picture.load()
-            if max(picture.size) <= LARGEST and len(content) <= HEAVY:
-                return _uri("png", content)
-            small = picture.convert("RGB")
+            if max(picture.size) > MAX_SIDE or len(content) > MAX_PNG_BYTES:
+                small, out, kind = picture.convert("RGB"), io.BytesIO(), "jpeg"
+                small.thumbnail((MAX_SIDE, MAX_SIDE))
+                small.save(out, format="JPEG", quality=88)
+                content = out.getvalue()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
-    small.thumbnail((LARGEST, LARGEST))
-    out = io.BytesIO()
-    small.save(out, format="JPEG", quality=88)
-    return _uri("jpeg", out.getvalue())
-
-
-def _uri(kind: str, content: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def each_of(studies: Sequence[Study]) -> int:
-    """How many pictures of a kind each run gets: fewer where many runs share a page."""
-    return 8 if len(studies) == 1 else 4 if len(studies) <= 6 else 2

@@ -1,141 +1,161 @@
-"""The page: a template, filled in. Ids, class names and paths are other people's text and are escaped."""
+"""Write a report: the page is a template, filled in. Ids, class names and paths come from others and are escaped."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.derive import Derived
 from patchcleanser.records.metrics import Proportion
-from patchcleanser.reports import results, wording
-from patchcleanser.reports.contents import Report
-from patchcleanser.reports.drawing import Drawing, inline
+from patchcleanser.records.run import Run
+from patchcleanser.reports import run_tables, wording
+from patchcleanser.reports.contents import ReportContents, gather
+from patchcleanser.reports.drawing import inline, save
 from patchcleanser.reports.published import comparable
-from patchcleanser.reports.studies import Study
-from patchcleanser.reports.tables import interval_of, text_of
+from patchcleanser.reports.run_results import RunResult
+from patchcleanser.reports.tables import interval_of, text_of, write_tables
 
 HERE = Path(__file__).parent
 
 
-def page(report: Report) -> str:
-    """The whole page as text."""
-    jinja = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+def write_report(
+    runs: Sequence[tuple[Run, Derived | None]], out: Path, *, title: str | None = None, pictures: bool = True
+) -> Path:
+    """Write report.html (one file that loads nothing else), tables/ and figures/; return the path of the page.
+
+    Deletes tables and figures that an earlier report wrote there and this one does not.
+    """
+    report = gather(runs, title=title, pictures=pictures)
+    files = write_tables(report.all_tables(), out / "tables")
+    for drawing in report.all_figures():
+        files += save(drawing, out / "figures")
+    target = out / "report.html"
+    with whole_file(target) as part:
+        part.write_text(page(report), encoding="utf-8", errors="replace")
+    _delete_old({path.relative_to(out).as_posix() for path in files}, out)
+    return target
+
+
+def _delete_old(written: set[str], out: Path) -> None:
+    list_path = out / "report-files.json"
+    with suppress(OSError, ValueError, TypeError):  # no earlier report, or an unreadable list
+        for name in {*json.loads(list_path.read_text(encoding="utf-8"))} - written:
+            if Path(name).parent.as_posix() in ("tables", "figures"):
+                (out / name).unlink(missing_ok=True)
+    with whole_file(list_path) as part:
+        part.write_text(json.dumps(sorted(written), indent=1) + "\n", encoding="utf-8")
+
+
+def template_environment(*folders: Path) -> Environment:
+    """Templates of these folders and of this package, with filters for cells and drawings; text is escaped."""
+    loader = FileSystemLoader([*folders, HERE])
+    jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    # Matplotlib escapes the text in its figures. Long ids may break after a slash or a colon.
+    jinja.filters.update(
+        number=text_of,
+        interval=interval_of,
+        svg=lambda drawing: Markup(inline(drawing)),
+        breakable=lambda text: Markup("<wbr>").join(re.split(r"(?<=[/:])", text)),
     )
-    jinja.filters.update(number=text_of, interval=interval_of, svg=_svg, breakable=_breakable)
-    template = jinja.get_template("page.html.jinja")
-    css = Markup((HERE / "page.css").read_text(encoding="utf-8"))
-    return template.render(report=report, css=css, words=wording, results=results, **_headline(report))
+    jinja.globals["css"] = Markup((HERE / "page.css").read_text(encoding="utf-8"))
+    return jinja
 
 
-def _svg(drawing: Drawing) -> Markup:
-    return Markup(inline(drawing))  # matplotlib escapes the text in its figures
+def page(report: ReportContents) -> str:
+    """The page as HTML."""
+    template = template_environment().get_template("page.html.jinja")
+    return template.render(report=report, wording=wording, run_tables=run_tables, **_facts(report))
 
 
-def _breakable(text: str) -> Markup:
-    """Text that may go on in the next line behind a slash or a colon."""
-    return Markup("<wbr>").join(re.split(r"(?<=[/:])", text))
-
-
-def _headline(report: Report) -> dict[str, Any]:
-    studies, lead = list(report.names), report.leading[0]
+def _facts(report: ReportContents) -> dict[str, Any]:
+    """What the template needs besides the contents."""
+    results, lead = list(report.names), report.leading[0]
     return {
         "lead": lead,
         "single": len(report.leading) == 1,
         "headline": report.title or headline(report),
-        "said": headline(report) if report.title else None,
-        "unfinished": [study for study in studies if study.missing],
-        "broken": [study for study in studies if study.fooled],
-        "skipped": sum(study.summary.skipped for study in studies),
-        "enlarged": enlarged(studies),
+        "result_line": headline(report) if report.title else None,
+        "unfinished": [result for result in results if result.missing],
+        "broken": [result for result in results if result.fooled],
+        "skipped": sum(result.summary.skipped for result in results),
+        "published_grids": published_grids(results),
         "manifest": manifest,
-        "bars": attack_bars(lead) if lead.attacked else bars(lead),
+        "bars": bars(lead),
     }
 
 
-def headline(report: Report) -> str:
-    """The result in one sentence."""
-    studies = report.recovery or report.detection
-    if not studies:
+def headline(report: ReportContents) -> str:
+    """The main result in one sentence."""
+    results = report.recovery or report.detection
+    if not results:
         return attack_headline(report.attacks)
-    shares = [study.summary.shares[study.promise] for study in studies]
-    promise = "certified" if report.recovery else "certified for detection"
-    attacks = {wording.attack(study) for study in studies}
-    against = f" against {wording.attack(studies[0])}" if len(attacks) == 1 else ""
-    said = [f"{share.percent:.1f}" for share in shares]
-    if len(studies) == 1:
-        return f"{said[0]}% {promise}{against}"
-    others = f" ({len(report.detection)} more only detect)" if report.recovery and report.detection else ""
-    if len(set(said)) == 1:
-        return f"{said[0]}% {promise}{against}, in {'both' if len(said) == 2 else f'all {len(said)}'} runs{others}"
-    differs = [name.lower() for name in wording.deciding(studies, said)]
-    why = f"depending on {' and '.join(differs)}" if 0 < len(differs) < 3 else f"in {len(studies)} runs{others}"
-    low, high = min(said, key=float), max(said, key=float)
-    return f"{low}% to {high}% {promise}{against}, {why}"
+    certified = "certified" if report.recovery else "certified for detection"
+    threats = {wording.any_patch(result) for result in results}
+    against = f" against {threats.pop()}" if len(threats) == 1 else ""
+    percents = [f"{result.summary.shares[result.certified_key].percent:.1f}" for result in results]
+    if len(results) == 1:
+        return f"{percents[0]}% {certified}{against}"
+    more = f" ({len(report.detection)} more only detect)" if report.recovery and report.detection else ""
+    if len(set(percents)) == 1:
+        runs = "both" if len(results) == 2 else f"all {len(results)}"
+        return f"{percents[0]}% {certified}{against}, in {runs} runs{more}"
+    differs = [name.lower() for name in wording.deciding(results, percents)]
+    why = f"depending on {' and '.join(differs)}" if 0 < len(differs) < 3 else f"in {len(results)} runs{more}"
+    low, high = min(percents, key=float), max(percents, key=float)
+    return f"{low}% to {high}% {certified}{against}, {why}"
 
 
-def attack_headline(attacks: list[Study]) -> str:
-    """What attacks alone show, in one sentence; a broken certificate is said before anything else."""
-    broken = sum(study.fooled for study in attacks)
+def attack_headline(attacks: list[RunResult]) -> str:
+    """The main result of attacks alone, in one sentence; a broken certificate comes before anything else."""
+    broken = sum(result.fooled for result in attacks)
     if broken:
         return f"{broken:,} certified {'image was' if broken == 1 else 'images were'} fooled"
-    studies = [study for study in attacks if not study.detects] or attacks
-    said = sorted({f"{study.summary.shares[study.held].percent:.1f}" for study in studies}, key=float)
-    held = "never wrong silently under attack" if studies[0].detects else "still right under attack"
-    share = f"{said[0]}%" if len(said) == 1 else f"{said[0]}% to {said[-1]}%"
-    return f"{share} {held}, no certified image fooled"
+    results = [result for result in attacks if not result.detects] or attacks
+    percents = sorted({f"{r.summary.shares[r.robust_key].percent:.1f}" for r in results}, key=float)
+    robust = "never wrong silently under attack" if results[0].detects else "still correct under attack"
+    share = f"{percents[0]}%" if len(percents) == 1 else f"{percents[0]}% to {percents[-1]}%"
+    return f"{share} {robust}, no certified image fooled"
 
 
-def attack_bars(study: Study) -> list[tuple[str, str, Proportion]]:
-    """What an attack's headline compares."""
-    shares = study.summary.shares
-    held = "Defended, never wrong silently" if study.detects else "Defended, attacked"
-    return [
-        *bars(study)[:2],
-        ("undefended", "Undefended, attacked", shares["undefended_under_attack"]),
-        ("clean", held, shares[study.held]),
-        bars(study)[2],
+def bars(result: RunResult) -> list[tuple[str, str, Proportion]]:
+    """The shares below the headline: a CSS class, a label, and the share."""
+    shares = result.summary.shares
+    robust = "Defended, never wrong silently" if result.detects else "Defended, attacked"
+    attacked = [
+        ("undefended", "Undefended, attacked", "undefended_under_attack"),
+        ("clean", robust, result.robust_key),
     ]
-
-
-def bars(study: Study) -> list[tuple[str, str, Proportion]]:
-    """What the headline compares: a class for the style, words, and the share."""
-    shares = study.summary.shares
-    last = ("certified", "Certified") if not study.detects else ("detection_certified", "Certified for detection")
-    return [
-        ("undefended", "Undefended", shares["undefended"]),
-        ("clean", "Defended, clean images", shares["clean"]),
-        ("promise", last[1], shares[last[0]]),
+    certified = "Certified for detection" if result.detects else "Certified"
+    rows = [
+        ("undefended", "Undefended", "undefended"),
+        ("clean", "Defended, clean images", "clean"),
+        *(attacked if result.attacked else []),
+        ("guarantee", certified, result.certified_key),
     ]
+    return [(css, label, shares[key]) for css, label, key in rows]
 
 
-def enlarged(studies: list[Study]) -> str | None:
-    """What must be said where published numbers mean other pixels than these runs."""
-    theirs = [row for study in studies for row in comparable(study) if row.grid == "input"]
-    if not theirs:
-        return None
-    if any(row.at == 32 for row in theirs):
-        said = (
-            "The PatchCleanser paper enlarges 32×32 images to 224×224 and certifies a patch on the enlarged input: its "
-            "“5×5” is 35×35 px there, its “2×2” is 14×14."
-        )
-    else:
-        said = "The PatchCleanser paper certifies a patch on the resized and cropped 224×224 input of the network."
-    if any(study.run.threat.grid == "source" for study in studies):
-        said += (
-            " Runs here certify a patch on the image as it came, which is the stronger statement: enlarging spreads "
-            "a patch over more pixels than the paper's masks are made for."
-        )
-    return said
+def published_grids(results: list[RunResult]) -> dict[str, bool]:
+    """Which pixels the patches of published numbers and of these runs refer to."""
+    published = [row for result in results for row in comparable(result) if row.grid == "input"]
+    return {
+        "on_input": bool(published),
+        "small_images": any(row.at == 32 for row in published),
+        "ours_on_source": any(result.run.threat.grid == "source" for result in results),
+    }
 
 
-def manifest(study: Study) -> str:
-    """Everything that decided the rows, and the circumstances; paths are shortened, the run folder has them whole."""
-    metadata = {key: value for key, value in study.run.metadata.items() if key not in ("classes", "model_classes")}
-    run = study.run
+def manifest(result: RunResult) -> str:
+    """The job and metadata of a run as JSON, with shortened paths; the run folder has them in full."""
+    metadata = {key: value for key, value in result.run.metadata.items() if key not in ("classes", "model_classes")}
+    run = result.run
     content = {"key": run.key, "digest": run.digest, "images": run.images, "batch": run.batch, "about": metadata}
-    return wording.brief(json.dumps({**content, "job": run.job}, indent=1, ensure_ascii=False))
+    return wording.shorten_paths(json.dumps({**content, "job": run.job}, indent=1, ensure_ascii=False))

@@ -17,12 +17,13 @@ from patchcleanser.records.atomic import whole_file
 from patchcleanser.records.metrics import Proportion
 
 Cell = str | int | float | Proportion | None
-NOTHING = "–"
+Cells = dict[str, Cell]
+"""Cells by column key."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column; `digits` behind the point of a number, and whether readers see it or only CSV has it."""
+    """A column; decimal `digits` of its numbers, and whether pages show it or only CSV has it."""
 
     key: str
     title: str
@@ -30,14 +31,22 @@ class Column:
     page: bool = True
 
 
+UNDEFENDED = Column("undefended", "Undefended, %")
+CLEAN = Column("clean", "Clean, %")
+CERTIFIED = Column("certified", "Certified, %")
+ROW_CERTIFIED = Column("row_certified", "Row-certified, %")
+DETECTION = Column("detection_certified", "Certified for detection, %")
+ALERTS = Column("alerts", "Alerts on clean images, %")
+
+
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells by column key. The first shown column names the row; a wide table stacks its cells on a phone."""
+    """Columns and rows. The first shown column names the row; a wide table (`stacks`) stacks its cells on a phone."""
 
     name: str
     caption: str
     columns: tuple[Column, ...]
-    rows: list[dict[str, Cell]]
+    rows: list[Cells]
     stacks: bool = False
 
     def shown(self) -> Table:
@@ -45,32 +54,27 @@ class Table:
         return replace(self, columns=tuple(c for c in self.columns if c.page))
 
     def without_empty(self) -> Table:
-        """Without the columns that have nothing to say in any row."""
+        """Without the columns that are empty in every row."""
         full = tuple(c for c in self.columns if any(row.get(c.key) is not None for row in self.rows))
         return replace(self, columns=full)
 
     def is_number(self, column: Column) -> bool:
-        """Whether a column is set to the right."""
+        """Whether a column holds numbers, which are aligned to the right."""
         return any(isinstance(row.get(column.key), int | float | Proportion) for row in self.rows)
 
 
 def text_of(cell: Cell, digits: int = 1) -> str:
-    """A cell for people; a share without its interval.
+    """A cell as readers see it; a share without its interval.
 
     >>> [text_of(cell) for cell in (Proportion(77, 100), 12345, 3.14159, "cat", None)]
     ['77.0', '12,345', '3.1', 'cat', '–']
     """
-    if (
-        cell is None
-        or (isinstance(cell, Proportion) and not cell.total)
-        or (isinstance(cell, float) and math.isnan(cell))
-    ):
-        return NOTHING
-    if isinstance(cell, Proportion):
-        return f"{cell.percent:.{digits}f}"
-    if isinstance(cell, int):
-        return f"{cell:,}"
-    return f"{cell:,.{digits}f}" if isinstance(cell, float) else cell
+    value = cell.percent if isinstance(cell, Proportion) else cell
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.{digits}f}" if isinstance(value, float) else value
 
 
 def interval_of(cell: Cell) -> str:
@@ -86,30 +90,28 @@ def interval_of(cell: Cell) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Numbers for machines: a share becomes percent, both ends of its interval, count and total (if known)."""
+    """CSV with every column; a share becomes percent, both ends of its interval, count and total."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     shares = {c.key for c in table.columns if any(isinstance(row.get(c.key), Proportion) for row in table.rows)}
     parts = ("", "_low95", "_high95", "_count", "_total")
     writer.writerow([c.key + part for c in table.columns for part in (parts if c.key in shares else ("",))])
     for row in table.rows:
-        cells = [_csv_share(row.get(c.key)) if c.key in shares else [_csv_cell(row.get(c.key))] for c in table.columns]
-        writer.writerow([value for several in cells for value in several])
+        cells = ((row.get(c.key), c.key in shares) for c in table.columns)
+        writer.writerow([value for cell, is_share in cells for value in _csv_cells(cell, is_share)])
     return out.getvalue()
 
 
-def _csv_share(cell: Cell) -> list[object]:
-    if not isinstance(cell, Proportion):
-        return [_csv_cell(cell), "", "", "", ""]  # a printed number has no interval and no count
-    if not cell.total:
-        return [""] * 5
-    return [round(cell.percent, 4), *(round(b, 4) for b in cell.interval), cell.count, cell.total]
-
-
-def _csv_cell(cell: Cell) -> object:
+def _csv_cells(cell: Cell, is_share: bool) -> list[object]:
+    """The values of a cell: five in a column of shares, one elsewhere."""
+    if isinstance(cell, Proportion):
+        if not cell.total:
+            return [""] * 5
+        return [round(cell.percent, 4), *(round(b, 4) for b in cell.interval), cell.count, cell.total]
     if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{cell}"  # a spreadsheet would take it for a formula
-    return "" if cell is None else round(cell, 6) if isinstance(cell, float) else cell
+        cell = f"'{cell}"  # a spreadsheet would read it as a formula
+    value = "" if cell is None else round(cell, 6) if isinstance(cell, float) else cell
+    return [value, "", "", "", ""] if is_share else [value]  # a published number has no interval and no count
 
 
 def to_markdown(table: Table) -> str:
@@ -155,7 +157,7 @@ def _piped(cells: Sequence[str]) -> str:
 
 
 def markdown_text(text: str) -> str:
-    r"""Text that Markdown takes for nothing else.
+    r"""Escape text for Markdown.
 
     >>> markdown_text("a|b_c<i>")
     'a\\|b\\_c\\<i\\>'
@@ -163,15 +165,8 @@ def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", _one_line(text))
 
 
-LATEX = {
+LATEX = {sign: f"\\{sign}" for sign in "{}&%$#_"} | {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -187,7 +182,7 @@ LATEX = {
 
 
 def latex_text(text: str) -> str:
-    r"""Text that LaTeX sets as it stands.
+    r"""Escape text for LaTeX.
 
     >>> latex_text(r"50% of a_b \ {x}")
     '50\\% of a\\_b \\textbackslash{} \\{x\\}'
@@ -207,9 +202,9 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
-    """Every table in every format; the files."""
+    """Write every table in every format; return the files."""
     for table in tables:
-        for ending, written in FORMATS.items():
+        for ending, to_text in FORMATS.items():
             with whole_file(folder / f"{table.name}.{ending}") as part:
-                part.write_text(written(table), encoding="utf-8", errors="replace", newline="")
+                part.write_text(to_text(table), encoding="utf-8", errors="replace", newline="")
     return [folder / f"{table.name}.{ending}" for table in tables for ending in FORMATS]

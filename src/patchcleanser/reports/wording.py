@@ -1,4 +1,4 @@
-"""Runs in plain words: what was attacked, what defends, what was measured."""
+"""Runs in plain words: the threat, the defense, the attack, and what sets several runs apart."""
 
 from __future__ import annotations
 
@@ -10,235 +10,226 @@ from pathlib import Path
 
 from patchcleanser.attacks import ATTACKS
 from patchcleanser.core.geometry import Size
-from patchcleanser.core.threats import AnyRectangle, SquareShare, Threat
+from patchcleanser.core.threats import AnyRectangle, Rectangle, SquareShare, Threat
 from patchcleanser.defenses import DEFENSES
-from patchcleanser.reports.studies import Study
+from patchcleanser.reports.run_results import RunResult
 
 PATHS = re.compile(r"(?<![\w.~<>/])~?/(?:[^\s\"',:;/<>]+/)+([^\s\"',:;/<>]+)/?")
 
 
 def patch(threat: Threat) -> str:
-    """The patch in a few signs, for a table.
+    """The patch in a few characters, for a table.
 
     >>> [patch(Threat.parse(t)) for t in ("5", "2%", "any:1%")]
     ['5×5 px', '2%', 'any rectangle of up to 1% of the image']
     """
-    shape = threat.shape
-    if isinstance(shape, AnyRectangle):
-        one = f"rectangle of up to {limit(shape)}"
-        said = f"any {one}" if threat.count == 1 else f"any {threat.count} rectangles of up to {limit(shape)} each"
+    if isinstance(threat.shape, AnyRectangle):
+        limit = _area_limit(threat.shape)
+        many = f"any {threat.count} rectangles of up to {limit} each"
+        text = f"any rectangle of up to {limit}" if threat.count == 1 else many
     else:
-        said = str(shape) if isinstance(shape, SquareShare) else px((shape.height, shape.width))
-        said = said if threat.count == 1 else f"{threat.count} × {said}"
-    said += "" if threat.region is None else f" inside {threat.region}"
-    return said + (" on the input" if threat.grid == "input" else "")
+        text = _shape(threat) if threat.count == 1 else f"{threat.count} × {_shape(threat)}"
+    text += "" if threat.region is None else f" inside {threat.region}"
+    return text + (" on the input" if threat.grid == "input" else "")
 
 
-def limit(shape: AnyRectangle) -> str:
-    """How large a rectangle of any shape may be."""
+def _area_limit(shape: AnyRectangle) -> str:
     return f"{shape.area} px" if shape.area is not None else f"{str(shape)[4:]} of the image"
 
 
-def attack(study: Study) -> str:
+def _shape(threat: Threat) -> str:
+    """The shape of one patch, as px or as a share of the image."""
+    shape = threat.shape
+    return px((shape.height, shape.width)) if isinstance(shape, Rectangle) else str(shape)
+
+
+def any_patch(result: RunResult) -> str:
     """The threat in a few words, for a headline: "any 5×5 px patch"."""
-    it = study.run.threat
-    if isinstance(it.shape, AnyRectangle):
-        return patch(replace(it, region=None, grid="source"))
-    one = str(it.shape) if isinstance(it.shape, SquareShare) else px((it.shape.height, it.shape.width))
-    return f"any {one} patch" if it.count == 1 else f"any {it.count} patches of {one}"
+    threat = result.run.threat
+    if isinstance(threat.shape, AnyRectangle):
+        return patch(replace(threat, region=None, grid="source"))
+    return f"any {_shape(threat)} patch" if threat.count == 1 else f"any {threat.count} patches of {_shape(threat)}"
 
 
-def threat(study: Study) -> str:
+def threat(result: RunResult) -> str:
     """The threat as a phrase: "a patch of 5×5 px, anywhere in the image"."""
-    it = study.run.threat
-    many = "" if it.count == 1 else f"{it.count} patches at once, each "
-    where = "anywhere in the image" if it.region is None else f"inside the window {it.region}"
-    return f"{many}{_shape(study)}, {where}"
+    threat = result.run.threat
+    shape = f"a patch of {_shape(threat)}"
+    if isinstance(threat.shape, AnyRectangle):
+        shape = f"any rectangle of up to {_area_limit(threat.shape)}"
+    elif isinstance(threat.shape, SquareShare):
+        side = threat.shapes(result.size)[0][0]
+        common = "" if len(result.sizes) == 1 else ", the most common size"
+        shape = f"a square patch of {threat.shape} of the image ({px((side, side))} at {px(result.size)}{common})"
+    many = "" if threat.count == 1 else f"{threat.count} patches at once, each "
+    where = "anywhere in the image" if threat.region is None else f"inside the window {threat.region}"
+    return f"{many}{shape}, {where}"
 
 
-def _shape(study: Study) -> str:
-    shape = study.run.threat.shape
-    if isinstance(shape, AnyRectangle):
-        return f"any rectangle of up to {limit(shape)}"
-    if isinstance(shape, SquareShare):
-        side = study.run.threat.shapes(study.size)[0][0]
-        common = "" if len(study.sizes) == 1 else ", the commonest size"
-        return f"a square patch of {shape} of the image ({px((side, side))} at {px(study.size)}{common})"
-    return f"a patch of {shape.height}×{shape.width} px"
-
-
-def grid(study: Study) -> str:
-    """Which pixels the threat means."""
-    if study.run.threat.grid == "input":
+def grid(result: RunResult) -> str:
+    """The pixels that the threat refers to."""
+    if result.run.threat.grid == "input":
         return "on the classifier's input, after resizing and cropping"
-    return "on the image as it came, before any resizing"
+    return "on the original image, before any resizing"
 
 
-def masks(study: Study) -> str:
-    """How the masks were asked for: so many per axis, or a stride."""
-    stride, counts = study.run.job.get("stride"), study.run.job.get("masks")
+def masks(result: RunResult) -> str:
+    """The mask setting: masks per axis, or a stride."""
+    stride, counts = result.run.job.get("stride"), result.run.job.get("masks")
     if stride:
         return f"stride {stride[0]}" if stride[0] == stride[1] else f"stride {stride[0]}×{stride[1]}"
-    if counts is None:
-        return "none"
-    down, across = counts
-    return f"{down}×{across}"
+    return "none" if counts is None else f"{counts[0]}×{counts[1]}"
 
 
-def mask_sizes(study: Study) -> str:
-    """The masks themselves: "9 masks of 15×15 px"; of many sizes of images, those of the commonest."""
-    if not study.has_masks:
+def mask_sizes(result: RunResult) -> str:
+    """The masks themselves: "9 masks of 15×15 px"; where images differ in size, those of the most common."""
+    if not result.has_masks:
         return "no masks"
-    sizes = {(w.height, w.width) for mask in study.masks.masks for w in mask}
-    of = f" of {px(next(iter(sizes)))}" if len(sizes) == 1 and study.run.threat.count == 1 else ""
-    many = len(study.sizes)
-    at = "" if many == 1 else f" for images of {px(study.size)}, the commonest of {many:,} sizes"
-    return f"{len(study.masks):,} masks{of}{at}"
+    sizes = {(w.height, w.width) for mask in result.masks.masks for w in mask}
+    of = f" of {px(next(iter(sizes)))}" if len(sizes) == 1 and result.run.threat.count == 1 else ""
+    many = len(result.sizes)
+    at = "" if many == 1 else f" for images of {px(result.size)}, the most common of {many:,} sizes"
+    return f"{len(result.masks):,} masks{of}{at}"
 
 
-def counted(study: Study) -> str:
-    """What the number of classifications counts: the documents speak of the masks alone."""
-    if not study.has_masks:
-        return "A classification is one input of the network, whole or ablated."
-    pairs = len(study.masks) if study.detects else len(study.masks.unions)
-    if study.per_image[0] != pairs + 1:
-        return "Of the classifications of an image one is the undefended answer."
-    under = "the masks" if study.detects else "the masks and their pairs"
-    masks = f"{len(study.masks):,} masks"
-    return f"Of the {pairs + 1:,} classifications with {masks}, {pairs:,} are under {under} and one is undefended."
+def classifications_note(result: RunResult) -> str:
+    """What the number of classifications counts."""
+    if not result.has_masks:
+        return "A classification is one input of the network, complete or ablated."
+    masked = len(result.masks) if result.detects else len(result.masks.unions)
+    if result.per_image[0] != masked + 1:
+        return "One classification of each image is the undefended answer."
+    under = "the masks" if result.detects else "the masks and their pairs"
+    count = f"Of the {masked + 1:,} classifications with {len(result.masks):,} masks"
+    return f"{count}, {masked:,} are under {under} and one is undefended."
 
 
-def defense(study: Study) -> str:
+def defense(result: RunResult) -> str:
     """The defense with its options."""
-    name = str(study.run.job["defense"])
-    options = [f"{key} {value}" for key, value in sorted(study.run.job.get("options", {}).items())]
-    return defense_title(name) + (f" ({', '.join(options)})" if options else "")
+    options = [f"{key} {value}" for key, value in sorted(result.run.job.get("options", {}).items())]
+    return defense_title(str(result.run.job["defense"])) + (f" ({', '.join(options)})" if options else "")
 
 
 def defense_title(name: str) -> str:
-    """What a defense is called; a run may name one that this version does not have."""
+    """The title of a defense; a run may name one that this version does not have."""
     return DEFENSES[name].title if name in DEFENSES else name
 
 
-def how(study: Study) -> str:
+def defense_summary(result: RunResult) -> str:
     """How the defense works, in one sentence."""
-    name = study.run.job["defense"]
+    name = result.run.job["defense"]
     return DEFENSES[name].summary if name in DEFENSES else ""
 
 
-def attack_name(study: Study) -> str:
-    """What the attack is called."""
-    name = str(study.run.job["attack"])
+def attack_name(result: RunResult) -> str:
+    """The title of the attack."""
+    name = str(result.run.job["attack"])
     return ATTACKS[name].title if name in ATTACKS else name
 
 
-def attacker(study: Study) -> str:
-    """The attack with its budget: "Auto-PGD (100 iterations, 1 location)"; what is as usual goes without saying."""
-    it = study.run.job["settings"]
-    said = [f"{it['iterations']:,} iterations", f"{it['locations']:,} locations"]
-    said += [f"{it['restarts']} restarts"] if it["restarts"] > 1 else []
-    said += ["searched"] if it["places"] == "searched" else []
-    said += [f"{it['loss']} loss"] if it["loss"] != "margin" else []
-    said += [f"target {study.answer_name(it['target'])}"] if it["target"] is not None else []
-    said += [f"seed {it['seed']}"] if it["seed"] else []
-    budget = re.sub(r"\b1 (iteration|location)s", r"1 \1", ", ".join(said))
-    return f"{attack_name(study)} ({budget})"
+def attack_with_budget(result: RunResult) -> str:
+    """The attack with its budget, defaults omitted: "Auto-PGD (100 iterations, 1 location)"."""
+    settings = result.run.job["settings"]
+    parts = [f"{settings['iterations']:,} iterations", f"{settings['locations']:,} locations"]
+    parts += [f"{settings['restarts']} restarts"] if settings["restarts"] > 1 else []
+    parts += ["searched"] if settings["places"] == "searched" else []
+    parts += [f"{settings['loss']} loss"] if settings["loss"] != "margin" else []
+    parts += [f"target {result.answer_name(settings['target'])}"] if settings["target"] is not None else []
+    parts += [f"seed {settings['seed']}"] if settings["seed"] else []
+    budget = re.sub(r"\b1 (iteration|location)s", r"1 \1", ", ".join(parts))
+    return f"{attack_name(result)} ({budget})"
 
 
-def model(study: Study) -> str:
-    """What the model is called, or the start of its hash."""
-    return brief(str(study.metadata("model") or f"classifier {str(study.run.job.get('classifier'))[:10]}"))
+def model(result: RunResult) -> str:
+    """The name of the model, or the start of its hash."""
+    return shorten_paths(str(result.metadata("model") or f"classifier {str(result.run.job.get('classifier'))[:10]}"))
 
 
-def data(study: Study) -> str:
-    """What the images are called, or the start of their hash."""
-    name = brief(str(study.metadata("data") or f"data {str(study.run.job.get('data'))[:10]}"))
-    return f"{name} ({study.metadata('split')})" if study.metadata("split") else name
+def data(result: RunResult) -> str:
+    """The name of the dataset, or the start of its hash."""
+    name = shorten_paths(str(result.metadata("data") or f"data {str(result.run.job.get('data'))[:10]}"))
+    return f"{name} ({result.metadata('split')})" if result.metadata("split") else name
 
 
-def brief(text: str) -> str:
-    """Text in which a path from the root keeps its last name only: pages are mailed, and say nothing of the house.
+def shorten_paths(text: str) -> str:
+    """Reduce absolute paths in a text to their last name: reports are shared, and paths may be private.
 
-    >>> [brief(text) for text in ("folder:/home/me/photos/", "hf-hub:timm/vit", "certify --data /a/b --out runs/c")]
+    >>> texts = ("folder:/home/me/photos/", "hf-hub:timm/vit", "certify --data /a/b --out runs/c")
+    >>> [shorten_paths(text) for text in texts]
     ['folder:photos', 'hf-hub:timm/vit', 'certify --data b --out runs/c']
     """
     return PATHS.sub(r"\1", text)
 
 
-def facets(study: Study) -> dict[str, str]:
+def facets(result: RunResult) -> dict[str, str]:
     """What may differ between the runs of a sweep."""
     return {
-        "Model": model(study),
-        "Data": data(study),
-        "Patch": patch(study.run.threat),
-        "Masks": masks(study),
-        "Defense": defense(study),
-        "Labels": str(study.run.job.get("precision", "exact")),
-        **({"Attack": attacker(study)} if study.attacked else {}),
+        "Model": model(result),
+        "Data": data(result),
+        "Patch": patch(result.run.threat),
+        "Masks": masks(result),
+        "Defense": defense(result),
+        "Labels": str(result.run.job.get("precision", "exact")),
+        **({"Attack": attack_with_budget(result)} if result.attacked else {}),
     }
 
 
-def varying(studies: Sequence[Study]) -> list[str]:
+def varying(results: Sequence[RunResult]) -> list[str]:
     """The facets in which these runs differ."""
-    found = [facets(study) for study in studies]
-    return [name for name in found[0] if len({facet[name] for facet in found}) > 1]
+    each = [facets(result) for result in results]
+    return [name for name in each[0] if len({facet[name] for facet in each}) > 1]
 
 
-def deciding(studies: Sequence[Study], values: Sequence[str]) -> list[str]:
-    """The facets that a value varies with: some two runs differ in nothing else, and in the value."""
-    pairs = combinations(zip((facets(study) for study in studies), values, strict=True), 2)
-    apart = [[n for n in one if one[n] != other[n]] for (one, value), (other, its) in pairs if value != its]
-    alone = {names[0] for names in apart if len(names) == 1}
-    return [name for name in varying(studies) if name in alone]
+def deciding(results: Sequence[RunResult], values: Sequence[str]) -> list[str]:
+    """The facets that change a value: some two runs differ only in this facet, and in the value."""
+    pairs = combinations(zip((facets(result) for result in results), values, strict=True), 2)
+    differing = [[n for n in a if a[n] != b[n]] for (a, a_value), (b, b_value) in pairs if a_value != b_value]
+    alone = {names[0] for names in differing if len(names) == 1}
+    return [name for name in varying(results) if name in alone]
 
 
-def overview(studies: Sequence[Study]) -> str:
-    """Several runs in a few sentences: what they share, and the values of what they do not."""
-    values: dict[str, list[str]] = {}
-    for study in studies:
-        for name, value in facets(study).items():
-            values.setdefault(name, []).append(value)
-    differs = varying(studies)
-    model, data = (f"{len(set(values[n]))} {w}" if n in differs else values[n][0] for n, w in COUNTED.items())
-    images = sorted({study.summary.images for study in studies})
+def overview(results: Sequence[RunResult]) -> str:
+    """Several runs in a few sentences: what they share, and the values in which they differ."""
+    each = [facets(result) for result in results]
+    values = {name: list(dict.fromkeys(facet[name] for facet in each)) for name in each[0]}
+    model, data = (
+        values[name][0] if len(values[name]) == 1 else f"{len(values[name])} {noun}"
+        for name, noun in (("Model", "models"), ("Data", "datasets"))
+    )
+    detecting = sum(result.detects for result in results)
+    detection_only = f" ({detecting} detection-only)" if 0 < detecting < len(results) else ""
+    images = sorted({result.summary.images for result in results})
     many = f"{images[0]:,} images each" if len(images) == 1 else f"{images[0]:,} to {images[-1]:,} images each"
-    listed = [
-        f"{PLURAL[n] if n in differs else n}: {', '.join(dict.fromkeys(values[n]))}." for n in PLURAL if n in values
+    plurals = {"Patch": "Patches", "Masks": "Masks", "Defense": "Defenses", "Attack": "Attacks"}
+    lists = [
+        f"{plural if len(values[name]) > 1 else name}: {', '.join(values[name])}."
+        for name, plural in plurals.items()
+        if name in values
     ]
-    return " ".join([f"{how_many(studies)} of {model} on {data}, {many}.", *listed])
+    return " ".join([f"{len(results)} runs{detection_only} of {model} on {data}, {many}.", *lists])
 
 
-def how_many(studies: Sequence[Study]) -> str:
-    """How many runs, and how many of them promise less."""
-    detect = sum(study.detects for study in studies)
-    return f"{len(studies)} runs" + (f" ({detect} detection-only)" if 0 < detect < len(studies) else "")
-
-
-COUNTED = {"Model": "models", "Data": "datasets"}
-PLURAL = {"Patch": "Patches", "Masks": "Masks", "Defense": "Defenses", "Attack": "Attacks"}
-
-
-def names(studies: Sequence[Study]) -> list[str]:
-    """A short name for each run: what sets it apart from the others, and its folder where that is not enough."""
-    if len(studies) == 1:
-        return [studies[0].run.folder.resolve().name]
-    differs = varying(studies)
-    said = [" · ".join(told(name, facets(study)[name]) for name in differs) for study in studies]
+def run_names(results: Sequence[RunResult]) -> list[str]:
+    """A short name for each run: the facets that differ, and the folder where these are equal."""
+    if len(results) == 1:
+        return [results[0].run.folder.resolve().name]
+    differs = varying(results)
+    names = [" · ".join(with_noun(name, facets(result)[name]) for name in differs) for result in results]
     return [
-        name if said.count(name) == 1 else f"{name} · {folder}".removeprefix(" · ")
-        for name, folder in zip(said, folders(studies), strict=True)
+        name if names.count(name) == 1 else f"{name} · {folder}".removeprefix(" · ")
+        for name, folder in zip(names, folders(results), strict=True)
     ]
 
 
-def told(name: str, value: str) -> str:
-    """A facet that can stand alone."""
+def with_noun(name: str, value: str) -> str:
+    """The value of a facet, understandable alone: "3×3 masks"."""
     noun = {"Patch": "patch", "Masks": "masks", "Labels": "labels"}.get(name)
     return value if noun is None or "rectangle" in value else f"{value} {noun}"
 
 
-def folders(studies: Sequence[Study]) -> list[str]:
-    """The folders of runs, without what all of them lie in."""
-    paths = [study.run.folder.resolve() for study in studies]
+def folders(results: Sequence[RunResult]) -> list[str]:
+    """The folders of runs, without the parents that all of them share."""
+    paths = [result.run.folder.resolve() for result in results]
     shared = min(len(path.parts) for path in paths) - 1
     while shared and len({path.parts[:shared] for path in paths}) > 1:
         shared -= 1
