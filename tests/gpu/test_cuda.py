@@ -213,7 +213,7 @@ def test_answers_looked_at_beside_the_next_piece_are_those_of_their_own_piece() 
     images = torch.rand(24, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     found = []
     for ahead in (1, 0):
-        defense = DoubleMasking(TorchClassifier(network), Threat.square(5), masks=4, chunk=16)
+        defense = DoubleMasking(TorchClassifier(network), Threat.square(5), masks=4, chunk=16, precision="fast")
         defense.engine.ahead = ahead
         found.append(labels_of(defense, images))
     assert torch.equal(found[0], found[1])
