@@ -27,13 +27,12 @@ from patchcleanser import (
     load_classifier,
     load_dataset,
 )
-from patchcleanser.engine.fast.backends import half_type
-from patchcleanser.engine.fast.calibration import MAX_UNCERTAIN_SHARE, SAMPLE, ErrorBounds
+from patchcleanser.engine.exact import sanitize, top2_margin
+from patchcleanser.engine.fast.backends import Backend, half_type
+from patchcleanser.engine.fast.calibration import SAMPLE, Calibration, ErrorBounds
 from patchcleanser.engine.fast.cascade import AUDIT
-from patchcleanser.engine.fast.stages import Calibration
 from patchcleanser.engine.float32 import cudnn_benchmark, strict_float32
 from patchcleanser.engine.masking import LabelRequest
-from patchcleanser.engine.numerics import sanitize, top2_margin
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
 from patchcleanser.records.metrics import most_wrong
 
@@ -332,7 +331,7 @@ def test_infinite_logits_are_doubtful_only_where_they_move() -> None:
 def test_where_most_labels_are_doubtful_exact_ones_are_used() -> None:
     for noise, pays in ((0.01, True), (3.0, False)):
         exact, fast = noisy(noise)
-        assert (ErrorBounds(fast, exact, HALF).uncertain_share <= MAX_UNCERTAIN_SHARE) == pays
+        assert (ErrorBounds(fast, exact, HALF).uncertain_share <= Backend.max_uncertain_share) == pays
 
 
 def test_an_audits_sample_does_not_depend_on_chunks_or_on_what_was_before() -> None:

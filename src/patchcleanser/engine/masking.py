@@ -33,7 +33,7 @@ class LabelRequest(NamedTuple):
 
 
 class PairBatch(NamedTuple):
-    """Pairs of an image and a union of masks: pair n is `images[which[n]]` under union `unions[n]`."""
+    """Pairs of an image and a union of masks: pair n is `images[which[n]]` under `unions[n]`."""
 
     images: list[ImageState]
     which: NDArray[np.intp]
@@ -47,7 +47,6 @@ class PairBatch(NamedTuple):
         return self.images[int(self.which[at])]
 
     def part(self, start: int, stop: int) -> PairBatch:
-        """Pairs `start` to `stop`."""
         return PairBatch(self.images, self.which[start:stop], self.unions[start:stop])
 
     def pick(self, rows: NDArray[np.intp]) -> PairBatch:
