@@ -206,12 +206,10 @@ class ExactEngine(LabelEngine):
 
     def masked_inputs(self, pairs: PairBatch, dtype: torch.dtype | None = None) -> Tensor:
         """Network inputs [N, C, h, w] of pairs whose images have one size; `dtype` rounds images on the input grid."""
-        used, local = np.unique(pairs.which, return_inverse=True)
-        images = [pairs.images[i] for i in used]
+        used, which = np.unique(pairs.which, return_inverse=True)
         source, preprocessing = self.grid == "source", self.classifier.preprocessing
-        inputs = gather_images([image.pixels for image in images], local, dtype=None if source else dtype)
-        boxes = mask_boxes([i.table for i in images], [pairs.unions[local == k] for k in range(len(images))])
-        boxes = boxes[np.argsort(np.argsort(local, kind="stable"))]  # from image by image to the order of the pairs
+        inputs = gather_images([pairs.images[i].pixels for i in used], which, dtype=None if source else dtype)
+        boxes = mask_boxes(pairs)
         channels, size = inputs.shape[1], (inputs.shape[2], inputs.shape[3])
         fill = preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
         inputs = apply_masks(inputs, boxes, fill)

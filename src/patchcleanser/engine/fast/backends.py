@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -121,11 +121,6 @@ class Backend(ABC):
             raise UnusableError(f"{type(self.classifier.module).__name__} changed since it was calibrated")
 
 
-Candidates = Sequence[Sequence[Backend]]
-"""Cascades to choose from, the fastest first. The first backend of a cascade computes labels, and each further one
-those that are uncertain before it."""
-
-
 class AutocastBackend(Backend):
     """Half precision by autocast: the network's own code runs."""
 
@@ -155,7 +150,10 @@ def half_type(device: torch.device) -> torch.dtype | None:
 
 
 def candidates_for(classifier: TorchClassifier) -> list[list[Backend]]:
-    """The cascades for a network on its device, the fastest first; none changes the network."""
+    """The cascades for a network on its device, the fastest first; none changes the network.
+
+    The first backend of a cascade computes labels, and each further one those that are uncertain before it.
+    """
     if classifier.dtype != torch.float32:
         return []
     candidates: list[list[Backend]] = []

@@ -1,4 +1,4 @@
-"""Calibration: what backends do to the logits of clean images, which labels are therefore uncertain, and what pays."""
+"""Calibration: how far backends move logits of clean images, and which labels are therefore uncertain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from patchcleanser.classifiers.base import is_out_of_memory
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.engine.exact import FIRST_PROBES, nonfinite, sanitize, top2_margin
-from patchcleanser.engine.fast.backends import Backend, BackendRunner, Candidates, UnusableError
+from patchcleanser.engine.fast.backends import Backend, BackendRunner, UnusableError
 from patchcleanser.engine.masking import ImageState, PairBatch
 
 SAMPLE = 512
@@ -194,8 +194,10 @@ class Calibrator:
     def __init__(self, runner: BackendRunner) -> None:
         self.runner, self.exact = runner, runner.exact
 
-    def run(self, candidates: Candidates, images: Sequence[ImageState], calibration: Calibration) -> None:
-        """Find the stages for some images."""
+    def run(
+        self, candidates: Sequence[Sequence[Backend]], images: Sequence[ImageState], calibration: Calibration
+    ) -> None:
+        """Find the stages for some images: those of the first candidate whose first backend pays."""
         ordered = sorted(images, key=lambda image: tuple(image.pixels.shape))
         sample, pool = draw_sample(ordered, np.random.default_rng(calibration.seed))
         runner = self.runner

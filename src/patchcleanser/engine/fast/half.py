@@ -66,7 +66,7 @@ class HalfPrecisionBackend(Backend):
 
     def __init__(self, classifier: TorchClassifier) -> None:
         super().__init__(classifier)
-        self.input_dtype = half_input_dtype(classifier)
+        self.input_dtype = torch.float16 if classifier.plain else None  # a user's subclass may want float32
         self._built: _HalfNetwork | None = None
 
     def large_batch(self, input_numel: int) -> int | None:
@@ -235,11 +235,6 @@ def run_half(work: Callable[[Tensor], T], inputs: Tensor) -> T:
             return work(inputs)
     except OutputError as error:  # some networks only work in their own precision
         raise UnusableError(f"the network does not work in float16: {error}") from error
-
-
-def half_input_dtype(classifier: TorchClassifier) -> torch.dtype | None:
-    """What a copy's inputs are rounded to first; a user's own subclass may need them as they are."""
-    return torch.float16 if classifier.plain else None
 
 
 def to_half(module: nn.Module) -> nn.Module:

@@ -27,7 +27,7 @@ from patchcleanser.engine.fast.float8.layers import (
     uses_triton,
 )
 from patchcleanser.engine.fast.float8.rounding import InputStatistics
-from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, half_input_dtype, run_half, to_half
+from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, run_half, to_half
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
@@ -54,7 +54,7 @@ class Float8Backend(Backend):
     def __init__(self, classifier: TorchClassifier, half: HalfPrecisionBackend) -> None:
         super().__init__(classifier)
         self.half = half
-        self.input_dtype = half_input_dtype(classifier)
+        self.input_dtype = half.input_dtype
         self._built: Callable[[Tensor], Tensor] | None = None
         """Computes the logits of a block."""
         self._float8_weights: dict[str, Float8Weight] | None = None

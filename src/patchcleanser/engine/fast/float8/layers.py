@@ -65,11 +65,11 @@ class Float8Linear(nn.Module):
     def __init__(self, layer: nn.Linear, float8: Float8Weight) -> None:
         super().__init__()
         self.bias, self.dtype = layer.bias, layer.weight.dtype
-        one = layer.weight.detach().new_ones((), dtype=torch.float32)
-        self.register_buffer("float8_weight", float8.weight.to(one.device))
-        self.register_buffer("input_scale", (float8.input_scale * one).to(layer.weight.dtype))
-        self.register_buffer("scale_a", one / float8.input_scale)
-        self.register_buffer("scale_b", one / float8.weight_scale)
+        unit = layer.weight.detach().new_ones((), dtype=torch.float32)
+        self.register_buffer("float8_weight", float8.weight.to(unit.device))
+        self.register_buffer("input_scale", (float8.input_scale * unit).to(layer.weight.dtype))
+        self.register_buffer("scale_a", unit / float8.input_scale)
+        self.register_buffer("scale_b", unit / float8.weight_scale)
         self.register_buffer("product_scale", self.scale_a * self.scale_b)
 
     def forward(self, inputs: Tensor) -> Tensor:
