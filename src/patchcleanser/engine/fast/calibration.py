@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -207,16 +208,12 @@ class Calibrator:
         with torch.inference_mode():
             examples = self._examples(sample, close_calls=False)
             for backends in candidates:
-                if backends[0].min_batch(self.exact.input_numel(sample.images[0].pixels)) > runner.chunk_size(sample):
-                    continue  # no batch will ever be large enough
-                first = self._first_stage(backends[0], examples, pool)
-                if first is None:
-                    continue
-                stage, fast = first
-                calibration.stages = [stage, *self._refinements(stage, backends[1:], examples)]
-                if (runner.chunk_size(sample), runner.fixed_chunk) == chunk:  # else of a batch size not compared
-                    calibration.cached = fast, [image.table for image in ordered]
-                return
+                with suppress(UnusableError):
+                    stage, fast = self._first_stage(backends[0], examples, pool)
+                    calibration.stages = [stage, *self._refinements(stage, backends[1:], examples)]
+                    if (runner.chunk_size(sample), runner.fixed_chunk) == chunk:  # else of a batch size not compared
+                        calibration.cached = fast, [image.table for image in ordered]
+                    return
 
     def _examples(self, pairs: PairBatch, *, close_calls: bool) -> list[_Example]:
         """Pairs with their exact logits, which are written, and probed unless they are close calls."""
@@ -229,35 +226,29 @@ class Calibrator:
             self.exact.write(part, logits, strict=True)
         return examples
 
-    def _first_stage(
-        self, backend: Backend, examples: list[_Example], pool: PairBatch
-    ) -> tuple[Stage, list[InFlight]] | None:
+    def _first_stage(self, backend: Backend, examples: list[_Example], pool: PairBatch) -> tuple[Stage, list[InFlight]]:
         """A backend as first stage, and its logits of the pool, whose close calls join the examples."""
-        try:
-            backend.refresh()
-            fast = [InFlight(part, self.runner.logits(part, backend), 0) for part in self.runner.split(pool)]
-        except UnusableError:
-            return None
+        pairs = examples[0].pairs
+        if backend.min_batch(self.exact.input_numel(pairs.images[0].pixels)) > self.runner.chunk_size(pairs):
+            raise UnusableError("no batch will ever be large enough")
+        backend.refresh()
+        fast = [InFlight(part, self.runner.logits(part, backend), 0) for part in self.runner.split(pool)]
         if not any(example.close_calls for example in examples):
             examples += self._examples(closest_calls(pool, [part.logits for part in fast]), close_calls=True)
-        bounds = self._bounds(backend, examples, [part.logits for part in fast])
-        if bounds is None or bounds.uncertain_share > backend.max_uncertain_share:
-            return None
-        return Stage(backend, bounds), fast
+        return Stage(backend, self._bounds(backend, examples, [part.logits for part in fast])), fast
 
     def _refinements(self, last: Stage, backends: Sequence[Backend], examples: Sequence[_Example]) -> Iterator[Stage]:
         """The stages that uncertain labels pass before they are computed exactly."""
         share, expected = last.bounds.uncertain_share, last.backend.expected
         for backend in backends:
             expected = backend.expected = math.ceil(share * expected)
-            bounds = self._refining_bounds(backend, examples)
-            if bounds is None:
+            try:
+                yield Stage(backend, self._refining_bounds(backend, examples))
+            except UnusableError:
                 backend.release()
-            else:
-                yield Stage(backend, bounds)
 
-    def _refining_bounds(self, backend: Backend, examples: Sequence[_Example]) -> ErrorBounds | None:
-        """The bounds of a refining backend; None if it is of no use."""
+    def _refining_bounds(self, backend: Backend, examples: Sequence[_Example]) -> ErrorBounds:
+        """The bounds of a refining backend; UnusableError if float32 is faster."""
         # Kernels are chosen by batch size, and there may be few or many uncertain labels: every other label is
         # computed in a large batch, and those between a few at a time.
         shares: list[_Example] = []
@@ -265,43 +256,38 @@ class Calibrator:
             many, few = (np.arange(start, len(example.pairs), 2) for start in (0, 1))
             parts = (many, *np.array_split(few, -(-len(few) // FEW_LABELS) or 1))
             shares += [example.pick(rows) for rows in parts if len(rows)]
-        try:
-            backend.refresh()
-            if backend.faster_than_float32 is False:
-                return None
-            bounds = self._bounds(backend, shares, [])
-            if bounds is None or bounds.uncertain_share > backend.max_uncertain_share:
-                return None
-            if backend.faster_than_float32 is None and self.exact.classifier.device.type == "cuda":
-                # 3xTF32 convolutions are at times slower than float32's own.
-                backend.faster_than_float32 = self.runner.is_faster(examples[0].pairs, backend)
-        except UnusableError:
-            return None
-        return None if backend.faster_than_float32 is False else bounds
+        backend.refresh()
+        bounds = None if backend.faster_than_float32 is False else self._bounds(backend, shares, [])
+        if backend.faster_than_float32 is None and self.exact.classifier.device.type == "cuda":
+            # 3xTF32 convolutions are at times slower than float32's own.
+            backend.faster_than_float32 = self.runner.is_faster(examples[0].pairs, backend)
+        if bounds is None or backend.faster_than_float32 is False:
+            raise UnusableError("float32 is faster")
+        return bounds
 
-    def _bounds(self, backend: Backend, examples: Sequence[_Example], pool: Sequence[Tensor]) -> ErrorBounds | None:
-        """Bounds from examples, and from the pool how many labels are uncertain; None if the backend is unusable."""
-        try:
-            fast = [self.runner.logits(example.pairs, backend) for example in examples]
-            fast += self._by_large_batches(backend, [example.pairs for example in examples])
-        except UnusableError:
-            return None
+    def _bounds(self, backend: Backend, examples: Sequence[_Example], pool: Sequence[Tensor]) -> ErrorBounds:
+        """Bounds from examples; UnusableError if too many labels of them, and of the pool, are uncertain."""
+        fast = [self.runner.logits(example.pairs, backend) for example in examples]
+        fast += self._by_large_batches(backend, [example.pairs for example in examples])
         repeats = len(fast) // len(examples)
         logits, exact = torch.cat(fast), sanitize(torch.cat([example.exact for example in examples] * repeats))
         self.exact.checks += len(logits)
         finite = ~nonfinite(logits)
         if not finite.any():
-            return None
+            raise UnusableError("no logits are finite")
         drawn = [rows for rows, example in zip(fast, [*examples] * repeats, strict=True) if not example.close_calls]
         typical = torch.cat([*drawn, *pool])
         overflowed = nonfinite(typical)
-        return ErrorBounds(
+        bounds = ErrorBounds(
             sanitize(logits[finite]),
             exact[finite],
             backend.resolution,
             typical=sanitize(typical[~overflowed]),
             overflowed=int(overflowed.sum()),
         )
+        if bounds.uncertain_share > backend.max_uncertain_share:
+            raise UnusableError(f"{bounds.uncertain_share:.0%} of the labels are uncertain")
+        return bounds
 
     def _by_large_batches(self, backend: Backend, parts: Sequence[PairBatch]) -> list[Tensor]:
         """The logits of parts once more, by the kernels of large batches, if there will be large batches."""

@@ -216,28 +216,24 @@ class FastEngine(LabelEngine):
         self._advance(pending, strict, clean, flush=True)
 
     def _launch(self, pairs: PairBatch, clean: bool) -> InFlight | None:
-        """Start the first stage that takes the pairs; None if only the exact engine does."""
-        while (stage := self._first_stage(pairs, clean)) is not None:
-            backend = self.calibration.stages[stage].backend
+        """Start the first stage that takes the pairs; None if only the exact engine does.
+
+        A stage may be for clean images only, or for large batches, or only for refining.
+        """
+        numel, calibration = self.exact.input_numel(pairs.image().pixels), self.calibration
+        for number, (backend, _) in enumerate(calibration.stages):
+            starts = number not in calibration.failed and any(backend is c[0] for c in self.candidates)
+            trusted = clean or not backend.trusted_inputs_only
+            if not self.ready or not starts or not trusted or len(pairs) < backend.min_batch(numel):
+                continue
             try:
                 logits = self.runner.logits(pairs, backend)
                 self._probe_sometimes(pairs, logits, backend)
             except UnusableError:
-                self.calibration.give_up(stage)
+                calibration.give_up(number)
                 continue
             done = torch.cuda.current_stream(logits.device).record_event() if logits.is_cuda else None
-            return InFlight(pairs, logits, stage, done)
-        return None
-
-    def _first_stage(self, pairs: PairBatch, clean: bool) -> int | None:
-        """The first stage that takes the pairs: one may be for clean images only, or for large batches."""
-        if not self.ready:
-            return None
-        numel = self.exact.input_numel(pairs.image().pixels)
-        for number, (backend, _) in enumerate(self.calibration.stages):
-            begins = number not in self.calibration.failed and any(backend is c[0] for c in self.candidates)
-            if begins and len(pairs) >= backend.min_batch(numel) and (clean or not backend.trusted_inputs_only):
-                return number
+            return InFlight(pairs, logits, number, done)
         return None
 
     def _collect(self, batch: InFlight, strict: bool, pending: list[list[Pending]]) -> None:
