@@ -84,10 +84,7 @@ def _restore(owner: Any, name: str, value: Any) -> None:
 
 @contextmanager
 def strict_float32(device: torch.device) -> Iterator[None]:
-    """Float32 without TF32 or autocast, whatever the program's settings.
-
-    These change when the first thread enters, and are restored when the last one leaves.
-    """
+    """Float32 without TF32 or autocast; the program's settings are restored when the last thread leaves."""
     token, depth = object(), getattr(_shared.depth, "count", 0)
     try:
         with _shared.changed:

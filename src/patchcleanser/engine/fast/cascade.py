@@ -216,10 +216,7 @@ class FastEngine(LabelEngine):
         self._advance(pending, strict, clean, flush=True)
 
     def _launch(self, pairs: PairBatch, clean: bool) -> InFlight | None:
-        """Start the first stage that takes the pairs; None if only the exact engine does.
-
-        A stage may be for clean images only, or for large batches, or only for refining.
-        """
+        """Start the first stage that takes the pairs (some only clean ones, or many); None if none does."""
         numel, calibration = self.exact.input_numel(pairs.image().pixels), self.calibration
         for number, (backend, _) in enumerate(calibration.stages):
             starts = number not in calibration.failed and any(backend is c[0] for c in self.candidates)
