@@ -18,9 +18,8 @@ from speed import loaded
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from patchcleanser.engine.fast.backends import block_size
+from patchcleanser.engine.fast.backends import block_size, candidates_for
 from patchcleanser.engine.fast.float8.backend import Float8Backend
-from patchcleanser.engine.fast.onnxruntime import candidates_for
 
 SIDE = 224
 UNIONS = 666

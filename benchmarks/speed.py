@@ -30,7 +30,7 @@ from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_classifie
 from patchcleanser.core.algorithms import LabelFlow, double_masking
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.core.results import Case, Verdict
-from patchcleanser.engine.fast.onnxruntime import candidates_for
+from patchcleanser.engine.fast.backends import candidates_for
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.engine.masking import PairBatch
 from patchcleanser.errors import PatchCleanserError

@@ -1,24 +1,24 @@
-"""A network in eight bits: near what it is, for clean images in whole blocks, and its labels are the exact ones."""
+"""The FP8 backend: for clean images in whole blocks, and its labels are the exact ones."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
 
-from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
+from engine.small_networks import float8_weights, labels_of, photos
+from patchcleanser import DoubleMasking, Threat, TorchClassifier
 from patchcleanser.engine.fast.backends import Backend, UnusableError
 from patchcleanser.engine.fast.calibration import ErrorBounds
 from patchcleanser.engine.fast.cascade import FastEngine
-from patchcleanser.engine.fast.float8 import backend as room
-from patchcleanser.engine.fast.float8.backend import Float8Backend, seen_inputs
-from patchcleanser.engine.fast.float8.layers import EightLinear, Short, apart, is_fused, shortened
-from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, halved
+from patchcleanser.engine.fast.float8 import backend as float8_backend
+from patchcleanser.engine.fast.float8.backend import Float8Backend
+from patchcleanser.engine.fast.float8.layers import Float8Linear, split_mlps, to_float8, uses_triton
+from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, to_half
 from patchcleanser.engine.fast.split import TripleTf32Backend
 from patchcleanser.engine.masking import LabelRequest
 from patchcleanser.errors import OutputError
@@ -37,28 +37,20 @@ def network(name: str) -> nn.Module:
     return module
 
 
-def photos(number: int) -> Tensor:
-    dataset = load_dataset("sample")
-    return torch.stack([dataset.image(i) for i in range(number)])
-
-
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_in_eight_bits_says_nearly_what_it_says_in_float32(name: str) -> None:
+def test_logits_in_fp8_are_near_those_in_float32(name: str) -> None:
     module, inputs = network(name), photos(16)
     with torch.inference_mode():
         exact = module(inputs)
-        half = halved(copy.deepcopy(module))(inputs.half()).float()
-        short = apart(halved(copy.deepcopy(module)))
-        seen = seen_inputs(short, inputs.half())
-        short = shortened(
-            short, {name: Short.of(short.get_submodule(name), one) for name, one in seen.items()}, fused=False
-        )
-        found = short(inputs.half()).float()
-    layers = [part for part in short.modules() if isinstance(part, EightLinear)]
+        half = to_half(copy.deepcopy(module))(inputs.half()).float()
+        float8 = split_mlps(to_half(copy.deepcopy(module)))
+        float8 = to_float8(float8, float8_weights(float8, inputs.half()), triton=False)
+        logits = float8(inputs.half()).float()
+    layers = [part for part in float8.modules() if isinstance(part, Float8Linear)]
     assert len(layers) >= 4
     spread = float((exact - exact.mean(0)).std())
-    assert 0 < (found - exact).abs().max() < spread  # images are told apart
-    assert (half - exact).abs().max() < (found - exact).abs().max()
+    assert 0 < (logits - exact).abs().max() < spread  # images are distinguished
+    assert (half - exact).abs().max() < (logits - exact).abs().max()
 
 
 class Mostly(nn.Module):
@@ -74,20 +66,22 @@ class Mostly(nn.Module):
 
 
 @pytest.mark.parametrize("module", [nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), Mostly()])
-def test_networks_whose_work_is_elsewhere_are_refused_once(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_that_work_mostly_in_other_layers_are_refused_once(
+    module: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     classifier = TorchClassifier(module.eval())
-    way, tries = Float8Backend(classifier, HalfPrecisionBackend(classifier)), []
-    monkeypatch.setattr(room, "block_size", lambda numbers: 8)
-    inner = room.seen_inputs
-    monkeypatch.setattr(room, "seen_inputs", lambda *given: (tries.append(1), inner(*given))[1])
+    backend, tries = Float8Backend(classifier, HalfPrecisionBackend(classifier)), []
+    monkeypatch.setattr(float8_backend, "block_size", lambda numbers: 8)
+    inner = float8_backend.input_statistics
+    monkeypatch.setattr(float8_backend, "input_statistics", lambda *given: (tries.append(1), inner(*given))[1])
     for _ in range(2):
         with pytest.raises(UnusableError, match="do too little of the work"):
-            way.logits(photos(4))
+            backend.logits(photos(4))
     assert tries == [1]
 
 
-def taught(module: Any, images: Tensor) -> nn.Module:
-    """With a last layer that tells three kinds of images apart by brightness: most labels have no other near them."""
+def trained_head(module: Any, images: Tensor) -> nn.Module:
+    """With a last layer that separates three kinds of images by brightness, so that most margins are large."""
     with torch.no_grad():
         features = module.forward_head(module.forward_features(images), pre_logits=True)
         wanted = 10 * nn.functional.one_hot(images.mean((1, 2, 3)).argsort().argsort() * 3 // len(images), 10).float()
@@ -100,24 +94,20 @@ def taught(module: Any, images: Tensor) -> nn.Module:
 
 @pytest.fixture
 def defense(monkeypatch: pytest.MonkeyPatch) -> DoubleMasking:
-    """Certifies by eight bits, then half precision, then exactly."""
+    """Certifies by FP8, then half precision, then exactly."""
     monkeypatch.setattr("patchcleanser.engine.fast.cascade.FEW_LABELS", 4)
     monkeypatch.setattr("patchcleanser.engine.fast.float8.backend.block_size", lambda numbers: 64)
-    classifier = TorchClassifier(taught(network("vit_small_patch16_224"), photos(60)), classes=10)
-    found = DoubleMasking(classifier, Threat.square(5), masks=3, precision="fast")
-    copied = HalfPrecisionBackend(classifier)
-    found.engine.candidates = [[Float8Backend(classifier, copied), copied], [copied]]
-    monkeypatch.setattr(Float8Backend, "resolution", 0.0)  # of a network of chance every label would be doubtful
+    classifier = TorchClassifier(trained_head(network("vit_small_patch16_224"), photos(60)), classes=10)
+    defense = DoubleMasking(classifier, Threat.square(5), masks=3, precision="fast")
+    half = HalfPrecisionBackend(classifier)
+    defense.engine.candidates = [[Float8Backend(classifier, half), half], [half]]
+    monkeypatch.setattr(Float8Backend, "resolution", 0.0)  # for random weights every label would be uncertain
     monkeypatch.setattr(Float8Backend, "max_uncertain_share", 0.9)
-    return found
-
-
-def labels_of(defense: DoubleMasking, images: Tensor) -> np.ndarray:
-    return np.stack([e.table.labels for e in defense.examine(images, [0] * len(images), maps=True)])
+    return defense
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, *kinds: type[Backend]) -> dict[str, list[int]]:
-    """How many inputs each way was given, call by call."""
+    """How many inputs each backend was given, call by call."""
     sizes: dict[str, list[int]] = {kind.__name__: [] for kind in kinds}
     for kind in kinds:
 
@@ -129,7 +119,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, *kinds: type[Backend]) -> dict[str,
     return sizes
 
 
-def test_labels_are_the_exact_ones_and_doubtful_ones_go_step_by_step(
+def test_labels_are_the_exact_ones_and_uncertain_ones_go_stage_by_stage(
     defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = photos(24)
@@ -142,11 +132,11 @@ def test_labels_are_the_exact_ones_and_doubtful_ones_go_step_by_step(
     assert 0 < defense.engine.stats.rechecked < defense.engine.stats.settled["HalfPrecisionBackend"]
 
 
-def test_few_pairs_at_a_time_go_by_half_precision(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_pairs_are_computed_in_half_precision(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
     images = photos(24)
     defense.calibrate(images)
     sizes = counted(monkeypatch, Float8Backend, HalfPrecisionBackend)
-    monkeypatch.setattr(defense.engine, "calibrate", lambda subjects: None)
+    monkeypatch.setattr(defense.engine, "calibrate", lambda states: None)
     monkeypatch.setattr(FastEngine, "_probe_sometimes", lambda self, pairs, logits, backend: None)
     labels_of(defense, images[:1])  # 46 pairs
     assert sizes["Float8Backend"] == []
@@ -156,7 +146,7 @@ def test_few_pairs_at_a_time_go_by_half_precision(defense: DoubleMasking, monkey
     assert min(sizes["Float8Backend"]) >= 64
 
 
-def test_attacked_images_never_go_by_eight_bits(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attacked_images_are_never_computed_in_fp8(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
     images = photos(24)
     defense.calibrate(images)
     sizes = counted(monkeypatch, Float8Backend, HalfPrecisionBackend)
@@ -167,7 +157,7 @@ def test_attacked_images_never_go_by_eight_bits(defense: DoubleMasking, monkeypa
     assert [verdict.label for verdict in verdicts] == [verdict.label for verdict in exact]
 
 
-def test_where_too_many_labels_are_doubtful_half_precision_is_first(
+def test_if_too_many_labels_are_uncertain_half_precision_is_first(
     defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Float8Backend, "max_uncertain_share", 0.0)
@@ -178,14 +168,12 @@ def test_where_too_many_labels_are_doubtful_half_precision_is_first(
     assert (labels == labels_of(exact, images)).all()
 
 
-def test_a_wrong_label_in_eight_bits_is_caught_by_the_audit(
-    defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_fp8_label_is_caught_by_the_audit(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patchcleanser.engine.fast.cascade.AUDIT", 1.0)
     monkeypatch.setattr(ErrorBounds, "exceeded", lambda self, fast, finer: torch.zeros(len(fast), dtype=torch.bool))
     images = photos(24)
     defense.calibrate(images)
-    monkeypatch.setattr(defense.engine, "calibrate", lambda subjects: None)
+    monkeypatch.setattr(defense.engine, "calibrate", lambda states: None)
     logits = Float8Backend.logits
     monkeypatch.setattr(Float8Backend, "logits", lambda self, inputs: 100 * logits(self, inputs).roll(1, 1))
     labels = labels_of(defense, images)
@@ -195,42 +183,40 @@ def test_a_wrong_label_in_eight_bits_is_caught_by_the_audit(
 
 
 def test_changed_weights_are_noticed(defense: DoubleMasking) -> None:
-    way = defense.engine.candidates[0][0]
-    way.logits(photos(2))
+    backend = defense.engine.candidates[0][0]
+    backend.logits(photos(2))
     with torch.no_grad():
         next(defense.classifier.module.parameters()).mul_(2)  # type: ignore[attr-defined]
     with pytest.raises(UnusableError, match="changed since it was calibrated"):
-        way.logits(photos(2))
+        backend.logits(photos(2))
 
 
-def test_where_there_is_no_room_half_precision_goes_on(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_for_fp8_half_precision_goes_on(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
     images = photos(24)
     exact = DoubleMasking(defense.classifier, Threat.square(5), masks=3)
     defense.calibrate(images)
-    monkeypatch.setattr(defense.engine, "calibrate", lambda subjects: None)
+    monkeypatch.setattr(defense.engine, "calibrate", lambda states: None)
     sizes = counted(monkeypatch, HalfPrecisionBackend)
 
-    def full(self: EightLinear, inputs: Tensor) -> Tensor:
+    def full(self: Float8Linear, inputs: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(EightLinear, "forward", full)
+    monkeypatch.setattr(Float8Linear, "forward", full)
     assert (labels_of(defense, images) == labels_of(exact, images)).all()
     assert sizes["HalfPrecisionBackend"]
     assert not defense.engine.calibration.given_up
     assert defense.engine.runner.chunk == 512
 
 
-def test_a_finer_step_that_no_longer_is_as_it_was_compared_is_left_out(
-    defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_that_failed_once_is_left_out(defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch) -> None:
     images, calls = photos(24), []
     defense.calibrate(images)
-    monkeypatch.setattr(defense.engine, "calibrate", lambda subjects: None)
+    monkeypatch.setattr(defense.engine, "calibrate", lambda states: None)
 
     def changed(self: HalfPrecisionBackend, inputs: Tensor) -> Tensor:
         calls.append(len(inputs))
         if len(calls) == 1:
-            raise UnusableError("there is no room for what pairs share")
+            raise UnusableError("there is no memory")
         return torch.zeros(len(inputs), 10)  # as if by other kernels
 
     monkeypatch.setattr(HalfPrecisionBackend, "logits", changed)
@@ -239,16 +225,16 @@ def test_a_finer_step_that_no_longer_is_as_it_was_compared_is_left_out(
     assert (labels == labels_of(DoubleMasking(defense.classifier, Threat.square(5), masks=3), images)).all()
 
 
-def test_what_overflows_in_eight_bits_counts_as_doubtful_and_goes_by_half_precision(
+def test_labels_that_overflow_in_fp8_are_uncertain_and_go_to_half_precision(
     defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = photos(24)
     logits = Float8Backend.logits
 
     def overflown(self: Float8Backend, inputs: Tensor) -> Tensor:
-        found = logits(self, inputs)
-        found[1::8] = torch.nan
-        return found
+        outputs = logits(self, inputs)
+        outputs[1::8] = torch.nan
+        return outputs
 
     monkeypatch.setattr(Float8Backend, "logits", overflown)
     labels = labels_of(defense, images)
@@ -262,99 +248,101 @@ def test_what_overflows_in_eight_bits_counts_as_doubtful_and_goes_by_half_precis
     assert isinstance(defense.engine.calibration.stages[0].backend, HalfPrecisionBackend)
 
 
-def test_a_copy_of_the_way_is_made_with_the_sizes_it_was_compared_with(defense: DoubleMasking) -> None:
+def test_a_deep_copy_keeps_the_scales_that_were_compared(defense: DoubleMasking) -> None:
     images = photos(64)
-    way = defense.engine.candidates[0][0]
-    before = way.logits(images)
-    other = copy.deepcopy(way)
+    backend = defense.engine.candidates[0][0]
+    before = backend.logits(images)
+    other = copy.deepcopy(backend)
     other.logits(0.01 * images)  # makes it again
     assert (other.logits(images) == before).all()
 
 
-def test_memory_that_was_given_back_changes_no_answer(defense: DoubleMasking) -> None:
+def test_releasing_memory_changes_no_logits(defense: DoubleMasking) -> None:
     images = photos(64)
-    way = defense.engine.candidates[0][0]
-    before = way.logits(images)
+    backend = defense.engine.candidates[0][0]
+    before = backend.logits(images)
     defense.engine.exact.empty_caches()
-    assert way._copy is None  # type: ignore[attr-defined]
-    assert (way.logits(0.01 * images) != before).any()  # makes it again
-    assert (way.logits(images) == before).all()
+    assert backend._built is None
+    assert (backend.logits(0.01 * images) != before).any()  # makes it again
+    assert (backend.logits(images) == before).all()
 
 
-def test_a_way_that_was_compared_with_other_kernels_is_refused(defense: DoubleMasking) -> None:
-    way = defense.engine.candidates[0][0]
-    way.logits(photos(64))
-    other = copy.deepcopy(way)
-    other._fused = True  # type: ignore[attr-defined]
+def test_a_backend_that_was_compared_with_other_kernels_is_refused(defense: DoubleMasking) -> None:
+    backend = defense.engine.candidates[0][0]
+    backend.logits(photos(64))
+    other = copy.deepcopy(backend)
+    other._triton = True  # type: ignore[attr-defined]
     with pytest.raises(UnusableError, match="kernels that are not for this device"):
         other.logits(photos(64))
 
 
 class Recorded:
-    """Plays back what it was made of, as a CUDA graph does, or cannot be made."""
+    """Replays a forward pass, as a CUDA graph does, or cannot be recorded."""
 
-    made: ClassVar[list[torch.Size]] = []
+    shapes: ClassVar[list[torch.Size]] = []
     error: ClassVar[Exception | None] = None
 
-    def __init__(self, copied: TorchClassifier, inputs: Tensor) -> None:
+    def __init__(self, half: TorchClassifier, inputs: Tensor) -> None:
         if self.error is not None:
             raise self.error
-        self.copied, self.shape = copied, inputs.shape
-        self.made.append(inputs.shape)
+        self.half, self.shape = half, inputs.shape
+        self.shapes.append(inputs.shape)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         assert inputs.shape == self.shape
-        return 1 + self.copied.checked_logits(inputs)  # so that it is seen who answered
+        return 1 + self.half.checked_logits(inputs)  # to tell it from the network itself
 
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
-    monkeypatch.setattr(room, "Graph", Recorded)
+    monkeypatch.setattr(float8_backend, "Graph", Recorded)
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: None)
-    monkeypatch.setattr(Recorded, "made", [])
+    monkeypatch.setattr(Recorded, "shapes", [])
     monkeypatch.setattr(Recorded, "error", None)
     return Recorded
 
 
-def test_blocks_of_another_size_are_not_played_back(recorded: type[Recorded]) -> None:
+def test_blocks_of_another_size_are_not_replayed(recorded: type[Recorded]) -> None:
     classifier = TorchClassifier(nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 10)).eval())
     block, other = torch.rand(4, 3, 32, 32), torch.rand(4, 3, 48, 48)
-    answers = room._on_a_gpu(classifier, block, False)
+    answers = float8_backend._compile_and_record(classifier, block, False)
     torch.testing.assert_close(answers(block), 1 + classifier.checked_logits(block))
     torch.testing.assert_close(answers(other), classifier.checked_logits(other))
-    assert recorded.made == [block.shape]
+    assert recorded.shapes == [block.shape]
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError("capture failed"), OutputError("the model failed"), UnusableError("no")]
 )
-def test_what_cannot_be_recorded_is_asked_each_time(
+def test_without_a_cuda_graph_every_block_is_computed(
     error: Exception, recorded: type[Recorded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Recorded, "error", error)
     classifier = TorchClassifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 10)).eval())
     block = torch.rand(4, 3, 2, 2)
-    torch.testing.assert_close(room._on_a_gpu(classifier, block, False)(block), classifier.checked_logits(block))
+    torch.testing.assert_close(
+        float8_backend._compile_and_record(classifier, block, False)(block), classifier.checked_logits(block)
+    )
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_where_kernels_of_our_own_fail_torchs_are_used_unless_others_were_compared(
-    known: bool, recorded: type[Recorded], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_if_triton_kernels_fail_torchs_are_used_unless_others_were_compared(
+    calibrated: bool, recorded: type[Recorded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Recorded, "error", RuntimeError("capture failed"))
     inputs = photos(8).half()
     with torch.inference_mode():
-        module = apart(halved(network("vit_small_patch16_224")))
-        shorts = {n: Short.of(module.get_submodule(n), one) for n, one in seen_inputs(module, inputs).items()}
-        plain = shortened(copy.deepcopy(module), shorts, fused=False)
-        fused = TorchClassifier(shortened(module, shorts, fused=True))
-        assert is_fused(fused.module)
-        if known:
+        module = split_mlps(to_half(network("vit_small_patch16_224")))
+        weights = float8_weights(module, inputs)
+        plain = to_float8(copy.deepcopy(module), weights, triton=False)
+        fused = TorchClassifier(to_float8(module, weights, triton=True))
+        assert uses_triton(fused.module)
+        if calibrated:
             with pytest.raises(UnusableError):  # Triton's are for GPUs
-                room._on_a_gpu(fused, inputs, known)
+                float8_backend._compile_and_record(fused, inputs, calibrated)
         else:
-            answers = room._on_a_gpu(fused, inputs, known)
-            assert not is_fused(fused.module)
+            answers = float8_backend._compile_and_record(fused, inputs, calibrated)
+            assert not uses_triton(fused.module)
             torch.testing.assert_close(answers(inputs), plain(inputs).float())
 
 
@@ -365,7 +353,7 @@ def test_a_graph_refuses_inputs_of_another_shape() -> None:
         graph(torch.zeros(4, 1, 8, 8))
 
 
-def test_no_way_is_prepared_that_no_piece_is_large_enough_for(
+def test_a_backend_that_no_batch_is_large_enough_for_is_not_prepared(
     defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = counted(monkeypatch, Float8Backend)
@@ -375,20 +363,18 @@ def test_no_way_is_prepared_that_no_piece_is_large_enough_for(
     assert isinstance(defense.engine.calibration.stages[0].backend, HalfPrecisionBackend)
 
 
-def test_uploads_that_are_certified_never_go_by_eight_bits(
+def test_uploads_that_are_certified_are_never_computed_in_fp8(
     defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = photos(24)
     defense.calibrate(images)
     sizes = counted(monkeypatch, Float8Backend)
     (group,) = defense._groups(images)
-    defense.engine.compute(
-        [LabelRequest(subject, subject.table.rows(range(9))) for subject in group]
-    )  # as the service does
+    defense.engine.compute([LabelRequest(state, state.table.rows(range(9))) for state in group])  # as the service does
     assert sizes["Float8Backend"] == []
 
 
-def test_where_half_precision_fails_for_an_image_that_was_sent_it_is_computed_exactly(
+def test_if_half_precision_fails_for_an_attacked_image_it_is_computed_exactly(
     defense: DoubleMasking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Wrong(TripleTf32Backend):

@@ -1,4 +1,4 @@
-"""Layers written anew answer as the ones they replace."""
+"""Fused layers compute what the ones they replace do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.engine.fast import fused_layers as rewrites
-from patchcleanser.engine.fast.fused_layers import rewritten
+from patchcleanser.engine.fast import fused_layers
+from patchcleanser.engine.fast.fused_layers import fuse_layers
 from patchcleanser.networks.builders import resmlp, vit
 
 
@@ -29,7 +29,7 @@ def timm_model(name: str) -> nn.Module:
 
 
 def replaced(module: nn.Module) -> set[str]:
-    return {type(part).__name__ for part in module.modules() if type(part).__module__ == rewrites.__name__}
+    return {type(part).__name__ for part in module.modules() if type(part).__module__ == fused_layers.__name__}
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ def replaced(module: nn.Module) -> set[str]:
         ("resnet18", set()),
     ],
 )
-def test_a_network_written_anew_answers_as_before(name: str, parts: set[str]) -> None:
+def test_a_fused_network_computes_the_same_logits(name: str, parts: set[str]) -> None:
     module = timm_model(name)
     inputs = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-    fresh = rewritten(copy.deepcopy(module))
+    fresh = fuse_layers(copy.deepcopy(module))
     assert replaced(fresh) == parts
     assert not any(part.training for part in fresh.modules())
     before, after = module(inputs), fresh(inputs)
@@ -55,16 +55,16 @@ def test_a_network_written_anew_answers_as_before(name: str, parts: set[str]) ->
 
 
 @pytest.mark.parametrize("build", [vit, resmlp])
-def test_our_own_networks_written_anew_answer_as_before(build: type) -> None:
+def test_our_own_networks_fused_compute_the_same_logits(build: type) -> None:
     torch.manual_seed(0)
     module = varied(build())
     inputs = torch.randn(4, 3, 32, 32)
-    fresh = rewritten(copy.deepcopy(module))
+    fresh = fuse_layers(copy.deepcopy(module))
     assert replaced(fresh)
     assert (module(inputs) - fresh(inputs)).abs().max() < 1e-4 * module(inputs).abs().max()
 
 
-def test_layers_that_somebody_hooked_into_or_changed_are_left_alone() -> None:
+def test_layers_with_hooks_or_their_own_forward_are_left_alone() -> None:
     hooked, patched = timm_model("vit_tiny_patch16_224"), timm_model("vit_tiny_patch16_224")
     for block in hooked.blocks:  # type: ignore[union-attr]
         block.mlp.fc1.register_forward_hook(lambda module, inputs, output: output * 2)
@@ -72,7 +72,7 @@ def test_layers_that_somebody_hooked_into_or_changed_are_left_alone() -> None:
         block.mlp.forward = lambda x: x * 2
     inputs = torch.randn(1, 3, 224, 224)
     for module in (hooked, patched):
-        fresh = rewritten(copy.deepcopy(module))
+        fresh = fuse_layers(copy.deepcopy(module))
         assert replaced(fresh) <= {"FlatPatchEmbed"}
         assert (module(inputs) - fresh(inputs)).abs().max() < 1e-4 * module(inputs).abs().max()
 
@@ -85,10 +85,10 @@ def test_other_activations_than_gelu_are_left_alone() -> None:
     module = timm_model("mixer_s16_224")
     for block in module.blocks:  # type: ignore[union-attr]
         block.mlp_channels.act = block.mlp_tokens.act = Twice()
-    assert replaced(rewritten(module)) == {"FlatPatchEmbed"}
+    assert replaced(fuse_layers(module)) == {"FlatPatchEmbed"}
 
 
-def test_attention_whose_weights_do_not_say_all_is_left_alone() -> None:
+def test_attention_with_custom_linear_layers_is_left_alone() -> None:
     class Adapted(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + x.repeat(1, 1, 3)
@@ -99,7 +99,7 @@ def test_attention_whose_weights_do_not_say_all_is_left_alone() -> None:
     new.load_state_dict(old.state_dict())
     module.blocks[-1].attn.qkv = new.requires_grad_(False)  # type: ignore[index, union-attr]
     inputs = torch.randn(1, 3, 224, 224)
-    fresh = rewritten(copy.deepcopy(module))
+    fresh = fuse_layers(copy.deepcopy(module))
     assert "FirstTokenBlock" not in replaced(fresh)
     assert (module(inputs) - fresh(inputs)).abs().max() < 1e-4 * module(inputs).abs().max()
 
@@ -108,10 +108,10 @@ def test_attention_whose_weights_do_not_say_all_is_left_alone() -> None:
 def test_a_vit_with_a_method_of_its_own_keeps_all_its_tokens(method: str) -> None:
     module = timm_model("vit_tiny_patch16_224")
     setattr(module, method, getattr(module, method))
-    assert "FirstTokenBlock" not in replaced(rewritten(module))
+    assert "FirstTokenBlock" not in replaced(fuse_layers(module))
 
 
-def test_dropouts_that_somebody_replaced_are_not_left_out() -> None:
+def test_dropouts_that_were_replaced_are_not_left_out() -> None:
     class Clamp(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.clamp(-0.1, 0.1)
@@ -122,15 +122,15 @@ def test_dropouts_that_somebody_replaced_are_not_left_out() -> None:
         block.mlp.drop1 = Clamp()
     for block in mixing.blocks:  # type: ignore[union-attr]
         block.drop_path = Clamp()
-    assert replaced(rewritten(vision)) == {"FlatPatchEmbed"}
-    assert replaced(rewritten(mixing)) == {"FlatPatchEmbed", "FusedMlp"}
+    assert replaced(fuse_layers(vision)) == {"FlatPatchEmbed"}
+    assert replaced(fuse_layers(mixing)) == {"FlatPatchEmbed", "FusedMlp"}
 
 
 @pytest.mark.parametrize("name", ["resmlp_12_224", "resnetv2_50x1_bit"])
-def test_nobodys_random_numbers_are_used_up(name: str) -> None:
+def test_fusing_draws_no_random_numbers(name: str) -> None:
     module = timm_model(name)
     before = torch.get_rng_state()
-    rewritten(module)
+    fuse_layers(module)
     assert (torch.get_rng_state() == before).all()
 
 
@@ -140,7 +140,7 @@ def test_images_that_the_network_refuses_are_refused() -> None:
     with pytest.raises(AssertionError):
         embed(inputs)
     with pytest.raises(ValueError, match="192×192"):
-        rewritten(embed)(inputs)
+        fuse_layers(embed)(inputs)
 
 
 @pytest.mark.parametrize(("mean", "spread"), [(0.0, 1.0), (3.0, 1.0), (10.0, 0.03), (30.0, 0.03)])
@@ -148,5 +148,5 @@ def test_group_norm_keeps_small_differences_beside_a_large_mean(mean: float, spr
     torch.manual_seed(0)
     norm = nn.GroupNorm(8, 64).requires_grad_(False)
     inputs = (torch.randn(2, 64, 16, 16) * spread + mean).half()
-    anew = rewrites.ChannelwiseGroupNorm(norm).half()(inputs).float()
+    anew = fused_layers.ChannelwiseGroupNorm(norm).half()(inputs).float()
     assert (anew - norm.float()(inputs.float())).abs().max() < 1e-2

@@ -1,12 +1,22 @@
-"""Hidden boxes are filled exactly, whichever way a device does it."""
+"""Hidden boxes are filled exactly, whichever kernels a device uses."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from patchcleanser.engine.masking import apply_masks, gather_images
+from patchcleanser import (
+    Preprocessing,
+    Threat,
+    TorchClassifier,
+)
+from patchcleanser.core.label_table import UNMASKED, LabelTable
+from patchcleanser.core.masks import MaskSet
+from patchcleanser.engine.exact import ExactEngine
+from patchcleanser.engine.fast.half import HalfPrecisionBackend
+from patchcleanser.engine.masking import ImageState, PairBatch, apply_masks, gather_images
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -34,3 +44,56 @@ def test_each_pair_gets_a_copy_of_its_image(dtype: torch.dtype | None) -> None:
     copies = gather_images(images, which, dtype=dtype)
     assert copies.dtype == (dtype or torch.float32)
     assert torch.equal(copies, torch.stack([images[k].to(copies.dtype) for k in which]))
+
+
+@pytest.mark.parametrize("grid", ["source", "input"])
+@pytest.mark.parametrize("patches", [1, 2])
+@pytest.mark.parametrize("fill", [None, (0.2, 0.7, 0.9), (0.3,)])
+@pytest.mark.parametrize("aware", [False, True])
+def test_masked_copies_are_the_image_outside_the_windows_and_the_fill_inside(
+    aware: bool, fill: tuple[float, ...] | None, patches: int, grid: str, resnet: nn.Module
+) -> None:
+    colours = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), fill=fill)
+    classifier = TorchClassifier(resnet, colours)
+    classifier.mask_aware = aware
+    engine, draw = ExactEngine(classifier, grid=grid), torch.Generator().manual_seed(0)
+    masks = MaskSet.build(Threat.square(5, count=patches), image=(20, 24), masks=2)
+    states = [
+        ImageState(engine.to_threat_grid(image), LabelTable(masks))
+        for image in torch.rand(3, 3, 20, 24, generator=draw)
+    ]
+    before = [s.pixels.clone() for s in states]
+    unions = np.array([*range(len(masks.unions)), UNMASKED])
+    which = np.arange(len(unions)) % 3  # in any order
+    got = engine.masked_inputs(PairBatch(states, which, unions))
+    for row, s, union in zip(got, which, unions, strict=True):
+        hidden = torch.zeros(20, 24, dtype=torch.bool)
+        for w in () if union == UNMASKED else masks.unions.masks[union]:
+            hidden[w.top : w.bottom, w.left : w.right] = True
+        colour = torch.tensor(colours.source_fill(3) if grid == "source" else colours.input_fill(3))[:, None, None]
+        want = torch.where(hidden, colour, before[s])
+        want = colours(want[None])[0] if grid == "source" else want
+        assert torch.equal(row, torch.cat([want, hidden[None].float()]) if aware else want)
+    assert all(torch.equal(s.pixels, old) for s, old in zip(states, before, strict=True))
+
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_masked_copies_of_rounded_images_are_rounded_masked_copies(aware: bool, resnet: nn.Module) -> None:
+    colours = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), fill=(0.2, 0.7, 0.9))
+    classifier = TorchClassifier(resnet, colours)
+    classifier.mask_aware = aware
+    backend = HalfPrecisionBackend(classifier)
+    assert backend.input_dtype == torch.float16
+    masks = MaskSet.build(Threat.square(5), image=(20, 24), masks=2)
+    unions = np.array([*range(len(masks.unions)), UNMASKED])
+    for grid in ("source", "input"):
+        engine, draw = ExactEngine(classifier, grid=grid), torch.Generator().manual_seed(0)
+        states = [
+            ImageState(engine.to_threat_grid(image), LabelTable(masks))
+            for image in torch.rand(3, 3, 20, 24, generator=draw)
+        ]
+        pairs = PairBatch(states, np.sort(np.arange(len(unions)) % 3), unions)
+        got, exact = engine.masked_inputs(pairs, backend.input_dtype), engine.masked_inputs(pairs)
+        assert exact.dtype == torch.float32
+        assert got.dtype == (torch.float16 if grid == "input" else torch.float32)  # resizing is done in float32
+        assert torch.equal(got.half(), exact.half())

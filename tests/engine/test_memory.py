@@ -64,5 +64,5 @@ def test_vit_base_on_a_cpu_stays_below_four_gigabytes(verb: str, count: int) -> 
 
 @pytest.mark.slow
 def test_more_images_hardly_need_more_memory() -> None:
-    one, four = measured("predict", 1)["peak"], measured("predict", 4)["peak"]
-    assert four <= 1.1 * one + 0.1 * GIGABYTE
+    single, four = measured("predict", 1)["peak"], measured("predict", 4)["peak"]
+    assert four <= 1.1 * single + 0.1 * GIGABYTE

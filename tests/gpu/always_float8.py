@@ -9,4 +9,4 @@ class AlwaysFloat8(Float8Backend):
     """FP8 that is used whatever share of its labels is uncertain."""
 
     resolution = 0.0
-    bearable = property(lambda self: 1.0, lambda self, share: None)  # type: ignore[assignment]
+    max_uncertain_share = property(lambda self: 1.0, lambda self, share: None)  # type: ignore[assignment]

@@ -9,14 +9,21 @@ import pytest
 import timm
 import torch
 
+from engine.small_networks import float8_weights
 from gpu.always_float8 import AlwaysFloat8
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.data import in_memory
 from patchcleanser.engine.fast.backends import UnusableError
-from patchcleanser.engine.fast.float8.backend import Float8Backend, seen_inputs
-from patchcleanser.engine.fast.float8.layers import EightBlock, EightResBlock, Short, apart, has_kernels, shortened
-from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, halved
+from patchcleanser.engine.fast.float8.backend import Float8Backend
+from patchcleanser.engine.fast.float8.layers import (
+    Float8Block,
+    Float8ResBlock,
+    has_triton_kernels,
+    split_mlps,
+    to_float8,
+)
+from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, to_half
 from patchcleanser.engine.fast.split import TripleTf32Backend, in_tf32
 from patchcleanser.engine.float32 import exclusive_float32, strict_float32
 from patchcleanser.networks.builders import build_network
@@ -44,9 +51,9 @@ def test_cuda_labels_equal_cpu_labels_where_the_margin_is_not_tiny() -> None:
         defense.engine.compute([LabelRequest(s, s.table.rows(range(9))) for s in groups[0]])
         tables.append([s.table for s in groups[0]])
     for cpu, cuda in zip(*tables, strict=True):
-        sure = cpu.margins[:-1] > 1e-3
-        assert sure.mean() > 0.5
-        assert (cpu.labels[:-1] == cuda.labels[:-1])[sure].all()
+        clear = cpu.margins[:-1] > 1e-3
+        assert clear.mean() > 0.5
+        assert (cpu.labels[:-1] == cuda.labels[:-1])[clear].all()
 
 
 def test_real_out_of_memory_makes_batches_smaller_and_loses_nothing() -> None:
@@ -64,8 +71,8 @@ def test_real_out_of_memory_makes_batches_smaller_and_loses_nothing() -> None:
 
 
 def labels_of(defense: DoubleMasking, images: torch.Tensor) -> torch.Tensor:
-    found = defense.examine(images, [0] * len(images), maps=True)
-    return torch.stack([torch.from_numpy(e.table.labels) for e in found])
+    examined = defense.examine(images, [0] * len(images), maps=True)
+    return torch.stack([torch.from_numpy(e.table.labels) for e in examined])
 
 
 @pytest.mark.parametrize(
@@ -90,12 +97,12 @@ def test_fast_labels_are_the_exact_ones_compiled_or_not(name: str, expected: int
     assert not float8 or expected > 0
     half = backends[1 if float8 else 0]
     assert isinstance(half, HalfPrecisionBackend)
-    assert half.blocks > 0
-    assert float8 or half.compiled_blocks == (half.blocks if expected > 0 else 0)
+    assert half.counts["blocks"] > 0
+    assert float8 or half.counts["compiled_blocks"] == (half.counts["blocks"] if expected > 0 else 0)
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_224", "resmlp_12_224"])
-def test_labels_that_begin_with_eight_bits_are_the_exact_ones(name: str) -> None:
+def test_labels_that_begin_with_fp8_are_the_exact_ones(name: str) -> None:
     torch.manual_seed(0)
     module = timm.create_model(name, pretrained=False, num_classes=10).eval().cuda()
     torch.nn.init.normal_(module.get_classifier().weight, std=0.02)
@@ -123,7 +130,7 @@ def test_labels_that_begin_with_eight_bits_are_the_exact_ones(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resmlp_12_224", "resnet18", "resnetv2_50x1_bit"])
-def test_products_in_pieces_are_as_good_as_float32_and_far_better_than_half_precision(name: str) -> None:
+def test_3xtf32_is_nearly_float32_and_far_better_than_half_precision(name: str) -> None:
     torch.manual_seed(0)
     module = timm.create_model(name, pretrained=False, num_classes=10).eval().cuda()
     torch.nn.init.normal_(module.get_classifier().weight, std=0.02)
@@ -132,11 +139,13 @@ def test_products_in_pieces_are_as_good_as_float32_and_far_better_than_half_prec
     with torch.inference_mode():
         with strict_float32(images.device):
             exact = classifier.checked_logits(images)
-        half, split = (way.logits(images) for way in (HalfPrecisionBackend(classifier), TripleTf32Backend(classifier)))
+        half, split = (
+            backend.logits(images) for backend in (HalfPrecisionBackend(classifier), TripleTf32Backend(classifier))
+        )
     assert (split - exact).abs().max() < (half - exact).abs().max() / 20
 
 
-def test_products_are_short_in_tf32_and_nowhere_else() -> None:
+def test_products_are_rounded_in_tf32_and_nowhere_else() -> None:
     fine = torch.full((64, 64), 1 + 2**-12, device="cuda")
     image = fine[None, None].expand(1, 64, 64, 64).contiguous(memory_format=torch.channels_last)
 
@@ -153,7 +162,7 @@ def test_products_are_short_in_tf32_and_nowhere_else() -> None:
     assert all(number <= 64.0 for number in short)
 
 
-def test_single_predictions_are_played_back_from_a_graph_and_stay_those_of_the_image() -> None:
+def test_single_predictions_are_replayed_from_a_graph_and_stay_those_of_the_image() -> None:
     images = torch.rand(16, 3, 224, 224, generator=torch.Generator().manual_seed(1))
     fast, exact = (
         DoubleMasking(TorchClassifier(vit().cuda()), Threat.square(32), masks=6, precision=precision)
@@ -162,39 +171,39 @@ def test_single_predictions_are_played_back_from_a_graph_and_stay_those_of_the_i
     fast.calibrate(images)
     assert [fast.predict(image[None])[0].label for image in images] == [v.label for v in exact.predict(images)]
     assert isinstance(fast.engine.calibration.stages[0].backend, HalfPrecisionBackend)
-    assert fast.engine.calibration.stages[0].backend.graphs > 0
+    assert fast.engine.calibration.stages[0].backend.counts["graphs"] > 0
 
 
-def test_a_network_that_changed_is_noticed_while_its_graph_is_played_and_made_again_at_once() -> None:
+def test_a_changed_network_is_noticed_while_its_graph_is_replayed_and_built_again_at_once() -> None:
     module = vit().cuda()
-    way = HalfPrecisionBackend(TorchClassifier(module, classes=10))
+    backend = HalfPrecisionBackend(TorchClassifier(module, classes=10))
     image = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(1)).cuda()
     with torch.inference_mode():
-        before = [way.logits(image) for _ in range(6)][-1]
-    assert any(isinstance(graph, Graph) for graph in way._copy._graphs.values())
+        before = [backend.logits(image) for _ in range(6)][-1]
+    assert backend.counts["graphs"] > 0
     with torch.no_grad():
         module.head.bias += 1
     with torch.inference_mode():
         with pytest.raises(UnusableError, match="changed"):
-            way.logits(image)
-        way.refresh()
-        assert (way.logits(image) - before - 1).abs().max() < 0.1
+            backend.logits(image)
+        backend.refresh()
+        assert (backend.logits(image) - before - 1).abs().max() < 0.1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_a_graph_is_recorded_on_the_networks_device_not_the_current_one() -> None:
-    way = HalfPrecisionBackend(TorchClassifier(vit().to("cuda:1"), classes=10))
+    backend = HalfPrecisionBackend(TorchClassifier(vit().to("cuda:1"), classes=10))
     images = torch.rand(16, 3, 224, 224, generator=torch.Generator().manual_seed(1)).to("cuda:1")
     with torch.inference_mode():
-        played = torch.cat([way.logits(image[None]) for image in images])
-        assert any(isinstance(graph, Graph) for graph in way._copy._graphs.values())
-        assert (played - way.logits(images)).abs().max() < 0.05 * played.abs().max()
+        replayed = torch.cat([backend.logits(image[None]) for image in images])
+        assert backend.counts["graphs"] > 0
+        assert (replayed - backend.logits(images)).abs().max() < 0.05 * replayed.abs().max()
 
 
 def test_a_graph_that_writes_nothing_never_repeats_an_old_answer() -> None:
     with torch.inference_mode():
         graph = Graph(TorchClassifier(vit().cuda().half(), classes=10), torch.rand(1, 3, 224, 224, device="cuda"))
-    assert graph._outputs.isnan().all()  # before it is played
+    assert graph._outputs.isnan().all()  # before it is replayed
 
 
 def test_a_bagnet_learns_without_its_best_window_when_compiled(tmp_path: Path) -> None:
@@ -207,16 +216,16 @@ def test_a_bagnet_learns_without_its_best_window_when_compiled(tmp_path: Path) -
     assert fitted.history[-1].accuracy > fitted.history[0].accuracy + 0.2
 
 
-def test_answers_looked_at_beside_the_next_piece_are_those_of_their_own_piece() -> None:
-    """Many small pieces, each launched before the last one is read."""
+def test_labels_read_during_the_next_batch_are_those_of_their_own_batch() -> None:
+    """Many small batches, each launched before the last one is read."""
     network = build_network("resnet", {"channels": (16, 24, 32, 40), "layers": (1, 1, 1, 1)}).eval().cuda()
     images = torch.rand(24, 3, 32, 32, generator=torch.Generator().manual_seed(2))
-    found = []
-    for ahead in (1, 0):
-        defense = DoubleMasking(TorchClassifier(network), Threat.square(5), masks=4, chunk=16)
-        defense.engine.ahead = ahead
-        found.append(labels_of(defense, images))
-    assert torch.equal(found[0], found[1])
+    labels = []
+    for prefetch in (1, 0):
+        defense = DoubleMasking(TorchClassifier(network), Threat.square(5), masks=4, chunk=16, precision="fast")
+        defense.engine.prefetch = prefetch
+        labels.append(labels_of(defense, images))
+    assert torch.equal(labels[0], labels[1])
 
 
 def test_a_network_that_writes_into_its_inputs_gets_each_block_once() -> None:
@@ -229,38 +238,38 @@ def test_a_network_that_writes_into_its_inputs_gets_each_block_once() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.network(x.sub_(0.5).mul_(4.0))  # type: ignore[no-any-return]
 
-    way = HalfPrecisionBackend(TorchClassifier(Writing().eval().cuda()))
+    backend = HalfPrecisionBackend(TorchClassifier(Writing().eval().cuda()))
     inputs = torch.rand(8192, 3, 32, 32, device="cuda").half().contiguous(memory_format=torch.channels_last)
     with torch.inference_mode():
-        few = torch.cat([way.logits(part.clone()) for part in inputs[:256].split(64)])
-        many = way.logits(inputs.clone())[:256]
+        few = torch.cat([backend.logits(part.clone()) for part in inputs[:256].split(64)])
+        many = backend.logits(inputs.clone())[:256]
     assert torch.allclose(few, many, atol=0.02 * float(few.abs().max()))
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_224", "resmlp_12_224"])
-def test_kernels_of_our_own_say_what_the_layers_they_replace_say_and_nothing_of_what_is_too_large(name: str) -> None:
+def test_triton_kernels_compute_what_the_layers_they_replace_do_and_nan_for_what_is_too_large(name: str) -> None:
     torch.manual_seed(0)
     module = timm.create_model(name, pretrained=False, num_classes=10).eval().cuda()
     inputs = torch.randn(5, 3, 224, 224, device="cuda").half()
     with torch.inference_mode():
-        module = apart(halved(module))
-        shorts = {n: Short.of(module.get_submodule(n), one) for n, one in seen_inputs(module, inputs).items()}
-        module = shortened(module, shorts, fused=has_kernels(inputs.device))
-        (block, *_) = (part for part in module.modules() if isinstance(part, (EightBlock, EightResBlock)))
-        if not block.mlp.fused:
-            pytest.skip("kernels of our own are for other GPUs")
+        module = split_mlps(to_half(module))
+        weights = float8_weights(module, inputs)
+        module = to_float8(module, weights, triton=has_triton_kernels(inputs.device))
+        (block, *_) = (part for part in module.modules() if isinstance(part, (Float8Block, Float8ResBlock)))
+        if not block.mlp.triton:
+            pytest.skip("our Triton kernels are for other GPUs")
         given = [torch.randn(5, 197, 384, device="cuda").half() for _ in range(2)] + [torch.ones(384).half().cuda()]
-        if isinstance(block, EightResBlock):
+        if isinstance(block, Float8ResBlock):
             given = [module.stem(inputs)]
             block.ls2.fill_(1.0), block.scale.fill_(0.5)  # next to nothing at first
-        block.mlp.second.up *= 12  # then some hidden numbers are too large for eight bits, either way
+        block.mlp.second.input_scale *= 12  # then some hidden numbers are too large for FP8, with both kernels
         answers = []
-        for fused in (True, False):
-            block.fused = block.mlp.fused = fused
-            found = block(*given)
-            answers.append(found.float() if isinstance(found, torch.Tensor) else torch.stack(found[:2]).float())
-    found, wanted = answers
-    whole = ~(found.isnan() | wanted.isnan())
-    assert 0.01 < whole.float().mean() < 0.99
-    assert (found.isnan() != wanted.isnan()).float().mean() < 0.03  # at the very limit it may be either
-    assert (found - wanted)[whole].square().mean().sqrt() < 0.05 * wanted[whole].std()
+        for triton in (True, False):
+            block.triton = block.mlp.triton = triton
+            outputs = block(*given)
+            answers.append(outputs.float() if isinstance(outputs, torch.Tensor) else torch.stack(outputs[:2]).float())
+    ours, wanted = answers
+    finite = ~(ours.isnan() | wanted.isnan())
+    assert 0.01 < finite.float().mean() < 0.99
+    assert (ours.isnan() != wanted.isnan()).float().mean() < 0.03  # at the very limit it may be either
+    assert (ours - wanted)[finite].square().mean().sqrt() < 0.05 * wanted[finite].std()

@@ -28,10 +28,10 @@ def test_no_batch_changes_the_label_of_a_certified_image_on_a_gpu(options: dict[
         if not defense.certify(images, [0] * len(images))[0].certified:
             continue
         certified += 1
-        for others in (0, 1, 4, 35):
-            attacked = torch.cat([painted(network.image, network.trigger)[None], company(others)])
+        for companions in (0, 1, 4, 35):
+            attacked = torch.cat([painted(network.image, network.trigger)[None], company(companions)])
             label = DoubleMasking(classifier, THREAT, masks=MASKS).predict(attacked)[0].label
-            failures += [(seed, others)] if label != 0 else []
+            failures += [(seed, companions)] if label != 0 else []
     assert certified >= NETWORKS // 8
     assert not failures
 

@@ -103,13 +103,13 @@ def constructed(seed: int, *, excess: float = 1e6, by_masks: bool = True) -> Con
     first, second = ((OWN[mask // MASKS], OWN[mask % MASKS]) for mask in pair)
     head = HEADS[seed % len(HEADS)](UNITS, CLASSES)
     body = nn.Linear(SIDE**2, UNITS)
-    found = Constructed(
+    network = Constructed(
         nn.Sequential(nn.Flatten(), body, nn.ReLU(), head).eval(), torch.ones(1, SIDE, SIDE), (first, second)
     )
     with torch.no_grad():
-        _set_body(body, found, excess * margin * (0.5 + torch.rand(PAIRS, generator=draw)), by_masks)
+        _set_body(body, network, excess * margin * (0.5 + torch.rand(PAIRS, generator=draw)), by_masks)
         _set_head(head, scale, margin, torch.randn(2, PAIRS, generator=draw))
-    return found
+    return network
 
 
 def _uniform(draw: torch.Generator) -> float:

@@ -23,17 +23,17 @@ def defense(kind: type[DoubleMasking], network: Constructed, chunk: int | None) 
     return kind(TorchClassifier(network.module), THREAT, masks=MASKS, chunk=chunk)
 
 
-def among(image: Tensor, others: int, at: int) -> Tensor:
+def among(image: Tensor, companions: int, at: int) -> Tensor:
     """The image at one place of a batch."""
-    images = company(others)
+    images = company(companions)
     return torch.cat([images[:at], image[None], images[at:]])
 
 
 def certified(kind: type[DoubleMasking], network: Constructed, seed: int) -> bool:
     """Whether the clean image is certified, in a batch that depends on the seed."""
-    others = COMPANY[seed // 4 % len(COMPANY)]
-    at = seed % (others + 1)
-    images = among(network.image, others, at)
+    companions = COMPANY[seed // 4 % len(COMPANY)]
+    at = seed % (companions + 1)
+    images = among(network.image, companions, at)
     try:
         return defense(kind, network, chunk_of(seed)).certify(images, [0] * len(images))[at].certified
     except NotAFunctionError:  # a refusal is no certificate
@@ -46,10 +46,10 @@ def chunk_of(seed: int) -> int | None:
 
 def answers(kind: type[DoubleMasking], network: Constructed, image: Tensor, chunk: int | None) -> Iterator[str]:
     """What an image is answered in batches of several sizes."""
-    for others in COMPANY:
-        at = others // 2
+    for companions in COMPANY:
+        at = companions // 2
         try:
-            yield str(defense(kind, network, chunk).predict(among(image, others, at))[at].label)
+            yield str(defense(kind, network, chunk).predict(among(image, companions, at))[at].label)
         except NotAFunctionError as error:
             yield str(error)
 

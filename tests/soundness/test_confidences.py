@@ -48,10 +48,10 @@ def defense(network: nn.Module, threshold: float, chunk: int | None) -> Minority
     return MinorityReports(TorchClassifier(network), THREAT, masks=MASKS, threshold=threshold, chunk=chunk)
 
 
-def highest_threshold(network: nn.Module, others: int, chunk: int | None) -> float:
+def highest_threshold(network: nn.Module, companions: int, chunk: int | None) -> float:
     """The highest threshold at which the image is certified, in a batch with others."""
     low, high = 0.5, 1.0
-    images = torch.cat([IMAGE[None], company(others)])
+    images = torch.cat([IMAGE[None], company(companions)])
     for _ in range(18):
         middle = (low + high) / 2
         certificate = defense(network, middle, chunk).certify(images, [0] * len(images))[0]
@@ -62,8 +62,8 @@ def highest_threshold(network: nn.Module, others: int, chunk: int | None) -> flo
 def silently_wrong(network: nn.Module, threshold: float, pixel: Pixel, chunk: int | None) -> int:
     """In how many batches an image with a black pixel passes as class 1 without an alert."""
     failures = 0
-    for others, _ in BATCHES:
-        images = torch.cat([painted(IMAGE, pixel)[None], company(others)])
+    for companions, _ in BATCHES:
+        images = torch.cat([painted(IMAGE, pixel)[None], company(companions)])
         verdict = defense(network, threshold, chunk).predict(images)[0]
         failures += verdict.label != 0 and not verdict.alert
     return failures
@@ -74,8 +74,8 @@ def test_no_batch_takes_the_alert_from_a_certified_image(size: float) -> None:
     failures = 0
     for seed in range(4):
         network = confident(seed, size)
-        others, chunk = BATCHES[seed % len(BATCHES)]
-        threshold = highest_threshold(network, others, chunk)
+        companions, chunk = BATCHES[seed % len(BATCHES)]
+        threshold = highest_threshold(network, companions, chunk)
         assert threshold > 0.6
         failures += sum(silently_wrong(network, threshold, pixel, chunk) for pixel in DARK[::4])
     assert not failures, f"{failures} attacked images were answered wrongly without an alert"

@@ -48,10 +48,10 @@ class RandomFunction:
 
     def learn(self, defense: Defense[Any, Any], image: Tensor) -> None:
         """Remember every view of the clean image that this defense can ask for."""
-        self.views, seen = None, set()
-        self.seen = seen
+        self.views, views = None, set()
+        self.recorded_views = views
         defense.certify(image[None], [TRUE], maps=True)
-        self.views = seen
+        self.views = views
 
     def __call__(self, images: Tensor) -> Tensor:
         cells = (images.flatten(1) * 1000).round().long() + 7
@@ -59,14 +59,14 @@ class RandomFunction:
         for shift, key in ((29, 0x3F58476D1CE4E5B9), (32, 0x14D049BB133111EB)):
             mixed = (mixed ^ (mixed >> shift)) * key
         if self.views is None:
-            self.seen |= set(mixed.tolist())
+            self.recorded_views |= set(mixed.tolist())
         clean = torch.tensor([self.views is None or code in self.views for code in mixed.tolist()])
         draw = ((mixed >> 20) & 0xFFFF).double() / 65536
-        sure = 1 + 3 * ((mixed >> 45) & 0xFF).double() / 255  # confidences between 0.58 and 0.97
+        confidence = 1 + 3 * ((mixed >> 45) & 0xFF).double() / 255  # confidences between 0.58 and 0.97
         wrong = 1 + ((mixed >> 40) & 1)
         label = torch.where(draw < self.loyalty, 0, wrong)
         label = torch.where(clean | (draw > 0.9), label, 1)
-        return torch.nn.functional.one_hot(label, 3) * sure[:, None]
+        return torch.nn.functional.one_hot(label, 3) * confidence[:, None]
 
 
 def attacked(image: Tensor, threat: Threat) -> Tensor:
@@ -79,13 +79,13 @@ def attacked(image: Tensor, threat: Threat) -> Tensor:
             for left in range(room.left, room.right - shape[1] + 1):
                 for content in itertools.product(VALUES, repeat=shape[0] * shape[1]):
                     stamps.append((top, left, torch.tensor(content).view(shape)))
-    found = []
+    copies = []
     for chosen in itertools.combinations_with_replacement(stamps, threat.count):
         copy = image.clone()
         for top, left, content in chosen:
             copy[:, top : top + content.shape[0], left : left + content.shape[1]] = content
-        found.append(copy)
-    return torch.stack(found).unique(dim=0)
+        copies.append(copy)
+    return torch.stack(copies).unique(dim=0)
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ def test_the_row_certificate_certifies_images_that_two_mask_correctness_does_not
         model = CallableClassifier(function, array="torch", classes=3)
         defense = DoubleMasking(model, setting.threat, **setting.options)
         function.learn(defense, image)
-        (found,) = defense.certify(image[None], [TRUE])
-        more += found.row_certified and not found.certified
+        (certificate,) = defense.certify(image[None], [TRUE])
+        more += certificate.row_certified and not certificate.certified
     assert more >= 5
 
 

@@ -60,11 +60,11 @@ class Hostile:
         codes = hashed(cells, self.seed)
         if self.learning:
             self.clean |= set(codes.tolist())
-        known = torch.tensor([code in self.clean for code in codes.tolist()])
+        is_clean = torch.tensor([code in self.clean for code in codes.tolist()])
         draw = ((codes >> 20) & 0xFFFF).double() / 65536
         label = torch.where(draw < self.loyalty, TRUE, 1 + ((codes >> 40) & 1))
-        label = torch.where(known | (draw > 0.95), label, 1)
-        loud = torch.where(known, 1 + 2 * ((codes >> 45) & 0xFF).double() / 255, self.loud)
+        label = torch.where(is_clean | (draw > 0.95), label, 1)
+        loud = torch.where(is_clean, 1 + 2 * ((codes >> 45) & 0xFF).double() / 255, self.loud)
         signs = 2 * functional.one_hot(label, CLASSES) - 1
         return (signs * loud[:, None]).float()
 
@@ -109,8 +109,10 @@ class Setting:
             # The empty buffer tells the device; the module itself has no weights.
             classifier: Any = TorchClassifier(RandomBag(hostile, self.field, self.jump).eval(), classes=CLASSES)
         else:
-            whole = self.preprocessing
-            classifier = CallableClassifier(lambda x: hostile(x.flatten(1)), whole, array="torch", classes=CLASSES)
+            preprocessing = self.preprocessing
+            classifier = CallableClassifier(
+                lambda x: hostile(x.flatten(1)), preprocessing, array="torch", classes=CLASSES
+            )
         return self.make(classifier, self.threat, **self.options), hostile
 
 
@@ -125,9 +127,9 @@ def survey(setting: Setting) -> dict[bool, list[bool]]:
         defense.predict(image[None])
         hostile.learning = False
         (certificate,) = defense.certify(image[None], [TRUE])
-        sure = certificate.detection_certified if defense.may_alert else certificate.certified
+        claimed = certificate.detection_certified if defense.may_alert else certificate.certified
         verdicts = defense.predict(attacked(image, setting.threat))
-        outcomes[sure].append(any(v.label != TRUE and not getattr(v, "alert", False) for v in verdicts))
+        outcomes[claimed].append(any(v.label != TRUE and not getattr(v, "alert", False) for v in verdicts))
     return outcomes
 
 
@@ -178,11 +180,11 @@ class OneViewLess(Smoothing):
         return super().worst_case_margin(image, label, footprint) + 2 * image.patches
 
 
-def narrower(fields: ReceptiveFields) -> ReceptiveFields:
-    """Receptive fields without their last row and column of pixels."""
-    down, across = fields.down.copy(), fields.across.copy()
-    for axis in (down, across):
-        for row in axis:
+def narrower(sight: ReceptiveFields) -> ReceptiveFields:
+    """What a place sees, without its last row and column of pixels."""
+    down, across = sight.down.copy(), sight.across.copy()
+    for reached in (down, across):
+        for row in reached:
             row[row.nonzero()[0][-1]] = False
     return ReceptiveFields(down, across)
 

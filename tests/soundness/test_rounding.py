@@ -67,8 +67,8 @@ def test_nothing_is_certified_against_a_patch_that_reaches_everything(kind: type
         logits = torch.rand(3, 3, 7, generator=torch.Generator().manual_seed(seed))
         logits[0] += 5
         model, image = told(logits)
-        (found,) = kind(model, Threat.rectangle(3, 7), **options).certify(image, [0])
-        assert not (found.detection_certified if kind is PatchGuardPlusPlus else found.certified)
+        (certificate,) = kind(model, Threat.rectangle(3, 7), **options).certify(image, [0])
+        assert not (certificate.detection_certified if kind is PatchGuardPlusPlus else certificate.certified)
 
 
 @pytest.mark.parametrize(("lead", "certified"), [(1e-9, False), (float("nan"), False), (1e-3, True)])
@@ -78,9 +78,9 @@ def test_a_lead_within_the_rounding_of_sums_or_no_number_proves_nothing(lead: fl
             return torch.full((1, 1), lead)
 
     model, image = told(torch.ones(2, 1, 4))
-    (found,) = Led(model, DOT).certify(image, [0])
-    assert found.certified == certified == (found.margin > 0)
-    assert (found.failing_placement is None) == certified
+    (certificate,) = Led(model, DOT).certify(image, [0])
+    assert certificate.certified == certified == (certificate.margin > 0)
+    assert (certificate.failing_placement is None) == certified
 
 
 def test_bounds_hold_the_exact_ones_where_large_numbers_cancel() -> None:
@@ -91,13 +91,13 @@ def test_bounds_hold_the_exact_ones_where_large_numbers_cancel() -> None:
         low = torch.rand(1, 1, 6, 10)
         high = (low + (torch.rand_like(low) < 0.1)).clamp(max=1)
         with torch.inference_mode():
-            found = net.behind(low, high, torch.tensor([0]))[0]
+            bounds = net.behind(low, high, torch.tensor([0]))[0]
             weight, bias = (t.double() for t in (net[1].weight, net[1].bias))
             apart = weight - weight[0]
             worst = torch.where(apart > 0, apart * high.double().flatten(), apart * low.double().flatten()).sum(1)
             exact = worst + bias - bias[0]
-        assert found[0] == 0
-        assert (found[1:] >= exact[1:]).all()
+        assert bounds[0] == 0
+        assert (bounds[1:] >= exact[1:]).all()
 
 
 def test_bounds_that_overflow_prove_nothing() -> None:
@@ -108,9 +108,9 @@ def test_bounds_that_overflow_prove_nothing() -> None:
     defense = IntervalBounds(TorchClassifier(net.eval(), classes=2), DOT)
     image = torch.zeros(1, 1, 1, 4)
     assert defense.predict(image)[0].label == 0
-    (found,) = defense.certify(image, [0])
-    assert not found.certified
-    assert found.failing_placement is not None
+    (certificate,) = defense.certify(image, [0])
+    assert not certificate.certified
+    assert certificate.failing_placement is not None
 
 
 def test_bounds_hold_for_dilated_and_grouped_convolutions_and_refuse_other_padding() -> None:

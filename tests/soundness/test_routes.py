@@ -152,9 +152,9 @@ def test_the_service_certifies_by_exact_labels_though_it_predicts_by_fast_ones()
     defense.calibrate(company(16))
     assert defense.engine.ready
     images = [image, *company(15)]
-    first, *others = served(defense, images, lambda table: defense.certificate_flow(table, 0), strict=True)
+    first, *rest = served(defense, images, lambda table: defense.certificate_flow(table, 0), strict=True)
     assert not first.certified
-    assert all(certificate.unconfirmed == 0 for certificate in (first, *others))
+    assert all(certificate.unconfirmed == 0 for certificate in (first, *rest))
 
 
 @needs_half
@@ -171,10 +171,10 @@ def test_maps_of_confirmed_runs_are_those_of_exact_ones(seed: int) -> None:
         for options in ({}, {"precision": "fast", "confirm": "all"})
     )
     assert not exact[0].row_certified
-    for one, other in zip(exact, confirmed, strict=True):
-        assert one.positions is not None
-        assert other.positions is not None
-        assert all((other.positions[size] <= safe).all() for size, safe in one.positions.items())
+    for reference, certificate in zip(exact, confirmed, strict=True):
+        assert reference.positions is not None
+        assert certificate.positions is not None
+        assert all((certificate.positions[size] <= safe).all() for size, safe in reference.positions.items())
 
 
 def test_hostile_pixels_cannot_make_fast_predictions_raise() -> None:

@@ -14,12 +14,12 @@ def defense(kind: type[DoubleMasking], network: Constructed) -> DoubleMasking:
     return kind(TorchClassifier(network.module), THREAT, masks=MASKS)
 
 
-def refusals(kind: type[DoubleMasking], number: int, others: int) -> tuple[int, list[str]]:
+def refusals(kind: type[DoubleMasking], number: int, companions: int) -> tuple[int, list[str]]:
     """How many images were certified, and what came instead of label 0 when a patch opened the gate."""
     count, failures = 0, []
     for seed in range(number):
         network = constructed(seed, excess=1e8, by_masks=False)
-        images = company(others + 1)
+        images = company(companions + 1)
         images[0] = network.image
         if not all(c.certified for c in defense(kind, network).certify(images, [0] * len(images))):
             continue
@@ -33,11 +33,11 @@ def refusals(kind: type[DoubleMasking], number: int, others: int) -> tuple[int, 
     return count, failures
 
 
-@pytest.mark.parametrize("others", [0, 5])
+@pytest.mark.parametrize("companions", [0, 5])
 @pytest.mark.parametrize("kind", [DoubleMasking, ChallengerMasking])
 def test_a_patch_that_opens_large_terms_cannot_silence_a_certified_image(
-    kind: type[DoubleMasking], others: int
+    kind: type[DoubleMasking], companions: int
 ) -> None:
-    count, failures = refusals(kind, 12, others)
+    count, failures = refusals(kind, 12, companions)
     assert count >= 10
     assert not failures, f"{len(failures)} of {count} certified images were not answered: {failures[0]}"

@@ -27,13 +27,12 @@ from patchcleanser import (
     load_classifier,
     load_dataset,
 )
-from patchcleanser.engine.fast.backends import half_type
-from patchcleanser.engine.fast.calibration import MAX_UNCERTAIN_SHARE, SAMPLE, ErrorBounds
+from patchcleanser.engine.exact import sanitize, top2_margin
+from patchcleanser.engine.fast.backends import Backend, half_type
+from patchcleanser.engine.fast.calibration import SAMPLE, Calibration, ErrorBounds
 from patchcleanser.engine.fast.cascade import AUDIT
-from patchcleanser.engine.fast.stages import Calibration
 from patchcleanser.engine.float32 import cudnn_benchmark, strict_float32
 from patchcleanser.engine.masking import LabelRequest
-from patchcleanser.engine.numerics import sanitize, top2_margin
 from patchcleanser.errors import InputError, NotAFunctionError, OutputError
 from patchcleanser.records.metrics import error_rate_bound
 
@@ -172,18 +171,18 @@ def test_batches_are_the_same_whether_the_number_of_classes_is_known_or_not() ->
         batches.append(len(x))
         return scores(x.sum((1, 2, 3)), torch.ones(len(x)))
 
-    found, images = [], torch.rand(3, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    sizes, images = [], torch.rand(3, 1, 6, 6, generator=torch.Generator().manual_seed(0))
     for classes in (None, 2):
         batches.clear()
         classifier = CallableClassifier(function, array="torch", classes=classes)
         DoubleMasking(classifier, Threat.square(1), masks=2).certify(images, [0] * 3)
-        found.append(list(batches))
-    assert found[0] == [4, *found[1]]  # kernels round by batch, and rows must not depend on what ran before
-    assert set(found[1]) == {4}
+        sizes.append(list(batches))
+    assert sizes[0] == [4, *sizes[1]]  # kernels round by batch, and rows must not depend on what ran before
+    assert set(sizes[1]) == {4}
 
 
 def test_float32_settings_are_put_back() -> None:
-    kept = torch.backends.cuda.matmul.fp32_precision
+    precision = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
         with strict_float32(torch.device("cpu")):
@@ -193,7 +192,7 @@ def test_float32_settings_are_put_back() -> None:
             assert torch.backends.cuda.matmul.fp32_precision == "ieee"
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
-        torch.backends.cuda.matmul.fp32_precision = kept
+        torch.backends.cuda.matmul.fp32_precision = precision
 
 
 def test_recurrent_layers_are_strict_float32_too() -> None:
@@ -237,8 +236,8 @@ def test_detection_is_certified_above_the_threshold_and_not_at_it() -> None:
         return scores(torch.full((len(x),), 1.0), torch.zeros(len(x)))
 
     model = CallableClassifier(function, array="torch")
-    sure = float(torch.tensor([1.0, 0.0]).softmax(0)[0])
-    for threshold, certified in [(sure - 1e-3, True), (sure - 1e-6, True), (sure, False)]:
+    confidence = float(torch.tensor([1.0, 0.0]).softmax(0)[0])
+    for threshold, certified in [(confidence - 1e-3, True), (confidence - 1e-6, True), (confidence, False)]:
         defense = MinorityReports(model, Threat.square(1), masks=2, threshold=threshold)
         assert defense.certify(torch.ones(1, 1, 4, 4), [0])[0].detection_certified == certified
     with pytest.raises(InputError, match="use precision='exact'"):
@@ -307,7 +306,8 @@ def test_labels_that_move_further_than_any_was_thought_to_are_noticed_and_learnt
     moved = clear + torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0])
     assert bounds.exceeded(clear, moved).all()
     before = bounds.uncertain_share
-    assert bounds.widen(clear, moved) > before
+    bounds.widen(clear, moved)
+    assert bounds.uncertain_share > before
     assert bounds.uncertain(clear).all()
     never = torch.tensor([[4.0, 1.0, 0.0, 0.0, -torch.inf]])
     assert not bounds.exceeded(never, never).any()
@@ -332,7 +332,7 @@ def test_infinite_logits_are_doubtful_only_where_they_move() -> None:
 def test_where_most_labels_are_doubtful_exact_ones_are_used() -> None:
     for noise, pays in ((0.01, True), (3.0, False)):
         exact, fast = noisy(noise)
-        assert (ErrorBounds(fast, exact, HALF).uncertain_share <= MAX_UNCERTAIN_SHARE) == pays
+        assert (ErrorBounds(fast, exact, HALF).uncertain_share <= Backend.max_uncertain_share) == pays
 
 
 def test_an_audits_sample_does_not_depend_on_chunks_or_on_what_was_before() -> None:
@@ -383,9 +383,9 @@ def test_sorted_images_do_not_teach_fast_labels_a_bound_too_small(chunk: int) ->
         )
         for p in ("exact", "fast")
     )
-    for one, other in zip(exact, fast, strict=True):
-        assert (one.table.labels == other.table.labels).all()
-        assert one.certificate.certified == other.certificate.certified
+    for reference, examined in zip(exact, fast, strict=True):
+        assert (reference.table.labels == examined.table.labels).all()
+        assert reference.certificate.certified == examined.certificate.certified
 
 
 @needs_half
@@ -433,37 +433,36 @@ def test_images_handed_in_to_be_classified_teach_nothing() -> None:
     assert not defense.engine.ready
     assert defense.engine.stats.labels == 0
     defense.calibrate(sorted_images())
-    known = defense.engine.calibration.stages[0].bounds
+    bounds = defense.engine.calibration.stages[0].bounds
     defense.predict(harmless)
-    assert defense.engine.calibration.stages[0].bounds is known
+    assert defense.engine.calibration.stages[0].bounds is bounds
 
 
 @needs_half
 def test_a_wrong_fast_label_caught_by_an_audit_makes_the_whole_group_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patchcleanser.engine.fast.cascade.AUDIT", 1.0)  # every label is audited
-    monkeypatch.setattr(
-        ErrorBounds, "uncertain", lambda self, fast: torch.zeros(len(fast), dtype=torch.bool)
-    )  # none doubted
+    # No label is uncertain.
+    monkeypatch.setattr(ErrorBounds, "uncertain", lambda self, fast: torch.zeros(len(fast), dtype=torch.bool))
     defense = DoubleMasking(TorchClassifier(Cancelling().eval()), Threat.square(2), masks=4, precision="fast")
     images = sorted_images()
-    found = defense.examine(images, [0] * 32, maps=True)
+    examined = defense.examine(images, [0] * 32, maps=True)
     exact = DoubleMasking(TorchClassifier(Cancelling().eval()), Threat.square(2), masks=4)
-    for one, other in zip(exact.examine(images, [0] * 32, maps=True), found, strict=True):
-        assert (one.table.labels == other.table.labels).all()
+    for reference, recomputed in zip(exact.examine(images, [0] * 32, maps=True), examined, strict=True):
+        assert (reference.table.labels == recomputed.table.labels).all()
     assert defense.engine.calibration.given_up
-    wrong, audited = (sum(getattr(e.table, name) for e in found) for name in ("caught", "audited"))
+    wrong, audited = (sum(getattr(e.table, name) for e in examined) for name in ("caught", "audited"))
     assert 0 < wrong < audited  # and what was caught is not forgotten with the labels
     stats = defense.engine.stats
     assert (stats.caught, stats.audited) == (wrong, audited)
 
 
-@pytest.mark.parametrize(("wrong", "seen"), [(0, 40), (1, 40), (5, 40), (39, 40), (40, 40)])
+@pytest.mark.parametrize(("wrong", "audited"), [(0, 40), (1, 40), (5, 40), (39, 40), (40, 40)])
 def test_the_bound_on_wrong_labels_is_the_share_at_which_so_few_would_be_seen_in_one_of_twenty(
-    wrong: int, seen: int
+    wrong: int, audited: int
 ) -> None:
-    share = error_rate_bound(wrong, seen)
-    few = sum(math.comb(seen, k) * share**k * (1 - share) ** (seen - k) for k in range(wrong + 1))
-    assert few == pytest.approx(0.05 if wrong < seen else 1.0, rel=1e-6)
+    share = error_rate_bound(wrong, audited)
+    few = sum(math.comb(audited, k) * share**k * (1 - share) ** (audited - k) for k in range(wrong + 1))
+    assert few == pytest.approx(0.05 if wrong < audited else 1.0, rel=1e-6)
 
 
 def test_margins_of_infinite_logits() -> None:

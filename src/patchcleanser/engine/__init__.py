@@ -22,10 +22,10 @@ Confirm = Literal["sampled", "all"]
 
 
 class RecomputeError(Exception):
-    """Labels that were computed cannot stand beside new ones: tables of unfinished images must be begun anew.
+    """Labels computed before cannot be mixed with new ones: start the tables of unfinished images again.
 
     Memory ran out and exact batches have another shape now, or fast labels proved less precise than assumed. The
-    engine has drawn its conclusions, so computing the same labels again makes progress.
+    engine has adapted, so computing the same labels again makes progress.
     """
 
 
@@ -52,13 +52,13 @@ class LabelEngine(ABC):
         """The same engine with other preprocessing around the same network."""
 
     def calibrate(self, images: Sequence[ImageState]) -> None:  # noqa: B027
-        """Learn from clean images which fast labels are uncertain."""
+        """Learn from clean images which fast labels are uncertain; the labels computed for it are kept."""
 
     def reset(self, seed: tuple[int, ...] | None = None) -> None:  # noqa: B027
         """Forget what was learnt; `seed` decides which labels are sampled, None means fresh entropy."""
 
     def hint_total_labels(self, labels: int) -> None:  # noqa: B027
-        """Say about how many labels will be asked for: slow preparation pays only for many."""
+        """About how many labels will be computed: compiling pays off only for many."""
 
 
 def build_engine(classifier: Classifier, *, grid: Grid, chunk: int | None = None, precision: Precision) -> LabelEngine:

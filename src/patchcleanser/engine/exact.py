@@ -26,7 +26,6 @@ from patchcleanser.engine.masking import (
     to_device,
     with_mask_channel,
 )
-from patchcleanser.engine.numerics import nonfinite, sanitize, top2_margin
 from patchcleanser.errors import NotAFunctionError, OutOfMemoryError, OutputError
 
 BATCH_NUMEL = {"cuda": 9_640_000, "cpu": 1_600_000}
@@ -48,8 +47,8 @@ CUDA_BYTES_PER_NUMBER = 160
 FIRST_PROBES, PROBE_EVERY = 4, 64
 """The first calls are probed, and then one in so many: is the classifier a function?"""
 
-COMPANIONS = 64
-"""Masked images of noise beside a pair that is probed."""
+NOISE_ROWS = 64
+"""The size of the batch in which a pair is probed beside masked images of noise."""
 
 NOT_FINITE = "the classifier returned NaN or infinite logits; check its weights and preprocessing"
 
@@ -68,27 +67,24 @@ class ExactEngine(LabelEngine):
         self.padding = 0
         """Rows that were only computed to fill batches."""
         self.checks = 0
-        """Classifications spent on checks rather than on labels that were asked for."""
+        """Classifications spent on checks rather than on labels."""
         self.free_memory: Callable[[], None] | None = None
-        """Called when memory ran out: whoever holds memory that can be made again gives it back."""
+        """Called when memory ran out, to release what can be rebuilt."""
         self._shrunk = False
         self._probed = 0
         self._last_shapes = torch.Size(), torch.Size()
 
     @property
     def exact(self) -> ExactEngine:  # type: ignore[override]
-        """This engine."""
         return self
 
     def with_classifier(self, classifier: Classifier) -> ExactEngine:
-        """The same engine with other preprocessing around the same network."""
         engine = copy.copy(self)
         engine.classifier = classifier
         engine._last_shapes = torch.Size(), torch.Size()
         return engine
 
     def compute(self, requests: Sequence[LabelRequest], *, strict: bool = True, clean: bool = False) -> None:
-        """Compute the labels that the tables lack; see LabelEngine."""
         pairs = missing_pairs(requests)
         with torch.inference_mode():
             self.compute_pairs(pairs, strict=strict, clean=clean)
@@ -114,8 +110,11 @@ class ExactEngine(LabelEngine):
         if self._shrunk:
             self._shrunk = False
             raise RecomputeError("memory ran out, and batches are smaller now")
-        if not all(image.table.answered for image in pairs.images) and not self._answers_noise(pairs):
-            raise OutputError(NOT_FINITE)
+        if not all(image.table.answered for image in pairs.images):
+            with torch.inference_mode():
+                noise = self.logits(self.noise_like(pairs.part(0, 1)))
+            if nonfinite(noise).any():  # else it was an image's pixels that left it without finite logits
+                raise OutputError(NOT_FINITE)
 
     def logits(self, pairs: PairBatch) -> Tensor:
         """Logits [N, classes]: each pair is computed in a batch of a fixed shape, at the row of its union.
@@ -150,7 +149,7 @@ class ExactEngine(LabelEngine):
         return self.logits(pairs)
 
     def empty_caches(self) -> None:
-        """Give back memory after some ran out."""
+        """Release memory after some ran out."""
         if self.free_memory is not None:
             self.free_memory()
         if self.classifier.device.type == "cuda":
@@ -162,18 +161,18 @@ class ExactEngine(LabelEngine):
             return self.classifier.checked_logits(inputs)
 
     def _packed(self, pairs: PairBatch) -> Iterator[tuple[PairBatch, Indices, NDArray[np.intp]]]:
-        """Padded batches, the pairs that each is for, and the rows at which these are."""
-        for alike in _by_mask_set(pairs):
-            image = pairs.image(alike[0])
+        """Padded batches, the numbers of the pairs that each is for, and the rows of these."""
+        for group in _by_mask_set(pairs):
+            image = pairs.image(group[0])
             size, masks = self.batch_rows(image), len(image.table.mask_set)
-            unions = pairs.unions[alike]
+            unions = pairs.unions[group]
             rows = image.table.mask_set.unions.lanes[unions] % size
             rows = np.where(unions == UNMASKED, -1, rows + masks * (unions % max(1, size // masks)))
-            for members, at in pack(rows, size):
-                padded = np.full(size, alike[members[0]])
-                padded[at] = alike[members]
+            for members, member_rows in pack(rows, size):
+                padded = np.full(size, group[members[0]])
+                padded[member_rows] = group[members]
                 self.padding += size - len(members)
-                yield pairs.pick(padded), alike[members], at
+                yield pairs.pick(padded), group[members], member_rows
 
     def batch_rows(self, image: ImageState) -> int:
         """The rows of each batch for an image of this size: as many as masks, a part or a multiple of it.
@@ -207,12 +206,10 @@ class ExactEngine(LabelEngine):
 
     def masked_inputs(self, pairs: PairBatch, dtype: torch.dtype | None = None) -> Tensor:
         """Network inputs [N, C, h, w] of pairs whose images have one size; `dtype` rounds images on the input grid."""
-        used, local = np.unique(pairs.which, return_inverse=True)
-        images = [pairs.images[i] for i in used]
+        used, which = np.unique(pairs.which, return_inverse=True)
         source, preprocessing = self.grid == "source", self.classifier.preprocessing
-        inputs = gather_images([image.pixels for image in images], local, dtype=None if source else dtype)
-        boxes = mask_boxes([i.table for i in images], [pairs.unions[local == k] for k in range(len(images))])
-        boxes = boxes[np.argsort(np.argsort(local, kind="stable"))]  # from image by image to the order of the pairs
+        inputs = gather_images([pairs.images[i].pixels for i in used], which, dtype=None if source else dtype)
+        boxes = mask_boxes(pairs)
         channels, size = inputs.shape[1], (inputs.shape[2], inputs.shape[3])
         fill = preprocessing.source_fill(channels) if source else preprocessing.input_fill(channels)
         inputs = apply_masks(inputs, boxes, fill)
@@ -230,7 +227,7 @@ class ExactEngine(LabelEngine):
         if self.grid == "input":
             return pixels.shape
         last, shape = self._last_shapes
-        if last != pixels.shape:  # asked for every batch, and most images are of one size
+        if last != pixels.shape:  # needed for every batch, and most images are of one size
             with torch.inference_mode():
                 shape = self.classifier.prepare(pixels[None]).shape[1:]
             self._last_shapes = pixels.shape, shape
@@ -242,7 +239,7 @@ class ExactEngine(LabelEngine):
         return (channels + self.classifier.mask_aware) * height * width
 
     def count_classes(self, image: ImageState) -> None:
-        """Classify one image as it is, beside its table, so that the classifier knows how many classes it has."""
+        """Classify one unmasked image, so that the classifier knows how many classes it has; no label is written."""
         with torch.inference_mode():
             self.logits(PairBatch.of([image], [np.array([UNMASKED])]))
 
@@ -258,12 +255,12 @@ class ExactEngine(LabelEngine):
         columns = torch.stack([logits.argmax(dim=1).float(), top2_margin(logits), confidence, finite.float()])
         labels, margins, confidences, answered = columns.cpu().numpy()  # one transfer from the device
         for i in np.unique(pairs.which):
-            table, mine = pairs.images[i].table, pairs.which == i
-            table.labels[pairs.unions[mine]] = labels[mine]
-            table.margins[pairs.unions[mine]] = margins[mine]
-            table.confidences[pairs.unions[mine]] = confidences[mine]
-            table.answered |= bool(answered[mine].any())
-            table.unconfirmed += 0 if confirmed else int(mine.sum())
+            table, rows = pairs.images[i].table, pairs.which == i
+            table.labels[pairs.unions[rows]] = labels[rows]
+            table.margins[pairs.unions[rows]] = margins[rows]
+            table.confidences[pairs.unions[rows]] = confidences[rows]
+            table.answered |= bool(answered[rows].any())
+            table.unconfirmed += 0 if confirmed else int(rows.sum())
 
     def probe_sometimes(self, pairs: PairBatch, logits: Tensor, *, clean: bool) -> None:
         """Probe a pair of the first calls, and of every 64th after them."""
@@ -275,17 +272,16 @@ class ExactEngine(LabelEngine):
     def probe(self, pair: PairBatch, logits: Tensor, *, clean: bool = True) -> None:
         """Refuse a classifier that gives a pair other logits [classes] alone, or beside noise, to the last bit.
 
-        Whoever predicts hands in what an attacker may have made, which must not silence the classifier. So for images
-        that are not `clean`, noise decides.
+        An image that is not `clean` may be an attacker's, and must not silence the classifier: there noise decides.
         """
         if pair.unions[0] == UNMASKED:  # it has no row of its own, so the first mask is probed instead
             pair = PairBatch(pair.images, pair.which, np.zeros_like(pair.unions))
             logits = self.logits(pair)[0]
             self.checks += 1
-        spread = max_spread([logits, *(self.logits(batch)[0] for batch in self.other_batches(pair))])
+        spread = max_spread([logits, *self._probe_logits(pair)])
         if spread > 0 and not clean:
             noise = self.noise_like(pair)
-            rows = [self.logits(noise)[0], *(self.logits(batch)[0] for batch in self.other_batches(noise))]
+            rows = [self.logits(noise)[0], *self._probe_logits(noise)]
             spread = max_spread(rows) if max_spread(rows) > 1e-3 * logit_scale(rows[0]) else 0.0
         if spread > 0:
             raise NotAFunctionError(
@@ -293,12 +289,14 @@ class ExactEngine(LabelEngine):
                 "turn off dropout and batch statistics: a certificate needs a deterministic classifier"
             )
 
-    def other_batches(self, pair: PairBatch, *, company: bool | None = None) -> list[PairBatch]:
-        """Batches that begin with the pair: alone, and beside noise, unless batches of one image were asked for."""
+    def _probe_logits(self, pair: PairBatch) -> list[Tensor]:
+        return [self.logits(batch)[0] for batch in self.probe_batches(pair, beside_noise=self.chunk != 1)]
+
+    def probe_batches(self, pair: PairBatch, *, beside_noise: bool) -> list[PairBatch]:
+        """Batches that begin with the pair: alone, and beside noise."""
         image, noise = pair.image(), self.noise_like(pair).images[0]
-        masks = np.arange(len(image.table.mask_set))[: (self.chunk or COMPANIONS) - 1]
-        beside = PairBatch.of([image, noise], [pair.unions, masks])
-        batches = [pair, beside] if company or (company is None and self.chunk != 1) else [pair]
+        masks = np.arange(len(image.table.mask_set))[: (self.chunk or NOISE_ROWS) - 1]
+        batches = [pair, PairBatch.of([image, noise], [pair.unions, masks])] if beside_noise else [pair]
         self.checks += sum(map(len, batches))
         return batches
 
@@ -307,11 +305,6 @@ class ExactEngine(LabelEngine):
         image = pair.image()
         pixels = torch.rand(image.pixels.shape, generator=torch.Generator().manual_seed(0))
         return PairBatch.of([ImageState(pixels.to(image.pixels), image.table)], [pair.unions])
-
-    def _answers_noise(self, pairs: PairBatch) -> bool:
-        """Whether logits of noise are finite: then it was an image's pixels that left it without finite logits."""
-        with torch.inference_mode():
-            return not bool(nonfinite(self.logits(self.noise_like(pairs.part(0, 1)))).any())
 
 
 def missing_pairs(requests: Sequence[LabelRequest]) -> PairBatch:
@@ -324,12 +317,10 @@ def missing_pairs(requests: Sequence[LabelRequest]) -> PairBatch:
 def _by_mask_set(pairs: PairBatch) -> list[NDArray[np.intp]]:
     """Groups of pairs whose images have one size and one mask set, by number."""
     kinds = {i: (pairs.images[i].pixels.shape, id(pairs.images[i].table.mask_set)) for i in np.unique(pairs.which)}
-    if len(set(kinds.values())) == 1:
-        return [np.arange(len(pairs))]
-    groups: dict[object, list[int]] = {}
-    for number, i in enumerate(pairs.which):
-        groups.setdefault(kinds[i], []).append(number)
-    return [np.array(numbers) for numbers in groups.values()]
+    groups: dict[object, list[NDArray[np.intp]]] = {}
+    for i, kind in kinds.items():
+        groups.setdefault(kind, []).append(np.flatnonzero(pairs.which == i))
+    return [np.sort(np.concatenate(numbers)) for numbers in groups.values()]
 
 
 def pack(rows: NDArray[np.intp], size: int) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
@@ -368,6 +359,26 @@ def out_of_memory(pairs: PairBatch, classifier: Classifier) -> OutOfMemoryError:
     )
 
 
+def sanitize(logits: Tensor) -> Tensor:
+    """Replace NaN by -inf and +inf by the largest finite number.
+
+    A patch may drive a network into NaN under masks that do not hide it. A fixed rule for that keeps the classifier a
+    total function, and with it the theorem.
+    """
+    return logits.nan_to_num(nan=-torch.inf, posinf=torch.finfo(logits.dtype).max, neginf=-torch.inf)
+
+
+def nonfinite(logits: Tensor) -> Tensor:
+    """Rows that hold NaN or +inf, bool [N]. A logit of -inf is allowed: it rules a class out."""
+    return (torch.isnan(logits) | torch.isposinf(logits)).any(1)
+
+
+def top2_margin(logits: Tensor) -> Tensor:
+    """The difference of the two largest logits [N]; two infinities are a tie."""
+    two = logits.topk(2, dim=1).values
+    return (two[:, 0] - two[:, 1]).nan_to_num(nan=0.0, posinf=torch.inf)
+
+
 def logit_scale(logits: Tensor) -> float:
     """The size of the two largest logits [classes], at least 1."""
     largest = sanitize(logits).topk(2).values.nan_to_num(posinf=0.0, neginf=0.0).abs().max()
@@ -375,7 +386,7 @@ def logit_scale(logits: Tensor) -> float:
 
 
 def max_spread(rows: Sequence[Tensor]) -> float:
-    """How far logits [classes] of one pair are apart at most; infinitely, if only some of them are finite."""
+    """The largest difference between logits [classes] of one pair; infinite if only some of them are finite."""
     logits = sanitize(torch.stack([row.to(rows[0].device) for row in rows]))
     finite = torch.isfinite(logits)
     if (finite.any(0) & ~finite.all(0)).any():

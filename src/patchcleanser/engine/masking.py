@@ -33,7 +33,7 @@ class LabelRequest(NamedTuple):
 
 
 class PairBatch(NamedTuple):
-    """Pairs of an image and a union of masks: pair n is `images[which[n]]` under union `unions[n]`."""
+    """Pairs of an image and a union of masks: pair n is `images[which[n]]` under `unions[n]`."""
 
     images: list[ImageState]
     which: NDArray[np.intp]
@@ -47,7 +47,6 @@ class PairBatch(NamedTuple):
         return self.images[int(self.which[at])]
 
     def part(self, start: int, stop: int) -> PairBatch:
-        """Pairs `start` to `stop`."""
         return PairBatch(self.images, self.which[start:stop], self.unions[start:stop])
 
     def pick(self, rows: NDArray[np.intp]) -> PairBatch:
@@ -68,11 +67,14 @@ class PairBatch(NamedTuple):
         return PairBatch(images, which, np.concatenate([*unions, np.empty(0, np.intp)]))
 
 
-def mask_boxes(tables: Sequence[LabelTable], unions: Sequence[Indices]) -> NDArray[np.int32]:
-    """The boxes [N, windows, 4] of each table's unions, in order, padded to the same number of windows."""
-    boxes = [table.mask_set.unions.boxes[indices] for table, indices in zip(tables, unions, strict=True)]
-    most = max(part.shape[1] for part in boxes)
-    return np.concatenate([np.pad(part, ((0, 0), (0, most - part.shape[1]), (0, 0))) for part in boxes])
+def mask_boxes(pairs: PairBatch) -> NDArray[np.int32]:
+    """The boxes [N, windows, (top, bottom, left, right)] of pairs, padded by empty ones to the most windows."""
+    by_image = {i: pairs.images[i].table.mask_set.unions.boxes for i in np.unique(pairs.which)}
+    boxes = np.zeros((len(pairs), max(part.shape[1] for part in by_image.values()), 4), np.int32)
+    for i, part in by_image.items():
+        rows = pairs.which == i
+        boxes[rows, : part.shape[1]] = part[pairs.unions[rows]]
+    return boxes
 
 
 def gather_images(pixels: Sequence[Tensor], which: NDArray[np.intp], *, dtype: torch.dtype | None = None) -> Tensor:

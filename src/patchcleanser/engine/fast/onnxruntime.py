@@ -1,4 +1,4 @@
-"""ONNX Runtime as a backend; and the cascades that there are for a torch module."""
+"""ONNX Runtime as a backend, for CPUs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,139 +16,81 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.classifier import is_out_of_memory
-from patchcleanser.engine.fast.backends import (
-    AutocastBackend,
-    Backend,
-    DerivedBackend,
-    UnusableError,
-    half_type,
-    own_copy,
-)
-from patchcleanser.engine.fast.float8.backend import Float8Backend
-from patchcleanser.engine.fast.half import HalfPrecisionBackend
-from patchcleanser.engine.fast.split import TripleTf32Backend
+from patchcleanser.engine.fast.backends import Backend, UnusableError, own_copy
 from patchcleanser.engine.float32 import pause_other_threads
 
-if TYPE_CHECKING:
-    from patchcleanser.classifiers.torch import TorchClassifier
-
-RUN = 300_000
+RUN_NUMEL = 300_000
 """Input numbers per run of a thread: 2 images at 224×224, 97 at 32×32. With more, MobileNetV2 leaves the caches."""
 
 EXPORTS = 2
-"""A network is exported anew for each size of input; so many are kept."""
+"""How many exports are kept: a network is exported for each size of input."""
 
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+NAN_DROPPING = frozenset({"Clip", "GlobalMaxPool", "MaxPool", "ReduceMax", "ReduceMin", "Sign", "TopK", *CONTROL_FLOW})
+"""Operators of ONNX Runtime that may turn NaN into a number, or hold others that do. A NaN that is lost on the way can
+neither be refused nor computed again."""
 
-BODIES = frozenset({"If", "Loop", "Scan"})
-DROPPING = frozenset({"Clip", "GlobalMaxPool", "MaxPool", "ReduceMax", "ReduceMin", "Sign", "TopK", *BODIES})
-"""Operations from which, in ONNX Runtime, a number may come though something that is none went in, or that hold others:
-labels of such numbers are refused, or computed again, only if they are seen."""
-
-TAME = frozenset(
+NAN_FREE = frozenset(
     """Add AveragePool BatchNormalization Concat Constant Conv Expand Flatten Gather Gelu Gemm GlobalAveragePool
     HardSigmoid HardSwish Identity InstanceNormalization LayerNormalization MatMul Mul Pad Range ReduceMean
     ReduceSum Relu Reshape Shape Sigmoid Slice Softmax Split Squeeze Sub Tanh Transpose Unsqueeze""".split()  # noqa: SIM905
 )
-"""Operations that make numbers of numbers: behind these alone nothing has to come through the ones above."""
+"""Operators that make no NaN of numbers: behind these alone, the ones above are harmless."""
 
 
-class OnnxRuntimeBackend(DerivedBackend):
-    """The network through ONNX Runtime, on a CPU: as precise as float32 is, with other kernels and fused layers.
+class OnnxRuntimeBackend(Backend):
+    """The network through ONNX Runtime, on a CPU: as precise as float32, with other kernels and fused layers.
 
-    The export follows the network's code once and refuses code that would branch on what is in an
-    image, so it computes what the network does for every image, attacked ones too.
+    The export traces the network's code once and refuses code that branches on pixel values, so it computes what the
+    network does for every image, attacked ones too.
     """
 
     resolution = torch.finfo(torch.float32).eps
     chunks = 4
 
-    def __init__(self, classifier: TorchClassifier) -> None:
-        super().__init__(classifier)
-        self._sessions: dict[tuple[int, ...], _Session] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Sessions belong to this process; elsewhere the network is exported anew."""
-        return {**super().__getstate__(), "_sessions": {}}
-
-    def release(self) -> None:
-        """Drop the sessions."""
-        self._sessions = {}
-
     def logits(self, inputs: Tensor) -> Tensor:
-        """Logits of the exported network."""
         self._check_unchanged()
+        sessions: dict[tuple[int, ...], _Session]
+        sessions = self._built = self._built or {}
         size = tuple(inputs.shape[1:])
-        if size not in self._sessions:
-            if len(self._sessions) == EXPORTS:
-                self._sessions.pop(next(iter(self._sessions)))
-            with self._copied() as network:
-                session = _session(network, inputs[:1].clone(), len(inputs))
-            _require_tame(session.kinds)
-            self._sessions[size] = session
-        return self._answered(self._sessions[size], inputs)
-
-    @contextmanager
-    def _copied(self) -> Iterator[nn.Module]:
-        """A copy for the exporter, which leaves things of its own in what it follows; no inference tensors.
-
-        What cannot be copied is followed itself.
-        """
-        with torch.inference_mode(False), torch.no_grad():
-            network = self.classifier.module
-            with suppress(UnusableError):
-                network = own_copy(self.classifier, lambda module: module.requires_grad_(False)).module
-            yield network
-
-    def _answered(self, session: _Session, inputs: Tensor) -> Tensor:
-        logits = session.logits(inputs)
+        if size not in sessions:
+            if len(sessions) == EXPORTS:
+                sessions.pop(next(iter(sessions)))
+            sessions[size] = self._export(inputs)
+        logits = sessions[size].logits(inputs)
         if logits.shape != (len(inputs), self.classifier.classes or logits.shape[-1]):
             raise UnusableError(f"the exported network gave logits {tuple(logits.shape)}")
         return logits
 
-
-def candidates_for(classifier: TorchClassifier) -> list[list[Backend]]:
-    """The cascades that may pay for a network on its device, the fastest first; none changes the network."""
-    if classifier.dtype != torch.float32:
-        return []
-    candidates: list[list[Backend]] = []
-    half = half_type(classifier.device)
-    if half is not None and classifier.device.type == "cuda":
-        capability = torch.cuda.get_device_capability(classifier.device)
-        copied = HalfPrecisionBackend(classifier)
-        refined: list[Backend] = [copied, *([TripleTf32Backend(classifier)] if capability >= (8, 0) else [])]
-        if capability >= (8, 9) and classifier.steady:
-            candidates.append([Float8Backend(classifier, copied), *refined])
-        candidates.append(refined)
-    if half is not None:
-        candidates.append([AutocastBackend(classifier, half)])
-    exportable = classifier.steady and classifier.device.type == "cpu"
-    if exportable and all(find_spec(name) for name in ("onnxruntime", "onnxscript")):
-        candidates.append([OnnxRuntimeBackend(classifier)])
-    return candidates
+    def _export(self, inputs: Tensor) -> _Session:
+        """Export a copy, since exporters leave attributes in what they trace; the network itself if it has no copy."""
+        with torch.inference_mode(False), torch.no_grad():
+            network = self.classifier.module
+            with suppress(UnusableError):
+                network = own_copy(self.classifier, lambda module: module.requires_grad_(False)).module
+            return _session(network, inputs[:1].clone(), len(inputs))
 
 
 class _Session(NamedTuple):
-    """A session of ONNX Runtime, whose threads work on images of their own, or all on one batch if `together`."""
+    """A session of ONNX Runtime: each of its threads has images of its own, or all share a batch if `together`."""
 
     session: Any
     threads: int
     together: bool
-    kinds: frozenset[str]
-    """Of its operations."""
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Of inputs [N, …]."""
+        """Logits of inputs [N, …]."""
         array = inputs.contiguous().numpy()
         try:
-            return torch.from_numpy(self._run(array) if self.together else self._in_turns(array))
-        except Exception as error:  # onnxruntime has kinds of its own, which no other code knows
+            return torch.from_numpy(self._run(array) if self.together else self._run_parts(array))
+        except Exception as error:  # onnxruntime has exception types of its own
             if is_out_of_memory(error):
                 raise
             raise UnusableError(f"ONNX Runtime failed on inputs {array.shape}: {error}") from error
 
-    def _in_turns(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Threads that work apart take the next few images as soon as they are done with their last."""
-        parts = self.threads * -(-array.size // (RUN * self.threads))  # every thread has as much to do
+    def _run_parts(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Each thread takes the next few images as soon as it is done with its last."""
+        parts = self.threads * -(-array.size // (RUN_NUMEL * self.threads))  # every thread has as much to do
         with ThreadPoolExecutor(self.threads) as pool:
             return np.concatenate(list(pool.map(self._run, np.array_split(array, min(len(array), parts)))))
 
@@ -159,47 +100,48 @@ class _Session(NamedTuple):
 
 
 def _session(module: nn.Module, inputs: Tensor, number: int) -> _Session:
-    """An ONNX Runtime session of the module for inputs of this size, and about so many at a time.
+    """An ONNX Runtime session of the module for inputs of this size, about so many at a time.
 
-    Threads that work on images of their own do not wait for each other at every layer, nor, spinning, keep torch's
-    from working. If several chunks like the one it is made for have an image for each of them, that is how they work.
+    Threads with images of their own neither wait for each other at every layer nor, spinning, keep torch's threads from
+    working. That is how they work if several such chunks have an image for each of them.
     """
     import onnxruntime
 
-    free = {0: torch.export.Dim("number", min=1, max=1 << 20)}
+    batch = {0: torch.export.Dim("number", min=1, max=1 << 20)}
     example = inputs[:1].expand(2, *inputs.shape[1:]).contiguous()  # a batch of one would be taken for fixed
     file = io.BytesIO()
     try:
         with pause_other_threads(), _quiet():
             program: Any = torch.onnx.export(
-                module, (example,), input_names=["x"], dynamic_shapes=(free,), dynamo=True, verbose=False
+                module, (example,), input_names=["x"], dynamic_shapes=(batch,), dynamo=True, verbose=False
             )
             program.save(file)
         graphs = [program.model.graph, *program.model.functions.values()]
-        kinds = frozenset(node.op_type for graph in graphs for node in graph)
+        operators = frozenset(node.op_type for graph in graphs for node in graph)
         options = onnxruntime.SessionOptions()
         threads = torch.get_num_threads()
         together = number * OnnxRuntimeBackend.chunks < threads
         options.intra_op_num_threads = threads if together else 1
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # torch.export, onnxscript and onnxruntime have dozens of kinds
+    except Exception as error:  # torch.export, onnxscript and onnxruntime have dozens of exception types
         raise UnusableError(f"{type(module).__name__} cannot be exported: {error}") from error
-    return _Session(session, threads, together, kinds)
+    _require_nan_kept(operators)
+    return _Session(session, threads, together)
 
 
-def _require_tame(kinds: frozenset[str]) -> None:
-    wild = kinds - TAME - DROPPING
-    if kinds & BODIES or (wild and kinds & DROPPING):
+def _require_nan_kept(operators: frozenset[str]) -> None:
+    unknown = operators - NAN_FREE - NAN_DROPPING
+    if operators & CONTROL_FLOW or (unknown and operators & NAN_DROPPING):
         raise UnusableError(
-            f"what {', '.join(sorted(wild or BODIES))} makes of numbers might not come through "
-            f"{', '.join(sorted(kinds & DROPPING))} in ONNX Runtime"
+            f"NaN made by {', '.join(sorted(unknown or CONTROL_FLOW))} might be lost in "
+            f"{', '.join(sorted(operators & NAN_DROPPING))} of ONNX Runtime"
         )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what exporters print, warn and log away from whoever only asked for labels."""
+    """Hide what exporters print, warn and log."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,7 +1,7 @@
-"""Kernels of our own, in Triton, for what no library does in one pass over a GPU's memory (measured on an H200).
+"""Triton kernels that fuse FP8 products with the elementwise work around them (measured on an H200).
 
-Products of eight bits are so fast that what stands between two of them takes as long: numbers are written, read again,
-changed a little and written once more. Here that is done where the numbers are made.
+FP8 products are so fast that the elementwise work between two of them takes as long, since it writes and reads all
+numbers again. Here it is part of the product's own kernel.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from patchcleanser.engine.fast.float8.layers import SHORT, TILE
+from patchcleanser.engine.fast.float8.layers import FLOAT8, TILE
 
 PROGRAMS = 2
-"""Programs of `linear_gelu` that share a multiprocessor: while one rounds what it computed, the other computes."""
+"""Programs of `linear_gelu` on each multiprocessor: while one rounds its sums, the other computes."""
 
 CHANNELS = 64
 TOKENS = 32
-"""Tiles in which tokens are mixed: channels, and tokens that are looked at together."""
+"""The tile of `mix_tokens`: channels, and tokens that are read together."""
 
 
 @triton.jit
-def _short(numbers, limit: tl.constexpr):
-    """In eight bits; what is too large for them is no number."""
+def _to_float8(numbers, limit: tl.constexpr):
+    """Round to FP8; what is too large becomes NaN."""
     return tl.where(tl.abs(numbers) <= limit, numbers, float("nan")).to(tl.float8e4nv)
 
 
 @triton.jit
 def _tanh(numbers, quick: tl.constexpr):
-    """By the instruction that a GPU has for it, or, where kernels are only interpreted, from an exponential."""
+    """By a GPU's own instruction, or, where kernels are interpreted, from an exponential."""
     if quick:
-        found = tl.inline_asm_elementwise(
+        outputs = tl.inline_asm_elementwise(
             "tanh.approx.f32 $0, $1;", "=r,r", [numbers], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
-        found = 2.0 * tl.sigmoid(2.0 * numbers) - 1.0
-    return found
+        outputs = 2.0 * tl.sigmoid(2.0 * numbers) - 1.0
+    return outputs
 
 
 @triton.jit
 def _products(rows, weight, top, left, depth, tile: tl.constexpr):
-    """Of some rows and some weights."""
+    """One tile of the product rows @ weight.T."""
     sums = tl.zeros((tile, tile), dtype=tl.float32)
     for start in range(0, depth, tile):
         sums = tl.dot(rows.load([top, start]), weight.load([left, start]).T, sums)
@@ -53,8 +53,8 @@ def _products(rows, weight, top, left, depth, tile: tl.constexpr):
 
 
 @triton.jit
-def _some(numbers_at, left, width, tile: tl.constexpr):
-    """Of one number for each column, those of some columns."""
+def _load_columns(numbers_at, left, width, tile: tl.constexpr):
+    """A tile [1, tile] of a vector with one number for each column."""
     columns = left + tl.arange(0, tile)
     return tl.load(numbers_at + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
 
@@ -66,7 +66,7 @@ def _linear_gelu(
     bias_at,
     out,
     scale_at,
-    up_at,
+    out_scale_at,
     height,
     width,
     depth,
@@ -75,25 +75,25 @@ def _linear_gelu(
     programs: tl.constexpr,
     quick: tl.constexpr,
 ):
-    scale, up = tl.load(scale_at), tl.load(up_at).to(tl.float32)
+    scale, out_scale = tl.load(scale_at), tl.load(out_scale_at).to(tl.float32)
     across = tl.cdiv(width, tile)
     # Neighbouring programs share rows, and all of them the weights.
     for number in tl.range(tl.program_id(0), across * tl.cdiv(height, tile), programs, flatten=True):
         top, left = (number // across) * tile, (number % across) * tile
-        x = _products(rows, weight, top, left, depth, tile) * scale + _some(bias_at, left, width, tile)
+        x = _products(rows, weight, top, left, depth, tile) * scale + _load_columns(bias_at, left, width, tile)
         half = 0.5 * x
         gelu = half + half * _tanh(0.7978845608028654 * x * (1.0 + 0.044715 * x * x), quick)
-        out.store([top, left], _short(gelu * up, limit))
+        out.store([top, left], _to_float8(gelu * out_scale, limit))
 
 
 @torch.library.custom_op("patchcleanser::linear_gelu", mutates_args=())
-def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, up: Tensor) -> Tensor:
-    """GELU (its tanh form) of a linear layer: rows [n, in] and weights [out, in] in eight bits → [n, out], in eight.
+def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, out_scale: Tensor) -> Tensor:
+    """GELU (its tanh form) of a linear layer: FP8 rows [n, in] and weights [out, in] → FP8 [n, out].
 
-    Products are multiplied by `scale` before the bias is added, and what comes out by `up`.
+    Products are multiplied by `scale` before the bias is added, and outputs by `out_scale`.
     """
     (height, depth), width = rows.shape, len(weight)
-    out = torch.empty(height, width, dtype=SHORT, device=rows.device)
+    out = torch.empty(height, width, dtype=FLOAT8, device=rows.device)
     tiles = triton.cdiv(height, TILE) * triton.cdiv(width, TILE)
     programs = min(tiles, PROGRAMS * _multiprocessors(rows.device))
     with _on(rows.device):
@@ -103,11 +103,11 @@ def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, up: T
             bias,
             _tiled(out),
             scale,
-            up,
+            out_scale,
             height,
             width,
             depth,
-            limit=torch.finfo(SHORT).max,
+            limit=torch.finfo(FLOAT8).max,
             tile=TILE,
             programs=programs,
             quick=rows.is_cuda,
@@ -118,23 +118,25 @@ def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, up: T
 
 
 @linear_gelu.register_fake
-def _(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, up: Tensor) -> Tensor:
+def _(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, out_scale: Tensor) -> Tensor:
     return rows.new_empty(len(rows), len(weight))
 
 
 @triton.jit
-def _linear_sum(rows, weight, bias_at, times_at, x, out, scale_at, width, depth, tile: tl.constexpr):
+def _linear_sum(rows, weight, bias_at, gamma_at, x, out, scale_at, width, depth, tile: tl.constexpr):
     across = tl.cdiv(width, tile)
     top, left = (tl.program_id(0) // across) * tile, (tl.program_id(0) % across) * tile
-    sums = _products(rows, weight, top, left, depth, tile) * tl.load(scale_at) + _some(bias_at, left, width, tile)
+    sums = _products(rows, weight, top, left, depth, tile) * tl.load(scale_at) + _load_columns(
+        bias_at, left, width, tile
+    )
     before = x.load([top, left])
-    after = before.to(tl.float32) + sums * _some(times_at, left, width, tile)
+    after = before.to(tl.float32) + sums * _load_columns(gamma_at, left, width, tile)
     out.store([top, left], after.to(before.dtype))
 
 
 @torch.library.custom_op("patchcleanser::linear_sum", mutates_args=())
-def linear_sum(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, times: Tensor, x: Tensor) -> Tensor:
-    """The sum x […, out] + times × a linear layer of rows [n, in]; these and its weights [out, in] have eight bits."""
+def linear_sum(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, gamma: Tensor, x: Tensor) -> Tensor:
+    """The sum x […, out] + gamma × a linear layer of FP8 rows [n, in], with FP8 weights [out, in]."""
     width, depth = weight.shape
     flat = x.reshape(-1, width)
     out = torch.empty_like(flat)
@@ -143,7 +145,7 @@ def linear_sum(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, times:
             _tiled(rows),
             _tiled(weight),
             bias,
-            times,
+            gamma,
             _tiled(flat),
             _tiled(out),
             scale,
@@ -157,7 +159,7 @@ def linear_sum(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, times:
 
 
 @linear_sum.register_fake
-def _(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, times: Tensor, x: Tensor) -> Tensor:
+def _(rows: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, gamma: Tensor, x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
@@ -167,9 +169,9 @@ def _mix_tokens(
     mix_at,
     scale_at,
     shift_at,
-    up_at,
+    out_scale_at,
     out_at,
-    short_at,
+    float8_at,
     tokens: tl.constexpr,
     width: tl.constexpr,
     spacing: tl.constexpr,
@@ -186,68 +188,68 @@ def _mix_tokens(
     columns = (number % across) * channels + tl.arange(0, channels)
     sums = tl.zeros((tile, channels), dtype=tl.float32)
     for start in range(0, tokens, some):
-        others = start + tl.arange(0, some)
-        # What lies behind the last token is another image's, and no share of nothing: it might be no number.
+        sources = start + tl.arange(0, some)
+        # Rows behind the last token are another image's. Times zero they would count for nothing, unless they are NaN.
         x = tl.load(
-            x_at + first + others[:, None] * width + columns[None, :], mask=(others < tokens)[:, None], other=0.0
+            x_at + first + sources[:, None] * width + columns[None, :], mask=(sources < tokens)[:, None], other=0.0
         )
-        sums = tl.dot(tl.load(mix_at + rows[:, None] * spacing + others[None, :]), x, sums)
-    there = (rows < tokens)[:, None]
-    place = rows[:, None] * width + columns[None, :]
-    x = tl.load(x_at + first + place, mask=there, other=0.0).to(tl.float32)
-    x += tl.load(shift_at + place, mask=there, other=0.0).to(tl.float32)
+        sums = tl.dot(tl.load(mix_at + rows[:, None] * spacing + sources[None, :]), x, sums)
+    valid = (rows < tokens)[:, None]
+    offsets = rows[:, None] * width + columns[None, :]
+    x = tl.load(x_at + first + offsets, mask=valid, other=0.0).to(tl.float32)
+    x += tl.load(shift_at + offsets, mask=valid, other=0.0).to(tl.float32)
     x += sums * tl.load(scale_at + columns).to(tl.float32)[None, :]
-    tl.store(out_at + first + place, x.to(out_at.dtype.element_ty), mask=there)
-    tl.store(short_at + first + place, _short(x * tl.load(up_at).to(tl.float32), limit), mask=there)
+    tl.store(out_at + first + offsets, x.to(out_at.dtype.element_ty), mask=valid)
+    tl.store(float8_at + first + offsets, _to_float8(x * tl.load(out_scale_at).to(tl.float32), limit), mask=valid)
 
 
 @torch.library.custom_op("patchcleanser::mix_tokens", mutates_args=())
-def mix_tokens(x: Tensor, mix: Tensor, scale: Tensor, shift: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """ResMLP's mixing of tokens, x + shift + scale × (mix @ x): as it is [N, tokens, width], and as rows in eight bits.
+def mix_tokens(x: Tensor, mix: Tensor, scale: Tensor, shift: Tensor, out_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """ResMLP's mixing of tokens, x + shift + scale × (mix @ x): as [N, tokens, width], and as FP8 rows.
 
-    Those are multiplied by `up` before. `mix` has whole tiles, filled up with zeros, and `width` whole channels'.
+    The rows are multiplied by `out_scale` first. `mix` is zero-padded to whole tiles, and `width` divides by CHANNELS.
     """
     number, tokens, width = x.shape
     x = x.contiguous()
-    out, short = torch.empty_like(x), torch.empty(number * tokens, width, dtype=SHORT, device=x.device)
+    out, float8 = torch.empty_like(x), torch.empty(number * tokens, width, dtype=FLOAT8, device=x.device)
     with _on(x.device):
         _mix_tokens[(number * triton.cdiv(tokens, TILE) * (width // CHANNELS),)](
             x,
             mix,
             scale,
             shift,
-            up,
+            out_scale,
             out,
-            short,
+            float8,
             tokens=tokens,
             width=width,
             spacing=mix.stride(0),
-            limit=torch.finfo(SHORT).max,
+            limit=torch.finfo(FLOAT8).max,
             tile=TILE,
             channels=CHANNELS,
             some=TOKENS,
             num_warps=4,
             num_stages=3,
         )
-    return out, short
+    return out, float8
 
 
 @mix_tokens.register_fake
-def _(x: Tensor, mix: Tensor, scale: Tensor, shift: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[0] * x.shape[1], x.shape[2], dtype=SHORT)
+def _(x: Tensor, mix: Tensor, scale: Tensor, shift: Tensor, out_scale: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[0] * x.shape[1], x.shape[2], dtype=FLOAT8)
 
 
 def _tiled(matrix: Tensor) -> TensorDescriptor:
-    """A matrix of which a GPU fetches tiles by itself; what lies outside of it is zero."""
+    """A descriptor by which a GPU fetches tiles of a matrix by itself; outside of it are zeros."""
     return TensorDescriptor.from_tensor(matrix.contiguous(), [TILE, TILE])
 
 
 @lru_cache
 def _multiprocessors(device: torch.device) -> int:
-    """How many there are; where kernels are interpreted, one."""
+    """How many a GPU has; one where kernels are interpreted."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _on(device: torch.device) -> AbstractContextManager[None]:
-    """Kernels are started on the current device, which need not be that of the numbers."""
+    """Make the tensors' device the current one, on which kernels are launched."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,4 +1,4 @@
-"""Layers in eight bits, in place of a half-precision network's, and blocks that pass over memory less often."""
+"""FP8 layers, in place of a half-precision network's, and blocks that pass over memory less often."""
 
 from __future__ import annotations
 
@@ -11,78 +11,84 @@ from timm.models.vision_transformer import Block, LayerScale, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser.engine.fast.float8.rounding import Seen, rounded
-from patchcleanser.engine.fast.fused_layers import FirstTokenBlock, FoldedResBlock, FusedMlp, does_nothing, replaced
+from patchcleanser.engine.fast.float8.rounding import InputStatistics, gptq_round
+from patchcleanser.engine.fast.fused_layers import (
+    FirstTokenBlock,
+    FoldedResBlock,
+    FusedMlp,
+    is_identity,
+    replace_layers,
+)
 
-SHORT = torch.float8_e4m3fn
-LARGEST = torch.finfo(SHORT).max
-"""Three bits behind the point, and numbers from 2⁻⁹ to 448: what is larger is none, and its label is computed again."""
+FLOAT8 = torch.float8_e4m3fn
+FLOAT8_MAX = torch.finfo(FLOAT8).max
+"""Three mantissa bits, and numbers from 2⁻⁹ to 448: larger ones become NaN, and their labels are computed again."""
 
-USUAL = 8.0
-"""What the usual size of a layer's inputs becomes: 56 times as much can be told still, and a 4000th."""
+SCALED_RMS = 8.0
+"""What the root mean square of a layer's inputs is scaled to: then 56 times as much still fits, and a 4000th."""
 
-MOST = 2.0**14
-"""What numbers are multiplied by at most: half precision ends soon after."""
+MAX_SCALE = 2.0**14
+"""The largest scale: half precision ends soon after."""
 
-FUSED_ON = (9, 0)
-"""The kind of GPU that kernels of our own were written for, and measured on: Hopper."""
+TRITON_CAPABILITY = (9, 0)
+"""The GPUs that our Triton kernels were written for, and measured on: Hopper."""
 
 TILE = 128
-"""What these kernels work on at a time, in rows and columns."""
+"""Rows and columns that these kernels work on at a time."""
 
 
-class Short(NamedTuple):
-    """A linear layer's weights in eight bits, and what they and its inputs are multiplied by before."""
+class Float8Weight(NamedTuple):
+    """A linear layer's weight in FP8, and the scales of the weight and of the inputs before they are rounded."""
 
-    eight: Tensor
-    eight_up: float
-    up: float
+    weight: Tensor
+    weight_scale: float
+    input_scale: float
 
     @classmethod
-    def of(cls, layer: nn.Linear, seen: Seen) -> Short:
-        """Of a linear layer with such inputs."""
+    def of(cls, layer: nn.Linear, inputs: InputStatistics) -> Float8Weight:
+        """The weight of a linear layer with such inputs."""
         weight = layer.weight.detach().float()
-        up = _power_of_two(min(USUAL / max(seen.size, 1e-9), MOST))
-        eight_up = _power_of_two(min(LARGEST / max(float(weight.abs().max()), 1e-9), MOST))
-        return cls(rounded(weight * eight_up, SHORT, seen.together), eight_up, up)
+        input_scale = _power_of_two(min(SCALED_RMS / max(inputs.rms, 1e-9), MAX_SCALE))
+        weight_scale = _power_of_two(min(FLOAT8_MAX / max(float(weight.abs().max()), 1e-9), MAX_SCALE))
+        return cls(gptq_round(weight * weight_scale, FLOAT8, inputs.hessian), weight_scale, input_scale)
 
 
-class EightLinear(nn.Module):
-    """A linear layer whose inputs and weights have eight bits; sums are longer, and outputs as the layer's were."""
+class Float8Linear(nn.Module):
+    """A linear layer with inputs and weights in FP8; sums are float32, and outputs have the layer's own type."""
 
-    eight: Tensor
-    up: Tensor
-    down: Tensor
-    eight_down: Tensor
-    whole: Tensor
+    float8_weight: Tensor  # not `weight`: code that reads a replaced layer's weight must fail
+    input_scale: Tensor
+    scale_a: Tensor
+    scale_b: Tensor
+    product_scale: Tensor
 
-    def __init__(self, layer: nn.Linear, short: Short) -> None:
+    def __init__(self, layer: nn.Linear, float8: Float8Weight) -> None:
         super().__init__()
         self.bias, self.dtype = layer.bias, layer.weight.dtype
-        plain = layer.weight.detach().new_ones((), dtype=torch.float32)
-        self.register_buffer("eight", short.eight.to(plain.device))
-        self.register_buffer("up", (short.up * plain).to(layer.weight.dtype))
-        self.register_buffer("down", plain / short.up)
-        self.register_buffer("eight_down", plain / short.eight_up)
-        self.register_buffer("whole", self.down * self.eight_down)
+        unit = layer.weight.detach().new_ones((), dtype=torch.float32)
+        self.register_buffer("float8_weight", float8.weight.to(unit.device))
+        self.register_buffer("input_scale", (float8.input_scale * unit).to(layer.weight.dtype))
+        self.register_buffer("scale_a", unit / float8.input_scale)
+        self.register_buffer("scale_b", unit / float8.weight_scale)
+        self.register_buffer("product_scale", self.scale_a * self.scale_b)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[…, in] → […, out]."""
-        return self.product(self.short(inputs)).view(*inputs.shape[:-1], -1)
+        return self.matmul(self.quantize(inputs)).view(*inputs.shape[:-1], -1)
 
-    def short(self, inputs: Tensor) -> Tensor:
-        """Inputs […, in] as rows [n, in] in eight bits."""
-        larger = inputs.reshape(-1, inputs.shape[-1]) * self.up
-        # Some kernels would take the largest number for what is larger still.
-        return torch.where(larger.abs() <= LARGEST, larger, torch.nan).to(SHORT)
+    def quantize(self, inputs: Tensor) -> Tensor:
+        """Inputs […, in] as FP8 rows [n, in]."""
+        scaled = inputs.reshape(-1, inputs.shape[-1]) * self.input_scale
+        # Some kernels would clamp what is too large.
+        return torch.where(scaled.abs() <= FLOAT8_MAX, scaled, torch.nan).to(FLOAT8)
 
-    def product(self, rows: Tensor) -> Tensor:
-        """Rows [n, in] in eight bits → [n, out]."""
+    def matmul(self, rows: Tensor) -> Tensor:
+        """FP8 rows [n, in] → [n, out]."""
         outputs: Tensor = torch._scaled_mm(
             rows,
-            self.eight.t(),
-            scale_a=self.down,
-            scale_b=self.eight_down,
+            self.float8_weight.t(),
+            scale_a=self.scale_a,
+            scale_b=self.scale_b,
             bias=self.bias,
             out_dtype=self.dtype,
             use_fast_accum=True,
@@ -90,7 +96,7 @@ class EightLinear(nn.Module):
         return outputs
 
 
-class Gelu(nn.Module):
+class TanhGelu(nn.Module):
     """GELU by its tanh form, with the exponential that a GPU has an instruction for."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,97 +104,101 @@ class Gelu(nn.Module):
         return x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
-class EightMlp(nn.Module):
-    """Linear, GELU, linear in eight bits; with a kernel of our own, hidden numbers are never anything else."""
+class Float8Mlp(nn.Module):
+    """Linear, GELU, linear in FP8; with the Triton kernel, hidden activations are only ever written in FP8."""
 
-    def __init__(self, first: EightLinear, second: EightLinear, *, fused: bool) -> None:
+    def __init__(self, first: Float8Linear, second: Float8Linear, *, triton: bool) -> None:
         super().__init__()
-        self.first, self.act, self.second, self.fused = first, Gelu(), second, fused
+        self.first, self.act, self.second, self.triton = first, TanhGelu(), second, triton
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[…, in] → […, out]."""
-        return self.second.product(self.hidden(self.first.short(inputs))).view(*inputs.shape[:-1], -1)
+        return self.second.matmul(self.hidden(self.first.quantize(inputs))).view(*inputs.shape[:-1], -1)
 
     def hidden(self, rows: Tensor) -> Tensor:
-        """Rows [n, in] in eight bits → what the second layer is given, in eight bits."""
+        """FP8 rows [n, in] → the second layer's inputs, in FP8."""
         first, second = self.first, self.second
-        if not self.fused:
-            return second.short(self.act(first.product(rows)))
-        outputs: Tensor = torch.ops.patchcleanser.linear_gelu(rows, first.eight, first.bias, first.whole, second.up)
+        if not self.triton:
+            return second.quantize(self.act(first.matmul(rows)))
+        outputs: Tensor = torch.ops.patchcleanser.linear_gelu(
+            rows, first.float8_weight, first.bias, first.product_scale, second.input_scale
+        )
         return outputs
 
 
-class EightBlock(nn.Module):
-    """A ViT's block that is given a sum to do, and leaves its own last one to whoever comes next.
+class Float8Block(nn.Module):
+    """A ViT's block that adds the MLP output of the block before it, and leaves its own to the next.
 
-    Such a sum is part of the next norm's pass over memory; by itself it would be one more.
+    Such an addition fuses with the next norm's pass over memory; by itself it would be one more pass.
     """
 
-    times: Tensor
+    gamma: Tensor
 
     def __init__(self, block: Block) -> None:
         super().__init__()
         self.norm1, self.attn, self.ls1 = block.norm1, block.attn, block.ls1
         self.norm2, self.mlp = block.norm2, block.mlp
         second = block.mlp.second
-        plain = second.up.new_ones(len(second.eight))
-        self.register_buffer("times", plain if type(block.ls2) is nn.Identity else block.ls2.gamma.detach())
+        ones = second.input_scale.new_ones(len(second.float8_weight))
+        self.register_buffer("gamma", ones if type(block.ls2) is nn.Identity else block.ls2.gamma.detach())
 
     @staticmethod
-    def of(block: nn.Module) -> EightBlock | None:
-        """None if it is not such a block, or its MLP is not in eight bits."""
-        known = (
-            type(block) is Block and type(block.mlp) is EightMlp and does_nothing(block.drop_path1, block.drop_path2)
+    def of(block: nn.Module) -> Float8Block | None:
+        """None if it is no plain ViT block, or its MLP is not in FP8."""
+        plain = (
+            type(block) is Block and type(block.mlp) is Float8Mlp and is_identity(block.drop_path1, block.drop_path2)
         )
-        return EightBlock(block) if known and type(block.ls2) in (nn.Identity, LayerScale) else None
+        return Float8Block(block) if plain and type(block.ls2) in (nn.Identity, LayerScale) else None
 
-    def forward(self, x: Tensor, more: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The sum x + more × times [N, tokens, width] → what comes out, as such a sum."""
-        x = torch.addcmul(x, more, times)
+    def forward(self, x: Tensor, branch: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The sum x + branch × gamma [N, tokens, width] → the block's output, as such a sum."""
+        x = torch.addcmul(x, branch, gamma)
         x = x + self.ls1(self.attn(self.norm1(x)))
-        return x, self.mlp(self.norm2(x)), self.times
+        return x, self.mlp(self.norm2(x)), self.gamma
 
 
-class EightResBlock(nn.Module):
-    """ResMLP's block; with kernels of our own, three passes over memory in all."""
+class Float8ResBlock(nn.Module):
+    """ResMLP's block in FP8; with Triton kernels, three passes over memory in all."""
 
     mix: Tensor
     scale: Tensor
     shift: Tensor
     ls2: Tensor
 
-    def __init__(self, block: FoldedResBlock, mlp: EightMlp) -> None:
+    def __init__(self, block: FoldedResBlock, mlp: Float8Mlp) -> None:
         super().__init__()
         self.mlp, self.tokens = mlp, block.tokens
         for name in ("scale", "shift", "ls2"):
             self.register_buffer(name, getattr(block, name).contiguous())
         mix = block.mix
-        self.fused = mlp.fused and len(block.ls2) % TILE == 0
-        if self.fused:  # in whole tiles, with nothing in the rest of them
+        self.triton = mlp.triton and len(block.ls2) % TILE == 0
+        if self.triton:  # zero-padded to whole tiles
             mix = functional.pad(mix, (0, -mix.shape[1] % TILE, 0, -len(mix) % TILE))
         self.register_buffer("mix", mix)
 
     @staticmethod
-    def of(block: FoldedResBlock) -> EightResBlock | None:
-        """None if its linear layers are not in eight bits."""
+    def of(block: FoldedResBlock) -> Float8ResBlock | None:
+        """None if its linear layers are not in FP8."""
         mlp = block.mlp
-        return EightResBlock(block, mlp) if isinstance(mlp, EightMlp) else None
+        return Float8ResBlock(block, mlp) if isinstance(mlp, Float8Mlp) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, tokens, width] → the same."""
-        mlp = self.mlp
-        if self.fused:
-            ours, second = torch.ops.patchcleanser, mlp.second
-            x, rows = ours.mix_tokens(x, self.mix, self.scale, self.shift, mlp.first.up)
-            outputs: Tensor = ours.linear_sum(mlp.hidden(rows), second.eight, second.bias, second.whole, self.ls2, x)
+        mlp, second = self.mlp, self.mlp.second
+        if self.triton:
+            kernels = torch.ops.patchcleanser
+            x, rows = kernels.mix_tokens(x, self.mix, self.scale, self.shift, mlp.first.input_scale)
+            outputs: Tensor = kernels.linear_sum(
+                mlp.hidden(rows), second.float8_weight, second.bias, second.product_scale, self.ls2, x
+            )
             return outputs
         mixed = torch.bmm(self.mix[: self.tokens, : self.tokens].expand(len(x), -1, -1), x)
         x = torch.addcmul(x + self.shift, mixed, self.scale)
         return torch.addcmul(x, mlp(x), self.ls2)
 
 
-class Chained(nn.Module):
-    """Blocks that leave their last sums to each other, and what comes after them."""
+class Float8Blocks(nn.Module):
+    """A ViT's blocks that leave their last additions to each other, and the layers after them."""
 
     def __init__(self, blocks: list[nn.Module], rest: list[nn.Module]) -> None:
         super().__init__()
@@ -196,58 +206,59 @@ class Chained(nn.Module):
 
     @staticmethod
     def within(model: VisionTransformer) -> VisionTransformer | None:
-        """The ViT with its blocks chained, in place; None if they do not begin with several such blocks.
+        """The ViT with its blocks joined, in place; None if it does not begin with several plain FP8 blocks.
 
-        Other networks may go through their blocks one by one.
+        Only for timm's own ViT: other networks may go through their blocks one by one.
         """
         blocks: list[nn.Module] = []
         for part in model.blocks:
-            if (block := EightBlock.of(part)) is None:
+            if (block := Float8Block.of(part)) is None:
                 break
             blocks.append(block)
         if len(blocks) < 2 or model.grad_checkpointing:
             return None
-        model.blocks = Chained(blocks, list(model.blocks)[len(blocks) :])
+        model.blocks = Float8Blocks(blocks, list(model.blocks)[len(blocks) :])
         return model
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, tokens, width] → what comes out behind the last."""
-        more, times = x.detach(), x.new_zeros(x.shape[-1])
+        """[N, tokens, width] → the output of the last layer."""
+        branch, gamma = x.detach(), x.new_zeros(x.shape[-1])
         for block in self.blocks:
-            x, more, times = block(x, more, times)
-        outputs: Tensor = self.rest(torch.addcmul(x, more, times))
+            x, branch, gamma = block(x, branch, gamma)
+        outputs: Tensor = self.rest(torch.addcmul(x, branch, gamma))
         return outputs
 
 
-def apart(module: nn.Module) -> nn.Module:
-    """The module with linear layers that were fused, in place, as layers of their own again."""
-    return replaced(module, {FusedMlp: lambda mlp: nn.Sequential(mlp.fc1, Gelu(), mlp.fc2)})
+def split_mlps(module: nn.Module) -> nn.Module:
+    """The module with fused MLPs, in place, as separate layers again."""
+    return replace_layers(module, {FusedMlp: lambda mlp: nn.Sequential(mlp.fc1, TanhGelu(), mlp.fc2)})
 
 
-def shortened(module: nn.Module, shorts: Mapping[str, Short], *, fused: bool) -> nn.Module:
-    """The module with these layers in eight bits, in place; they are given by name. `fused`: by kernels of our own."""
-    found = {module.get_submodule(name): short for name, short in shorts.items()}
+def to_float8(module: nn.Module, weights: Mapping[str, Float8Weight], *, triton: bool) -> nn.Module:
+    """The module with these linear layers, by name, in FP8, in place; `triton` uses our kernels."""
+    by_layer = {module.get_submodule(name): weight for name, weight in weights.items()}
 
-    def eight(layer: nn.Linear) -> nn.Module | None:
-        return EightLinear(layer, found[layer]) if layer in found else None
+    def linear(layer: nn.Linear) -> nn.Module | None:
+        return Float8Linear(layer, by_layer[layer]) if layer in by_layer else None
 
     def mlp(parts: nn.Sequential) -> nn.Module | None:
-        known = [type(part) for part in parts] == [EightLinear, Gelu, EightLinear] and parts[0].bias is not None
-        return EightMlp(cast("EightLinear", parts[0]), cast("EightLinear", parts[2]), fused=fused) if known else None
+        if [type(part) for part in parts] != [Float8Linear, TanhGelu, Float8Linear] or parts[0].bias is None:
+            return None
+        return Float8Mlp(cast("Float8Linear", parts[0]), cast("Float8Linear", parts[2]), triton=triton)
 
-    def as_it_is(block: nn.Module) -> nn.Module:
+    def unchanged(block: nn.Module) -> nn.Module:
         return block
 
-    # The last block of a ViT works on one token, and looks into its layers.
-    module = replaced(module, {FirstTokenBlock: as_it_is, nn.Linear: eight})
-    module = replaced(module, {FirstTokenBlock: as_it_is, nn.Sequential: mlp})
-    module = replaced(module, {FoldedResBlock: EightResBlock.of, VisionTransformer: Chained.within})
+    # The last block of a ViT computes one token, and reads the weights of its layers.
+    module = replace_layers(module, {FirstTokenBlock: unchanged, nn.Linear: linear})
+    module = replace_layers(module, {FirstTokenBlock: unchanged, nn.Sequential: mlp})
+    module = replace_layers(module, {FoldedResBlock: Float8ResBlock.of, VisionTransformer: Float8Blocks.within})
     return module.eval()
 
 
-def has_kernels(device: torch.device) -> bool:
-    """Whether kernels of our own are for such a device; then they can be called."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != FUSED_ON:
+def has_triton_kernels(device: torch.device) -> bool:
+    """Whether our Triton kernels are for this device; if so they are loaded."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != TRITON_CAPABILITY:
         return False
     try:
         import patchcleanser.engine.fast.float8.kernels  # noqa: F401
@@ -256,16 +267,16 @@ def has_kernels(device: torch.device) -> bool:
     return True
 
 
-def is_fused(module: nn.Module) -> bool:
-    """Whether a part of it goes by kernels of our own."""
-    return any(part.fused for part in module.modules() if isinstance(part, (EightMlp, EightResBlock)))
+def uses_triton(module: nn.Module) -> bool:
+    """Whether a part of it runs our Triton kernels."""
+    return any(part.triton for part in module.modules() if isinstance(part, (Float8Mlp, Float8ResBlock)))
 
 
-def unfuse(module: nn.Module) -> None:
-    """Do without them from now on."""
+def disable_triton(module: nn.Module) -> None:
+    """Run torch's kernels from now on."""
     for part in module.modules():
-        if isinstance(part, (EightMlp, EightResBlock)):
-            part.fused = False
+        if isinstance(part, (Float8Mlp, Float8ResBlock)):
+            part.triton = False
 
 
 def _power_of_two(number: float) -> float:

@@ -1,8 +1,7 @@
-"""Weights in few bits that change a layer's outputs as little as can be.
+"""GPTQ (Frantar et al., 2022): FP8 weights that change a layer's outputs as little as possible.
 
-Each weight rounded for itself adds its own error to the outputs. A layer's inputs go together, though, so what rounding
-one input's weights changes, those of inputs that are still to be rounded can make up for (GPTQ, Frantar et al., 2022).
-Nothing is slower for it.
+Rounding each weight for itself adds its own error to the outputs. Inputs of a layer are correlated, though, so weights
+that are not rounded yet can compensate for the error of those that are. Inference is no slower for it.
 """
 
 from __future__ import annotations
@@ -13,65 +12,61 @@ import torch
 from torch import Tensor
 
 ROWS = 16_384
-"""Inputs of a layer that are looked at, at most: how they go together is known well by then."""
+"""The most inputs of a layer that its statistics are computed from."""
 
-DAMPED = 0.01
-"""Of the mean square of inputs, added to each: where nothing was seen, nothing is made up for."""
+DAMPING = 0.01
+"""Share of the mean square of inputs that is added to each diagonal entry of the Hessian."""
 
 COLUMNS = 128
-"""Inputs that are rounded before the rest hears of it, for speed alone."""
+"""Columns that are rounded before the errors are applied to all later ones, for speed alone."""
 
 
-class Seen(NamedTuple):
-    """What a layer's inputs are like."""
+class InputStatistics(NamedTuple):
+    """Statistics of a layer's inputs […, in]."""
 
-    size: float
-    """The root of their mean square."""
-    together: Tensor
-    """The mean of the products of every two inputs, [in, in]."""
+    rms: float
+    """The root mean square."""
+    hessian: Tensor
+    """The mean products of every two inputs [in, in]: the Hessian of the layer's squared output error."""
 
     @classmethod
-    def of(cls, inputs: Tensor) -> Seen:
-        """Of some inputs […, in]."""
+    def of(cls, inputs: Tensor) -> InputStatistics:
+        """The statistics of some inputs […, in]."""
         rows = inputs.reshape(-1, inputs.shape[-1])
-        size = float(rows.float().square().mean().sqrt())
+        rms = float(rows.float().square().mean().sqrt())
         rows = rows[:: -(-len(rows) // ROWS)].float()
-        return cls(size, rows.T @ rows / len(rows))
+        return cls(rms, rows.T @ rows / len(rows))
 
 
-def rounded(weight: Tensor, dtype: torch.dtype, together: Tensor | None) -> Tensor:
-    """A layer's weights [out, in], rounded to a shorter type; what is too large for that is its largest number.
-
-    `together` says how the layer's inputs go together; None: each weight is rounded for itself.
-    """
+def gptq_round(weight: Tensor, dtype: torch.dtype, hessian: Tensor | None) -> Tensor:
+    """Weights [out, in] rounded to a shorter type and clamped to its range; None rounds each weight for itself."""
     largest = torch.finfo(dtype).max
 
-    def short(numbers: Tensor) -> Tensor:
+    def nearest(numbers: Tensor) -> Tensor:
         return numbers.clamp(-largest, largest).to(dtype).to(numbers.dtype)
 
-    shares = None if together is None else _shares(together)
-    if shares is None:
-        return short(weight).to(dtype)
-    left, found = weight.float().clone(), torch.empty_like(weight, dtype=torch.float32)
-    for start in range(0, left.shape[1], COLUMNS):
-        columns = range(start, min(start + COLUMNS, left.shape[1]))
-        block, within = left[:, columns.start : columns.stop], shares[columns.start : columns.stop]
+    factor = None if hessian is None else _inverse_factor(hessian)
+    if factor is None:
+        return nearest(weight).to(dtype)
+    rest, rounded = weight.float().clone(), torch.empty_like(weight, dtype=torch.float32)
+    for start in range(0, rest.shape[1], COLUMNS):
+        columns = range(start, min(start + COLUMNS, rest.shape[1]))
+        block, within = rest[:, columns.start : columns.stop], factor[columns.start : columns.stop]
         errors = torch.empty_like(block)
         for number, column in enumerate(columns):
-            found[:, column] = short(block[:, number])
-            errors[:, number] = (block[:, number] - found[:, column]) / within[number, column]
-            rest = within[number, column : columns.stop]
-            block[:, number:] -= errors[:, number, None] * rest
-        left[:, columns.stop :] -= errors @ within[:, columns.stop :]
-    return found.to(dtype)
+            rounded[:, column] = nearest(block[:, number])
+            errors[:, number] = (block[:, number] - rounded[:, column]) / within[number, column]
+            block[:, number:] -= errors[:, number, None] * within[number, column : columns.stop]
+        rest[:, columns.stop :] -= errors @ within[:, columns.stop :]
+    return rounded.to(dtype)
 
 
-def _shares(together: Tensor) -> Tensor | None:
-    """How later inputs' weights take over what an earlier one's rounding changes; None if that cannot be found out."""
-    usual = together.diagonal().mean()
-    if not torch.isfinite(together).all() or usual <= 0:
+def _inverse_factor(hessian: Tensor) -> Tensor | None:
+    """The upper Cholesky factor of the inverse Hessian, which spreads errors to later columns; None if singular."""
+    mean_square = hessian.diagonal().mean()
+    if not torch.isfinite(hessian).all() or mean_square <= 0:
         return None
-    damped = together + DAMPED * usual * torch.eye(len(together), device=together.device)
+    damped = hessian + DAMPING * mean_square * torch.eye(len(hessian), device=hessian.device)
     inverse, failed = torch.linalg.inv_ex(damped)
-    shares, wrong = torch.linalg.cholesky_ex(inverse, upper=True)
-    return None if int(failed) or int(wrong) or not torch.isfinite(shares).all() else shares
+    factor, wrong = torch.linalg.cholesky_ex(inverse, upper=True)
+    return None if int(failed) or int(wrong) or not torch.isfinite(factor).all() else factor
