@@ -30,8 +30,8 @@ __version__ = "0.1.0"
 # and everything in core stay free of torch.
 _HOMES = {
     "CallableClassifier": "classifiers",
-    "Case": "core.verdicts",
-    "Certificate": "core.verdicts",
+    "Case": "core.results",
+    "Certificate": "core.results",
     "ChallengerMasking": "defenses",
     "Classifier": "classifiers",
     "Client": "service.client",
@@ -44,8 +44,8 @@ _HOMES = {
     "Run": "records.run",
     "Threat": "core.threats",
     "TorchClassifier": "classifiers",
-    "Verdict": "core.verdicts",
-    "Window": "core.windows",
+    "Verdict": "core.results",
+    "Window": "core.geometry",
     "evaluate": "evaluation",
     "load_classifier": "classifiers",
     "load_dataset": "data",
