@@ -22,10 +22,10 @@ from patchcleanser.evaluation.reference import (
     ReferenceClassifier,
     hidden_pixels,
     hiding_sets,
-    look,
+    reference_label,
     slow_challenger_masking,
+    slow_double_masking,
 )
-from patchcleanser.evaluation.reference import slow_double_masking as slow
 from patchcleanser.records.checksums import checksum
 from patchcleanser.records.run import Row
 from patchcleanser.records.shards import write_shard
@@ -154,7 +154,7 @@ def test_near_ties_are_reported_and_do_not_fail(honest: Any, monkeypatch: pytest
     row = next(row for row in run.read().to_pylist() if not row["row_certified"])  # or it would contradict itself
     hidden, _ = audit_module.RowChecker(run, job).masks((12, 12))
     second_label = (
-        ReferenceClassifier(job.classifier, job.dataset.image(row["index"]), hidden, grid="source").at(1, 1).second
+        ReferenceClassifier(job.classifier, job.dataset.image(row["index"]), hidden, grid="source").under(1, 1).second
     )
     tamper(run, row["index"], lambda row: row["one_mask_labels"].__setitem__(1, second_label))
     found = everything(run, job)
@@ -191,7 +191,7 @@ def test_the_images_of_a_subset_are_found_by_name(
 
 
 @pytest.mark.parametrize("threat", [Threat.square(3), Threat.any_rectangle(6), Threat.square(2, count=2)], ids=str)
-def test_the_twin_finds_the_holes_that_the_exact_checker_finds(threat: Threat) -> None:
+def test_the_reference_finds_the_holes_that_the_exact_checker_finds(threat: Threat) -> None:
     size = (9, 10)
     whole = MaskSet.build(threat, image=size, masks=3)
     for masks in (whole, MaskSet(size, whole.masks[1:]), MaskSet(size, whole.masks[:-1])):
@@ -207,25 +207,25 @@ def test_masks_that_do_not_cover_are_a_contradiction(honest: Any, monkeypatch: p
     assert any(c["what"] == "the masks do not cover the threat" for c in found.contradictions)
 
 
-def test_the_twins_algorithms_are_the_papers() -> None:
-    assert slow([3, 1, 1, 3], lambda i, j: 0) == 3  # a tie goes to the largest label
-    assert slow([7, 7, 4], lambda i, j: 4) == 4
-    assert slow([7, 7, 4], lambda i, j: 7) == 7
+def test_the_reference_algorithms_are_the_papers() -> None:
+    assert slow_double_masking([3, 1, 1, 3], lambda i, j: 0, {}) == 3  # a tie goes to the largest label
+    assert slow_double_masking([7, 7, 4], lambda i, j: 4, {}) == 4
+    assert slow_double_masking([7, 7, 4], lambda i, j: 7, {}) == 7
     assert slow_challenger_masking([7, 7, 4], lambda i, j: 4, {}) == 4
     assert slow_challenger_masking([7, 7, 4], lambda i, j: 7, {}) == 7
 
 
-def test_the_twin_fills_masks_before_preparing_on_the_source_grid(curved: TorchClassifier) -> None:
+def test_the_reference_fills_masks_before_preparing_on_the_source_grid(curved: TorchClassifier) -> None:
     image = torch.rand(3, 9, 9, generator=torch.Generator().manual_seed(0))
     hidden = np.zeros((9, 9), dtype=bool)
     hidden[2:5, 3:6] = True
     masked = image.clone()
     masked[:, 2:5, 3:6] = 0.5
     expected = curved.logits(curved.prepare(masked[None]))[0]
-    seen = look(curved, image, hidden, prepared=False)
-    assert seen.label == int(expected.argmax())
+    label = reference_label(curved, image, hidden, prepared=False)
+    assert label.label == int(expected.argmax())
     top = expected.topk(2).values.tolist()
-    assert seen.margin == pytest.approx(top[0] - top[1], abs=1e-5)
+    assert label.margin == pytest.approx(top[0] - top[1], abs=1e-5)
 
 
 def test_labels_matched_by_name_are_found_again(

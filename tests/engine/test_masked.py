@@ -31,7 +31,7 @@ from patchcleanser.engine.fast.float8.backend import Float8Backend
 from patchcleanser.engine.fast.half import HalfPrecisionBackend
 from patchcleanser.engine.masking import ImageState, LabelRequest, PairBatch
 from patchcleanser.errors import NotAFunctionError, OutOfMemoryError
-from patchcleanser.evaluation import load_batch, rows_of
+from patchcleanser.evaluation.workloads import Batch, CertifyWorkload
 
 Images = Callable[..., tuple[Tensor, Tensor]]
 
@@ -447,9 +447,11 @@ def test_what_is_rechecked_in_a_batch_does_not_depend_on_the_batches_before() ->
         Job(load_classifier("zoo:tiny", device="cpu"), sample, Threat.square(5), masks=2, precision="fast", table=True)
         for _ in range(2)
     ]
-    late = rows_of(jobs[0], load_batch(jobs[0], range(8, 12)))
-    rows_of(jobs[1], load_batch(jobs[1], range(8)))
-    for one, other in zip(late, rows_of(jobs[1], load_batch(jobs[1], range(8, 12))), strict=True):
+    first, second = map(CertifyWorkload, jobs)
+    early, late = Batch(0, range(8)), Batch(1, range(8, 12))
+    second.process(early, second.read(early))
+    rows = first.process(late, first.read(late)), second.process(late, second.read(late))
+    for one, other in zip(*rows, strict=True):
         assert one["margin"] == other["margin"]
         assert one["rechecked"] == other["rechecked"]
 

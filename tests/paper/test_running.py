@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from patchcleanser.cli.app import app
 from patchcleanser.errors import InputError
-from patchcleanser.evaluation import Job, evaluate
-from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
-from patchcleanser.evaluation.timing import Times
+from patchcleanser.evaluation import AttackJob, Job, evaluate
+from patchcleanser.evaluation.timing import Latencies
 from patchcleanser.paper import EXPERIMENTS, Plan
 from patchcleanser.paper.collecting import collect, read_found
 from patchcleanser.paper.plans import timed, usual
@@ -26,7 +25,7 @@ def laboratory(root: Path | None, runs: Path, **options: Any) -> Laboratory:
         return evaluate(job, folder, metadata=metadata)
 
     def attack(job: AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
-        return attack_all(job, folder, metadata=metadata)
+        return evaluate(job, folder, metadata=metadata)
 
     hands = Hands(certify, attack, lambda model, data, split, job: {"model": model, "data": data})
     return Laboratory(runs, hands, root=root, device="cpu", **options)
@@ -71,7 +70,7 @@ def test_images_that_are_not_here_are_left_out_with_where_to_put_them(root: Path
 def test_times_are_kept_and_say_by_which_clock_they_were_taken(root: Path, tmp_path: Path) -> None:
     plan = timed(usual("tiny", masks=2))
     times = laboratory(root, tmp_path / "runs", limit=2).run(plan)
-    assert isinstance(times, Times)
+    assert isinstance(times, Latencies)
     assert times.images == 2
     assert min(times.milliseconds.values()) > 0
     assert times.classifications["double-masking"] >= 4
@@ -124,7 +123,7 @@ def test_tables_follow_from_stored_runs_without_models_and_images(root: Path, tm
     found = archive.run(usual("tiny", masks=2))
     assert isinstance(found, Run)
     assert found.images == 2
-    assert isinstance(archive.run(timed(usual("tiny", masks=2))), Times)
+    assert isinstance(archive.run(timed(usual("tiny", masks=2))), Latencies)
     missing = archive.run(usual("tiny", masks=3))
     assert isinstance(missing, Missing)
     assert "holds no finished run of tiny-cifar10-5-source-3x3; run it without --stored" in missing.why

@@ -10,26 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchcleanser.cli.options import (
-    Address,
-    AsJson,
-    Cpus,
-    Device,
-    Gpus,
-    Limit,
-    On,
-    Place,
-    Precision,
-    Seed,
-    TrustCode,
-    Workers,
-)
+from patchcleanser.cli.options import AsJson, Device, Limit, Precision, RunnerOptions, Seed, TrustCode
 from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from patchcleanser.evaluation.timing import Times
+    from patchcleanser.evaluation.timing import Latencies
     from patchcleanser.evaluation.workloads import Runner
     from patchcleanser.paper import Experiment, Finding, Plan
     from patchcleanser.paper.running import Archive, Hands, Laboratory, Missing
@@ -42,9 +27,10 @@ Names = Annotated[list[str] | None, typer.Argument(help="Tables and figures: tab
 
 
 def reproduce(
+    cluster: RunnerOptions,
     names: Names = None,
     listed: Annotated[
-        bool, typer.Option("--list", help="Say which there are, and which models each asks for.")
+        bool, typer.Option("--list", help="List the tables and figures, and the models each needs.")
     ] = False,
     commands: Annotated[bool, typer.Option("--commands", help="Print the commands that make our models.")] = False,
     limit: Limit = None,
@@ -54,12 +40,12 @@ def reproduce(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Only these datasets: a comma list.")] = None,
     root: Annotated[
-        Path | None, typer.Option(help="Where datasets lie, each in a folder of its name or all together.")
+        Path | None, typer.Option(help="Folder of the datasets, each in a folder of its name or all together.")
     ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "exact",
-    out: Annotated[Path, typer.Option(help="Findings, tables, figures and the page.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Folder for results, tables and figures.")] = Path("runs/reproduce"),
     runs: Annotated[Path | None, typer.Option(help="Run folders; by default runs/ in --out.")] = None,
     baselines: Annotated[
         Path, typer.Option(help="Rows of the defenses that ours is compared with, from benchmarks/baselines.py.")
@@ -70,11 +56,6 @@ def reproduce(
     page: Annotated[
         Path | None, typer.Option(help="Only write what --out holds as a Markdown page into this file.")
     ] = None,
-    on: On = "here",
-    address: Address = None,
-    workers: Workers = None,
-    gpus: Gpus = 0,
-    cpus: Cpus = 1,
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +64,6 @@ def reproduce(
     from patchcleanser.paper.models import training_commands
     from patchcleanser.paper.running import Archive, Laboratory
 
-    place = Place(on, address, workers, gpus, cpus)
     if limit is not None and limit < 1:
         raise InputError(f"at least 1 image is needed, got a limit of {limit}")
     if listed:
@@ -99,15 +79,15 @@ def reproduce(
     if stored:
         _tell(_run_all(chosen, Archive(runs or out / "runs", root), out, baselines), out, as_json=as_json)
         return
-    with place.runner() as runner:
+    with cluster.start() as runner:
         laboratory = Laboratory(
             runs or out / "runs",
             _hands(runner, quiet=as_json),
             root=root,
             limit=limit,
             seed=seed,
-            device=place.device(device),
-            workers=place.kind if on == "ray" else None,
+            device=cluster.device(device),
+            workers=cluster.worker_device if cluster.on == "ray" else None,
             precision=precision,  # type: ignore[arg-type]  # checked by the defense
             trust_code=trust_code,
         )
@@ -149,19 +129,18 @@ def _narrowed(experiment: Experiment, models: str | None, data: str | None) -> E
 
 def _hands(runner: Runner, *, quiet: bool) -> Hands:
     """The same as certify and attack do, with the same progress."""
-    from patchcleanser.cli.attack import run_attack
-    from patchcleanser.cli.certify import about_run, run_job
+    from patchcleanser.cli.certify import run_metadata
+    from patchcleanser.cli.progress import run_progress
+    from patchcleanser.evaluation import evaluate
     from patchcleanser.paper.running import Hands
 
-    def announced(run: Callable[..., Run]) -> Callable[..., Run]:
-        def go(job: Any, folder: Path, metadata: dict[str, Any]) -> Run:
-            if not quiet and not folder.exists():
-                print(folder.name, file=sys.stderr)  # progress says patch and masks, but not whose line it is
-            return run(job, folder, metadata, batch=None, skip=False, quiet=quiet, runner=runner)
+    def run(job: Any, folder: Path, metadata: dict[str, Any]) -> Run:
+        if not quiet and not folder.exists():
+            print(folder.name, file=sys.stderr)  # progress names patch and masks, but not the line
+        with run_progress(job, folder, quiet=quiet) as on_progress:
+            return evaluate(job, folder, metadata=metadata, on_progress=on_progress, runner=runner)
 
-        return go
-
-    return Hands(certify=announced(run_job), attack=announced(run_attack), metadata=about_run)
+    return Hands(certify=run, attack=run, metadata=run_metadata)
 
 
 def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path, rows: Path) -> list[Told]:
@@ -171,7 +150,7 @@ def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Pa
     from patchcleanser.paper.collecting import collect, keep
     from patchcleanser.paper.pages import section, write_section
 
-    outcomes: dict[Plan, Run | Times | Missing] = {}
+    outcomes: dict[Plan, Run | Latencies | Missing] = {}
     told: list[Told] = []
     for experiment in chosen:
         for plan in experiment.plans:

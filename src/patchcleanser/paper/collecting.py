@@ -10,7 +10,7 @@ from typing import Any
 
 from patchcleanser.data.boxes import object_shares
 from patchcleanser.errors import DataError, RecordError
-from patchcleanser.evaluation.timing import Times
+from patchcleanser.evaluation.timing import Latencies
 from patchcleanser.paper.base import Experiment, Finding, Line, Plan, Values
 from patchcleanser.paper.images import DATA
 from patchcleanser.paper.reading import timed
@@ -20,7 +20,7 @@ from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
 from patchcleanser.reports.wording import brief
 
-Outcomes = Mapping[Plan, Run | Times | Missing]
+Outcomes = Mapping[Plan, Run | Latencies | Missing]
 Found = dict[str, Finding]
 
 NOTED = ("command", "created", "seed", "versions", "clock", "load")
@@ -51,19 +51,19 @@ def collect(experiment: Experiment, outcomes: Outcomes, root: Path | None) -> tu
 def _with_times(finding: Finding, line: Line, outcomes: Outcomes) -> Finding:
     """With the milliseconds that another plan measured under the same masks, and how busy the machine was then."""
     beside = outcomes.get(line.timed) if line.timed else None
-    if not isinstance(beside, Times):
+    if not isinstance(beside, Latencies):
         return finding
     values = {**finding.values, "milliseconds": timed(beside, _timed_variant(line, beside))["milliseconds"]}
     busy = {key: value for key, value in origin(beside).items() if key in ("clock", "load")}
     return replace(finding, values=values, origin={**finding.origin, **busy})
 
 
-def _timed_variant(line: Line, times: Times) -> str:
+def _timed_variant(line: Line, times: Latencies) -> str:
     return line.variant if line.variant in times.milliseconds else "double-masking"
 
 
 def _values(
-    experiment: Experiment, line: Line, left: Run | Times, boxes: dict[Plan, dict[str, float]], root: Path | None
+    experiment: Experiment, line: Line, left: Run | Latencies, boxes: dict[Plan, dict[str, float]], root: Path | None
 ) -> Values:
     if experiment.boxed is None or not isinstance(left, Run):
         return experiment.read(left, line.variant)
@@ -73,13 +73,13 @@ def _values(
     return experiment.boxed(left, line.variant, boxes[line.plan])
 
 
-def _images(left: Run | Times, values: Values) -> int:
+def _images(left: Run | Latencies, values: Values) -> int:
     """How many images a line speaks of: those of its shares, else all."""
     totals = {value.total for value in values.values() if isinstance(value, Proportion)}
     return max(totals) if totals else left.images
 
 
-def origin(left: Run | Times) -> dict[str, Any]:
+def origin(left: Run | Latencies) -> dict[str, Any]:
     """Under which circumstances something was measured."""
     told: dict[str, Any] = {"of": left.images, **{key: left.metadata[key] for key in NOTED if key in left.metadata}}
     if "command" in told:

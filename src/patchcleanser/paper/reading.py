@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from pyarrow import compute
 
-from patchcleanser.evaluation.attack_jobs import attack_shares
-from patchcleanser.evaluation.timing import Times
+from patchcleanser.evaluation.attack_rows import attack_shares
+from patchcleanser.evaluation.timing import Latencies
 from patchcleanser.paper.base import Values
 from patchcleanser.records.derive import detection, verdicts
 from patchcleanser.records.metrics import COLUMNS, Proportion, per_class, summary
@@ -45,7 +45,7 @@ def attacked(run: Run, variant: str = "") -> Values:
     return {name.replace(" ", "_"): share for name, share in shares.items()}
 
 
-def timed(times: Times, variant: str) -> Values:
+def timed(times: Latencies, variant: str) -> Values:
     """Milliseconds an image of one defense, or of the classifier alone."""
     return {"milliseconds": times.milliseconds[variant], "classifications": times.classifications[variant]}
 

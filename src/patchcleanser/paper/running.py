@@ -15,11 +15,10 @@ from patchcleanser.classifiers.load import pick_device
 from patchcleanser.data import Dataset, chosen
 from patchcleanser.engine import Precision
 from patchcleanser.errors import ClassifierError, DataError, InputError, MissingDependencyError, RecordError
-from patchcleanser.evaluation import Job
-from patchcleanser.evaluation.attack_jobs import AttackJob
+from patchcleanser.evaluation import AttackJob, Job
 from patchcleanser.evaluation.class_names import match_labels
 from patchcleanser.evaluation.timing import FILE as TIMES
-from patchcleanser.evaluation.timing import Times, read_times, time_images
+from patchcleanser.evaluation.timing import Latencies, read_times, time_images
 from patchcleanser.paper.base import MASKING, Plan
 from patchcleanser.paper.images import DATA
 from patchcleanser.paper.models import Model, model_of
@@ -76,7 +75,7 @@ class Laboratory:
         """Where a plan's rows lie; other images, devices and precisions have other rows."""
         return self.runs / f"{plan.slug}-{images}-{self.kind}-{self.precision}"
 
-    def run(self, plan: Plan) -> Run | Times | Missing:
+    def run(self, plan: Plan) -> Run | Latencies | Missing:
         """The finished run of a plan, or what is missing for it."""
         model = model_of(plan.model)
         try:
@@ -92,7 +91,7 @@ class Laboratory:
         except (DataError, ClassifierError, InputError, RecordError) as error:
             return Missing(f"{plan.slug} cannot be run: {error}")
 
-    def _carried_out(self, plan: Plan, model: Model, classifier: Classifier, images: Dataset) -> Run | Times:
+    def _carried_out(self, plan: Plan, model: Model, classifier: Classifier, images: Dataset) -> Run | Latencies:
         asked = self._asked(plan)
         masks: dict[str, Any] = {"masks": (plan.masks, plan.masks), "precision": self.precision, "table": plan.table}
         job = Job(
@@ -142,7 +141,7 @@ class Archive:
     runs: Path
     root: Path | None = None
 
-    def run(self, plan: Plan) -> Run | Times | Missing:
+    def run(self, plan: Plan) -> Run | Latencies | Missing:
         """The finished run of a plan with the most images."""
         name = re.compile(re.escape(plan.slug) + r"-(\d+)-[a-z]+-(exact|fast)")
         folders = {path: name.fullmatch(path.name) for path in self.runs.glob(f"{plan.slug}-*")}
@@ -152,6 +151,6 @@ class Archive:
                 found = read_times(folder / TIMES) if plan.work == "time" else Run.open(folder)
             except RecordError as error:  # the other plans' runs are none the worse for it
                 return Missing(str(error))
-            if isinstance(found, Times) or found.finished:
+            if isinstance(found, Latencies) or found.finished:
                 return found
         return Missing(f"{self.runs} holds no finished run of {plan.slug}; run it without --stored")
