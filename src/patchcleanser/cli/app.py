@@ -6,7 +6,7 @@ import functools
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_type_hints
 
@@ -14,20 +14,18 @@ import typer
 from rich.console import Console
 
 import patchcleanser
-from patchcleanser.cli import (
-    attack,
-    audit,
-    catalog,
-    certify,
-    demo,
-    harden,
-    masks,
-    predict,
-    report,
-    reproduce,
-    serve,
-    train,
-)
+from patchcleanser.cli.attack import attack
+from patchcleanser.cli.audit import audit
+from patchcleanser.cli.catalog import data, models
+from patchcleanser.cli.certify import certify
+from patchcleanser.cli.demo import demo
+from patchcleanser.cli.harden import harden
+from patchcleanser.cli.masks import masks
+from patchcleanser.cli.predict import predict
+from patchcleanser.cli.report import report
+from patchcleanser.cli.reproduce import reproduce
+from patchcleanser.cli.serve import serve
+from patchcleanser.cli.train import train
 from patchcleanser.errors import PatchCleanserError
 
 app = typer.Typer(
@@ -62,10 +60,10 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
         if parameter.name in groups:
             group = groups[parameter.name]
             types = get_type_hints(group, include_extras=True)
-            parameters += [
-                Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
-                for field in fields(group)
-            ]
+            for field in fields(group):
+                default = Parameter.empty if field.default is MISSING else field.default
+                option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name])
+                parameters.append(option)
         else:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]))
 
@@ -83,21 +81,10 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": demo.demo,
-    "certify": certify.certify,
-    "report": report.report,
-    "audit": audit.audit,
-    "attack": attack.attack,
-    "predict": predict.predict,
-    "serve": serve.serve,
-    "masks": masks.masks,
-    "data": catalog.data,
-    "models": catalog.models,
-    "train": train.train,
-    "harden": harden.harden,
-    "reproduce": reproduce.reproduce,
-}
+_functions: list[Callable[..., None]] = [demo, certify, report, audit, attack, predict, serve]
+_functions += [masks, data, models, train, harden, reproduce]
+COMMANDS = {function.__name__: function for function in _functions}
+"""In the order of --help."""
 for name, function in COMMANDS.items():
     app.command(name)(as_command(function))
 

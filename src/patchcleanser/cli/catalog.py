@@ -38,9 +38,7 @@ SPECS = {
 
 
 def data(
-    name: Annotated[
-        str | None, typer.Argument(help="One dataset: sample, cifar10, imagenet, folder:PATH, parquet:PATH, …")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="One dataset: sample, cifar10, folder:PATH, …")] = None,
     split: Split = None,
     root: Root = None,
     check: Annotated[bool, typer.Option("--check", help="Read every image, and name the unreadable ones.")] = False,

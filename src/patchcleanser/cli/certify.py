@@ -30,9 +30,7 @@ def certify(
     options: RunOptions,
     cluster: RunnerOptions,
     option: Option = None,
-    table: Annotated[
-        bool, typer.Option("--table", help="Keep every two-mask label: maps and smaller patches then need no model.")
-    ] = False,
+    table: Annotated[bool, typer.Option("--table", help="Keep every two-mask label, to derive more later.")] = False,
     confirm: Annotated[
         str,
         typer.Option(

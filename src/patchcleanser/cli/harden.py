@@ -36,9 +36,7 @@ class HardenOptions:
     mix: Annotated[float, typer.Option(help="The most of another photo blended into one; few photos need it.")] = 0.5
     unmasked: Annotated[float, typer.Option(help="Share of the loss that keeps unmasked answers.")] = 0.3
     sharp: Annotated[int, typer.Option(help="How often an epoch shows photos that fill the input.")] = 1
-    features: Annotated[
-        float, typer.Option(help="Weight of feature distillation at the last layer's input, such as 5; 0 is none.")
-    ] = 0.0
+    features: Annotated[float, typer.Option(help="Weight of feature distillation, such as 5; 0 is none.")] = 0.0
     mirror: Annotated[bool, typer.Option("--mirror", help="Ask the original about mirror images too.")] = False
     frozen: Annotated[
         list[str] | None, typer.Option(help="A layer that stays as it is, as layer4; repeatable.", show_default=False)
@@ -47,9 +45,7 @@ class HardenOptions:
 
 
 def harden(
-    model: Annotated[
-        str, typer.Option(help="Classifier to harden: timm:NAME, torchvision:NAME, python:module:make, inpaint:SPEC, …")
-    ],
+    model: Annotated[str, typer.Option(help="Classifier to harden: timm:NAME, python:module:make, inpaint:SPEC, …")],
     images: Annotated[list[str], typer.Option(help="Unlabelled photos: a folder, parquet:PATH, cifar10; repeatable.")],
     out: Out,
     options: HardenOptions,

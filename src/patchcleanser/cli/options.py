@@ -29,27 +29,15 @@ PATCH = "2%"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Grid = Annotated[
-    str | None,
-    typer.Option(help="Where the patch is, in pixels of: source (the image as it came, default) or input (resized)."),
-]
+Grid = Annotated[str | None, typer.Option(help="The threat's pixels: source (default), or input (after resizing).")]
 Limit = Annotated[int | None, typer.Option(help="Use only this many images.")]
-Option = Annotated[
-    list[str] | None, typer.Option(help="An option of the defense: keep=4, ablation=blocks; repeatable.")
-]
-Patch = Annotated[
-    str, typer.Option(help="Threat: 32 (px), 2% (of the image), 12x83, any:1% or any:502. certify sweeps a comma list.")
-]
-Precision = Annotated[
-    str,
-    typer.Option(help="exact (float32), or fast (half precision where it pays; uncertain labels again in float32)."),
-]
+Option = Annotated[list[str] | None, typer.Option(help="An option of the defense, such as keep=4; repeatable.")]
+Patch = Annotated[str, typer.Option(help="Threat: 32, 2%, 12x83, any:1% or any:502; certify sweeps a comma list.")]
+Precision = Annotated[str, typer.Option(help="exact (float32), or fast (half precision, uncertain labels rechecked).")]
 Root = Annotated[Path | None, typer.Option(help="Folder that holds the files of a named dataset.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Split = Annotated[str | None, typer.Option(help="Part of a named dataset: test (or val), train.")]
-TrustCode = Annotated[
-    bool, typer.Option("--trust-code", help="Let a model card or a run's manifest name code to run, or a URL to fetch.")
-]
+TrustCode = Annotated[bool, typer.Option("--trust-code", help="Let cards and manifests name code to run, or URLs.")]
 
 
 @dataclass(frozen=True)
@@ -58,12 +46,8 @@ class MaskOptions:
 
     patch: Patch = PATCH
     patches: Annotated[int, typer.Option(help="Number of patches at once.")] = 1
-    masks: Annotated[
-        str | None, typer.Option(help="Masks per axis: 6, or 6x4 (down x across). certify sweeps a comma list.")
-    ] = None
-    stride: Annotated[str | None, typer.Option(help="Instead of --masks: pixels from mask to mask, 33 or 33x20.")] = (
-        None
-    )
+    masks: Annotated[str | None, typer.Option(help="Masks per axis: 6, or 6x4; certify sweeps a comma list.")] = None
+    stride: Annotated[str | None, typer.Option(help="Instead of --masks: pixels between masks, 33 or 33x20.")] = None
 
     @property
     def mask_set_options(self) -> dict[str, tuple[int, int] | None]:
@@ -76,20 +60,12 @@ class MaskOptions:
 class DefenseOptions(MaskOptions):
     """A classifier and its defense, as certify, attack, predict and serve take them."""
 
-    model: Annotated[
-        str, typer.Option(help="Classifier: zoo:NAME, timm:NAME, torchvision:NAME, onnx:FILE, python:module:make, …")
-    ] = "zoo:tiny"
+    model: Annotated[str, typer.Option(help="Classifier: zoo:NAME, timm:NAME, onnx:FILE, …; see models.")] = "zoo:tiny"
     grid: Grid = None
     defense: Annotated[
-        str,
-        typer.Option(
-            help=f"{', '.join(DEFENSES)}. attack and serve take one with masks: the first three. certify sweeps a "
-            "comma list."
-        ),
+        str, typer.Option(help=f"{', '.join(DEFENSES)}; the first three have masks. certify sweeps a comma list.")
     ] = "double-masking"
-    threshold: Annotated[
-        float | None, typer.Option(help="Confidence threshold of minority-reports, patchguard++ (0.5) and ds (0.3).")
-    ] = None
+    threshold: Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports, ds, …")] = None
     device: Device = "auto"
     precision: Precision = "exact"
     trust_code: TrustCode = False
@@ -110,23 +86,14 @@ class DefenseOptions(MaskOptions):
 class RunOptions(DefenseOptions):
     """Labelled images and where their rows go, for certify and attack."""
 
-    data: Annotated[
-        str, typer.Option(help="Labelled images: sample, cifar10, imagenet, folder:PATH, parquet:PATH, …")
-    ] = "sample"
+    data: Annotated[str, typer.Option(help="Labelled images: sample, cifar10, folder:PATH, …; see data.")] = "sample"
     split: Split = None
     root: Root = None
-    labels: Annotated[
-        str,
-        typer.Option(help="Match classes of data and model by name, by number, or auto: by name if both have names."),
-    ] = "auto"
+    labels: Annotated[str, typer.Option(help="Match classes by name, by number, or auto (name if possible).")] = "auto"
     limit: Limit = None
-    subset: Annotated[
-        str, typer.Option(help="Which images --limit takes: random, first, or authors (the PatchCleanser authors').")
-    ] = "random"
+    subset: Annotated[str, typer.Option(help="What --limit takes: random, first, or authors (as they did).")] = "random"
     seed: Seed = 0
-    unreadable: Annotated[str, typer.Option(help="At an image that cannot be read: stop, or skip (and count) it.")] = (
-        "stop"
-    )
+    unreadable: Annotated[str, typer.Option(help="An image that cannot be read: stop, or skip and count it.")] = "stop"
     batch: Annotated[int | None, typer.Option(help="Images written at a time; a stop loses at most one batch.")] = None
     out: Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")] = None
 
@@ -170,10 +137,8 @@ class ClusterOptions:
 
     on: Annotated[str, typer.Option(help="Where the work is done: here, or ray (a cluster).")] = "here"
     address: Annotated[str | None, typer.Option(help="With --on ray: HOST:PORT of the head, auto, or local.")] = None
-    gpus: Annotated[
-        float, typer.Option("--gpus-per-worker", help="With --on ray: GPUs of a worker; with 0.5 two share one.")
-    ] = 0
-    cpus: Annotated[int, typer.Option("--cpus-per-worker", help="With --on ray: cores, and threads, of a worker.")] = 1
+    gpus: Annotated[float, typer.Option("--gpus-per-worker", help="With --on ray: GPUs per worker, as 0.5.")] = 0
+    cpus: Annotated[int, typer.Option("--cpus-per-worker", help="With --on ray: cores and threads per worker.")] = 1
 
     def __post_init__(self) -> None:
         if self.on not in ("here", "ray"):
@@ -208,9 +173,7 @@ class ClusterOptions:
 class RunnerOptions(ClusterOptions):
     """Where the batches of a run are computed: certify, attack, audit and reproduce."""
 
-    workers: Annotated[
-        int | None, typer.Option(help="With --on ray: processes with the model; by default as many as fit.")
-    ] = None
+    workers: Annotated[int | None, typer.Option(help="With --on ray: processes; by default as many as fit.")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,18 +17,11 @@ if TYPE_CHECKING:
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some, such as a sweep.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Where to write; by default report/ in the run's folder, or in the one that holds all."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; by default report/ beside the runs.")] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page, instead of the result itself.")] = None,
     gallery: Annotated[bool, typer.Option("--gallery/--no-gallery", help="Show the saved pictures.")] = True,
-    derive: Annotated[
-        bool, typer.Option("--derive/--no-derive", help="Derive from stored tables what needs no model.")
-    ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the accuracies of each run as JSON, by its folder.")
-    ] = False,
+    derive: Annotated[bool, typer.Option("--derive/--no-derive", help="Derive more from stored tables.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the accuracies of each run as JSON.")] = False,
 ) -> None:
     """Write report.html (one file that needs nothing else), tables/ and figures/ from the rows of runs."""
     # Imported late, so that --help answers at once.

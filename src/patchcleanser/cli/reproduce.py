@@ -29,19 +29,12 @@ Names = Annotated[list[str] | None, typer.Argument(help="Tables and figures: tab
 def reproduce(
     cluster: RunnerOptions,
     names: Names = None,
-    listed: Annotated[
-        bool, typer.Option("--list", help="List the tables and figures, and the models each needs.")
-    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List tables and figures, and their models.")] = False,
     commands: Annotated[bool, typer.Option("--commands", help="Print the commands that make our models.")] = False,
     limit: Limit = None,
-    models: Annotated[
-        str | None,
-        typer.Option(help="Only these models: a comma list of names, or of classifiers as certify takes them."),
-    ] = None,
+    models: Annotated[str | None, typer.Option(help="Only these models: a comma list of names or specs.")] = None,
     data: Annotated[str | None, typer.Option(help="Only these datasets: a comma list.")] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Folder of the datasets, each in a folder of its name or all together.")
-    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder that holds the datasets.")] = None,
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "exact",
@@ -50,12 +43,8 @@ def reproduce(
     baselines: Annotated[
         Path, typer.Option(help="Rows of the defenses that ours is compared with, from benchmarks/baselines.py.")
     ] = Path("results/baselines.json"),
-    stored: Annotated[
-        bool, typer.Option("--stored", help="Only read runs that are finished: no model and no images are needed.")
-    ] = False,
-    page: Annotated[
-        Path | None, typer.Option(help="Only write what --out holds as a Markdown page into this file.")
-    ] = None,
+    stored: Annotated[bool, typer.Option("--stored", help="Only read finished runs; needs no model.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Only write what --out holds as Markdown to this file.")] = None,
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:

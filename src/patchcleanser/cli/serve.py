@@ -35,23 +35,15 @@ def serve(
     data: Annotated[str, typer.Option(help="Samples of the page: sample, folder:PATH, …, or none.")] = "sample",
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at.", min=0, max=65535)] = 8000,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Name this service is reached by, besides localhost, IP addresses and --host; * is any."),
-    ] = None,
-    proxy: Annotated[
-        list[str] | None, typer.Option(help="Address or network of a proxy; its X-Forwarded-For names the client.")
-    ] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Another host name of this service; * is any.")] = None,
+    proxy: Annotated[list[str] | None, typer.Option(help="Address or network of a proxy that names clients.")] = None,
     root_path: Annotated[str, typer.Option(help="Path prefix under which a proxy serves it, as /patches.")] = "",
     queue: Annotated[int, typer.Option(help="Images that may wait; with more, requests get 503.")] = 256,
     deadline: Annotated[float, typer.Option(help="Seconds after which a request is given up.")] = 30.0,
     max_pixels: Annotated[int, typer.Option(help="Pixels of one image.")] = 16_777_216,
     max_files: Annotated[int, typer.Option(help="Images in one request.")] = 16,
     replicas: Annotated[str, typer.Option(help="With --on ray: how many; 1-8 follows the load.")] = "1",
-    keep: Annotated[
-        bool,
-        typer.Option("--keep", help="With --on ray: leave it on the cluster; again with another model updates it."),
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="With --on ray: leave it on the cluster.")] = False,
 ) -> None:
     """Answer over HTTP until stopped. With PATCHCLEANSER_API_KEY set (keys, with commas between), requests need one."""
     from patchcleanser.service.settings import Limits, ServiceSettings

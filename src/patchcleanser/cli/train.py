@@ -23,23 +23,14 @@ Out = Annotated[Path, typer.Option(help="Folder for weights, card and checkpoint
 
 
 def train(
-    model: Annotated[
-        str,
-        typer.Option(help="Network: net:resnet, net:tiny, timm:NAME?…, trained:FOLDER, or inpaint: and one of these."),
-    ],
+    model: Annotated[str, typer.Option(help="Network: net:resnet, timm:NAME?…, trained:FOLDER, inpaint:SPEC, …")],
     out: Out,
     data: Annotated[str, typer.Option(help="Labelled images: cifar10, folder:PATH, parquet:PATH.")] = "cifar10",
     root: Annotated[Path | None, typer.Option(help="Folder of the dataset's files; fetched if not given.")] = None,
-    recipe: Annotated[
-        str, typer.Option(help="paper, scratch-cifar, scratch-cifar-tokens, or that of a baseline: ds-cifar, …")
-    ] = "scratch-cifar",
-    change: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting of the recipe: epochs=30, cutout.count=0.")
-    ] = None,
+    recipe: Annotated[str, typer.Option(help="Recipe: paper, scratch-cifar, ds-cifar, …")] = "scratch-cifar",
+    change: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe: epochs=30.")] = None,
     patch: Patch = "2.4%",
-    teacher: Annotated[
-        str | None, typer.Option(help="A classifier to distill from; see the setting teacher_weight.")
-    ] = None,
+    teacher: Annotated[str | None, typer.Option(help="Classifier to distill from, with teacher_weight.")] = None,
     limit: Limit = None,
     seed: Seed = 0,
     device: Device = "auto",
@@ -61,7 +52,7 @@ def train(
     require_outside(out, data)
     torch.manual_seed(seed)  # of the initial weights
     classifier = load_trainable(model, device, out, trust_code=trust_code)
-    dataset = _images(classifier, data, root, limit)
+    dataset = _load_images(classifier, data, root, limit)
     start = weights_of(model, classifier)
     preprocessing = classifier.preprocessing.uncropped  # trained without a crop, and so used without one
     teaching = _load_teacher(teacher, settings, device, len(dataset.classes), trust_code=trust_code)
@@ -163,36 +154,28 @@ def _recipe(name: str, changes: list[str]) -> Recipe:
     return RECIPES[name].changed(dict(change.split("=", 1) for change in changes))
 
 
-def _images(classifier: TorchClassifier, data: str, root: Path | None, limit: int | None) -> ArrayDataset:
+def _load_images(classifier: TorchClassifier, data: str, root: Path | None, limit: int | None) -> ArrayDataset:
     import numpy as np
+    import torch
 
     from patchcleanser.classifiers.torch import input_size
     from patchcleanser.data import ArrayDataset, in_memory, load_dataset
+    from patchcleanser.training.cutout import shown
     from patchcleanser.training.fit import require_classes
 
     size = input_size(classifier)
     images = load_dataset(data, split="train", root=root)
     dataset = images if isinstance(images, ArrayDataset) else in_memory(images, size)
-    require_classes(_classes(classifier), len(dataset.classes))
+    if classifier.classes is None:  # it learns their number from its first logits
+        black = torch.zeros(1, 3, *size, device=classifier.device)
+        with torch.inference_mode():
+            classifier.checked_logits(shown(classifier.module, black))
+    require_classes(classifier.classes, len(dataset.classes))
     if limit is None:
         return dataset
     if limit < 1:
         raise InputError(f"at least 1 image is needed, got --limit {limit}")
     return dataset.subset(np.arange(min(limit, len(dataset))))
-
-
-def _classes(classifier: TorchClassifier) -> int | None:
-    """How many classes it has; a black image is classified if it does not say so."""
-    import torch
-
-    from patchcleanser.classifiers.torch import input_size
-    from patchcleanser.training.cutout import shown
-
-    if classifier.classes is None:
-        black = torch.zeros(1, 3, *input_size(classifier), device=classifier.device)
-        with torch.inference_mode():
-            classifier.checked_logits(shown(classifier.module, black))
-    return classifier.classes
 
 
 def _load_teacher(

@@ -158,15 +158,8 @@ class AuditWorkload(Workload[AuditTask, Audit]):
     job: Job
     settings: AttackSettings
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        return self.job.identity
-
     def __getstate__(self) -> dict[str, Any]:
         return init_fields(self)
-
-    def check(self) -> None:
-        """Nothing to check: the run is finished, so its job works."""
 
     def read(self, task: AuditTask) -> list[Tensor]:
         return [self.job.dataset.image(row["index"]) for row in task.rows]
@@ -199,7 +192,7 @@ def audit(
     """Read all rows, derive `sample` of them again, and attack `attack` certified images.
 
     Reading raises if rows are not as they were written, or contradict themselves. The seed of the settings decides
-    which rows are derived and attacked. `on_progress` gets the images done, their total, and a sentence.
+    which rows are derived and attacked. `on_progress` gets the images done, their total, and a status text.
     """
     runner, settings = runner or LocalRunner(), settings or AttackSettings(iterations=50, locations=2)
     work, rows = AuditWorkload(run, job, settings), run.read().to_pylist()
@@ -212,11 +205,9 @@ def audit(
     for task, part in runner.results(work, tasks):
         parts[task.number] = part
         if on_progress is not None:
-            same_kind = [other for other in tasks if other.attack == task.attack]
-            done = sum(len(other.rows) for other in same_kind if other.number in parts)
+            done = sum(len(part.derived) + len(part.attacked) for part in parts.values())
             contradictions = sum(len(part.contradictions) for part in parts.values())
-            step = f"{'attacked' if task.attack else 'derived again'}; {contradictions} contradictions"
-            on_progress(done, sum(len(other.rows) for other in same_kind), step)
+            on_progress(done, sum(len(task.rows) for task in tasks), f"{contradictions} contradictions")
     for task in tasks:  # in their order, wherever and whenever they were done
         result.add(parts[task.number], run.folder / "audit")
     return result
@@ -225,16 +216,14 @@ def audit(
 def _tasks(rows: list[Row], sample: int, attack: int, seed: int, attack_batch: int) -> list[AuditTask]:
     """Rows to derive, one by one, then certified images to attack, some at once."""
     generator = np.random.default_rng(seed)
-    derived = _choice(rows, sample, generator)
-    certified = [row for row in rows if row["row_certified"] or row["detection_certified"]]
-    targets = _choice(certified, attack, generator)
+
+    def choose(rows: list[Row], number: int) -> list[Row]:
+        return [rows[i] for i in sorted(generator.permutation(len(rows))[:number].tolist())]
+
+    derived = choose(rows, sample)
+    targets = choose([row for row in rows if row["row_certified"] or row["detection_certified"]], attack)
     groups = [[row] for row in derived] + [targets[i : i + attack_batch] for i in range(0, len(targets), attack_batch)]
     return [AuditTask(number, group, number >= len(derived)) for number, group in enumerate(groups)]
-
-
-def _choice(rows: list[Row], number: int, generator: np.random.Generator) -> list[Row]:
-    picks = generator.permutation(len(rows))[:number]
-    return [rows[i] for i in sorted(picks.tolist())]
 
 
 def _notes(run: Run, identity: dict[str, Any]) -> list[str]:
@@ -247,9 +236,9 @@ def _notes(run: Run, identity: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _entry(row: Row, what: str, stored: Any, found: Any) -> dict[str, Any]:
+def _entry(row: Row, what: str, stored: Any, expected: Any) -> dict[str, Any]:
     image = {name: row[name] for name in ("index", "id", "label")}
-    return {**image, "what": what, "stored": stored, "found": found}
+    return {**image, "what": what, "stored": stored, "found": expected}
 
 
 class RowChecker:
@@ -273,26 +262,24 @@ class RowChecker:
         reference = ReferenceClassifier(self.job.classifier, image, hidden, grid=self.run.threat.grid)
         detects = self.algorithm == "minority_reports"
         outcome = self._detection(row, reference) if detects else self._recovery(row, reference, hiding)
-        differences = [*self._data(row, reference), *self._labels(row, reference), *outcome]
+        differences = [*self._labels(row, reference), *outcome]
         if row["certified"] and frozenset() in hiding:
             uncovered = "the masks do not cover the threat"
             differences.append((uncovered, row["certified"], "a patch that none hides", False))
-        for what, stored, found, near in differences:
-            (result.near_ties if near else result.contradictions).append(_entry(row, what, stored, found))
+        for what, stored, expected, near in differences:
+            (result.near_ties if near else result.contradictions).append(_entry(row, what, stored, expected))
         ties = reference.near_ties
         if ties and not any(near for *_, near in differences):
             result.near_ties.append(_entry(row, "labels that rounding may change", ties, "no difference"))
         result.derived.append(row["index"])
         result.labels += 1 + len(reference.by_pixels)
 
-    def _data(self, row: Row, reference: ReferenceClassifier) -> Iterator[Difference]:
-        truth, shape = int(self.job.labels[row["index"]]), list(reference.image.shape[1:])
+    def _labels(self, row: Row, reference: ReferenceClassifier) -> Iterator[Difference]:
+        truth, size = int(self.job.labels[row["index"]]), [row["height"], row["width"]]
         if row["label"] != truth:
             yield "label", row["label"], truth, False
-        if [row["height"], row["width"]] != shape:
-            yield "size", [row["height"], row["width"]], shape, False
-
-    def _labels(self, row: Row, reference: ReferenceClassifier) -> Iterator[Difference]:
+        if size != list(reference.image.shape[1:]):
+            yield "size", size, list(reference.image.shape[1:]), False
         yield from _compare("undefended", row["undefended"], reference.unmasked)
         for i, label in enumerate(reference.one_mask()):
             yield from _compare(f"one-mask label {i}", row["one_mask_labels"][i], label)

@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from patchcleanser.core.label_table import LabelTable
-from patchcleanser.core.results import (
-    Certificate,
-    DetectionCertificate,
-    DetectionVerdict,
-    LocalCertificate,
-    LocalVerdict,
-    Verdict,
-)
+from patchcleanser.core.results import Verdict
 from patchcleanser.defenses.base import TableExamined
 from patchcleanser.defenses.contract import Examined
 from patchcleanser.errors import DataError, ImageError, ThreatError
@@ -75,50 +67,34 @@ def audit_seed(job: Job, batch: LoadedBatch, entropy: int) -> tuple[int, ...]:
 
 def clean_columns(examined: Examined[Any, Any], *, table: bool = False) -> Row:
     """Columns of one clean image. Columns that its defense does not have stay null."""
-    return {
+    verdict, certificate = examined.verdict, examined.certificate
+    placement = getattr(certificate, "failing_placement", None)
+    names = ("margin", "certified", "row_certified", "failing_pair", "detection_certified")
+    row: Row = {
         "height": examined.size[0],
         "width": examined.size[1],
         "undefended": examined.undefended,
-        "margin": examined.certificate.margin,
-        "classifications": examined.certificate.classifications,
-        **(_label_columns(examined.table, table) if isinstance(examined, TableExamined) else {}),
-        **_verdict_columns(examined.verdict),
-        **_certificate_columns(examined.certificate),
+        "answer": verdict.label,
+        "alert": getattr(verdict, "alert", None),
+        "case": verdict.case.value if isinstance(verdict, Verdict) else None,
+        "deciding_mask": getattr(verdict, "deciding_mask", None),
+        **{name: getattr(certificate, name, None) for name in names},
+        "weakest": placement and [number for window in placement for number in window.numbers],
+        "classifications": certificate.classifications,
     }
-
-
-def _label_columns(labels: LabelTable, table: bool) -> Row:
-    masks = len(labels.mask_set)
-    return {
-        "one_mask_labels": labels.labels[:masks],
-        "one_mask_margins": labels.margins[:masks],
-        "one_mask_confidences": labels.confidences[:masks],
-        "table": labels.labels[:-1].astype(np.int32) if table else None,
-        "classifications": labels.spent,
-        "rechecked": labels.rechecked,
-        "flipped": labels.flipped,
-        "audited": labels.audited,
-        "caught": labels.caught,
-        "unconfirmed": labels.unconfirmed,
-    }
-
-
-def _verdict_columns(verdict: Verdict | DetectionVerdict | LocalVerdict) -> Row:
-    if isinstance(verdict, DetectionVerdict):
-        return {"answer": verdict.label, "alert": verdict.alert}
-    if isinstance(verdict, LocalVerdict):
-        return {"answer": verdict.label}
-    return {"answer": verdict.label, "case": verdict.case.value, "deciding_mask": verdict.deciding_mask}
-
-
-def _certificate_columns(certificate: Certificate | DetectionCertificate | LocalCertificate) -> Row:
-    if isinstance(certificate, DetectionCertificate):
-        return {"detection_certified": certificate.detection_certified}
-    weakest = certificate.failing_placement
-    row = {
-        "certified": certificate.certified,
-        "weakest": weakest and [n for window in weakest for n in window.numbers],
-    }
-    if isinstance(certificate, LocalCertificate):
-        return row
-    return {**row, "row_certified": certificate.row_certified, "failing_pair": certificate.failing_pair}
+    if isinstance(examined, TableExamined):
+        labels = examined.table
+        masks = len(labels.mask_set)
+        row |= {
+            "one_mask_labels": labels.labels[:masks],
+            "one_mask_margins": labels.margins[:masks],
+            "one_mask_confidences": labels.confidences[:masks],
+            "table": labels.labels[:-1].astype(np.int32) if table else None,
+            "classifications": labels.spent,
+            "rechecked": labels.rechecked,
+            "flipped": labels.flipped,
+            "audited": labels.audited,
+            "caught": labels.caught,
+            "unconfirmed": labels.unconfirmed,
+        }
+    return row

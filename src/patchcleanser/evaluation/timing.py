@@ -48,7 +48,7 @@ def time_images(job: Job, folder: str | Path, *, metadata: dict[str, Any] | None
     if path.is_file():
         return read_times(path, key)
     images = [job.dataset.image(index) for index in range(len(job.dataset))]
-    clock = _clock_for(job.classifier.device)
+    clock_name, clock = _clock_for(job.classifier.device)
     milliseconds = {"undefended": _mean_milliseconds(lambda image: _classify(job, image), images, clock)}
     classifications = {"undefended": 1.0}
     for name in DEFENSES_TIMED:
@@ -61,8 +61,8 @@ def time_images(job: Job, folder: str | Path, *, metadata: dict[str, Any] | None
 
         milliseconds[name] = _mean_milliseconds(predict, images, clock)
         classifications[name] = mean(counts[-len(images) :])
-    load = {"load": round(os.getloadavg()[0], 1)} if clock.name == WALL_CLOCK and hasattr(os, "getloadavg") else {}
-    about = {**(metadata or {}), "clock": clock.name, **load}
+    load = {"load": round(os.getloadavg()[0], 1)} if clock_name == WALL_CLOCK and hasattr(os, "getloadavg") else {}
+    about = {**(metadata or {}), "clock": clock_name, **load}
     with whole_file(path) as part:
         content = {"key": key, "images": len(images), "milliseconds": milliseconds}
         content |= {"classifications": classifications, "about": about}
@@ -86,31 +86,24 @@ def _classify(job: Job, image: Tensor) -> None:
         job.classifier.logits(job.classifier.prepare(image[None].to(job.classifier.device)))
 
 
-@dataclass(frozen=True)
-class Clock:
-    """A clock in seconds, and what to wait for before it is read."""
-
-    name: str
-    read: Callable[[], float]
-    wait: Callable[[], None]
-
-
-def _clock_for(device: torch.device) -> Clock:
-    """Processor time for one thread on a CPU, else the wall clock."""
-    if device.type == "cuda":
-        return Clock(WALL_CLOCK, time.perf_counter, torch.cuda.synchronize)
+def _clock_for(device: torch.device) -> tuple[str, Callable[[], float]]:
+    """Name and function of a clock in seconds: processor time for one thread on a CPU, else the wall clock."""
     if device.type == "cpu" and torch.get_num_threads() == 1:
-        return Clock("processor time of one thread", time.process_time, lambda: None)
-    return Clock(WALL_CLOCK, time.perf_counter, lambda: None)
+        return "processor time of one thread", time.process_time
+
+    def read() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return WALL_CLOCK, read
 
 
-def _mean_milliseconds(call: Callable[[Tensor], None], images: Sequence[Tensor], clock: Clock) -> float:
+def _mean_milliseconds(call: Callable[[Tensor], None], images: Sequence[Tensor], clock: Callable[[], float]) -> float:
     """Mean milliseconds of one call, after a few calls that do not count."""
     for image in images[:WARM_UP_IMAGES]:
         call(image)
-    clock.wait()
-    started = clock.read()
+    started = clock()
     for image in images:
         call(image)
-    clock.wait()
-    return 1000 * (clock.read() - started) / max(1, len(images))
+    return 1000 * (clock() - started) / max(1, len(images))

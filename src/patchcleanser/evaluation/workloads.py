@@ -44,11 +44,10 @@ class Workload(ABC, Generic[Task, Result]):
     job: Job
 
     @property
-    @abstractmethod
     def identity(self) -> dict[str, Any]:
         """Everything that decides the results, as plain values."""
+        return self.job.identity
 
-    @abstractmethod
     def check(self) -> None:
         """Raise if the work can never succeed."""
 
@@ -84,12 +83,10 @@ class LocalRunner:
     def results(self, work: Workload[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
         work.expect(tasks)
         with ThreadPoolExecutor(1) as reader:
-            coming = deque((task, reader.submit(work.read, task)) for task in tasks[:2])
-            for following in [*tasks[2:], None, None][: len(tasks)]:
-                task, read = coming.popleft()
-                yield task, work.process(task, read.result())
-                if following is not None:
-                    coming.append((following, reader.submit(work.read, following)))
+            reads = deque(reader.submit(work.read, task) for task in tasks[:2])
+            for number, task in enumerate(tasks):
+                yield task, work.process(task, reads.popleft().result())
+                reads.extend(reader.submit(work.read, later) for later in tasks[number + 2 : number + 3])
 
 
 class BatchWorkload(Workload[Batch, Result]):
@@ -124,10 +121,6 @@ class CertifyWorkload(BatchWorkload[list[Row]]):
     skip: bool = False
     sizes = (512, 32)
     columns = COLUMNS
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return self.job.identity
 
     def expect(self, tasks: Sequence[Batch]) -> None:
         self.job.built.hint_total_images(sum(len(task.indices) for task in tasks))
