@@ -151,9 +151,9 @@ def test_an_attack_stands_beside_the_certificates_of_the_same_model_data_and_pat
     ("made", "why"),
     [
         ({"job": {"classifier": "e" * 64}}, "it attacks another model than"),
-        ({"about": {"data": "imagenette"}}, "it attacks another data than"),
+        ({"metadata": {"data": "imagenette"}}, "it attacks another data than"),
         ({"job": {"threat": Threat.square(3).to_json()}}, "it attacks another patch than"),
-        ({"job": {"classifier": "e" * 64}, "about": {"data": "svhn"}}, "it attacks another model and data than"),
+        ({"job": {"classifier": "e" * 64}, "metadata": {"data": "svhn"}}, "it attacks another model and data than"),
     ],
 )
 def test_an_attack_on_something_else_is_left_out_and_named(

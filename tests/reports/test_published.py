@@ -19,7 +19,7 @@ MakeRun = Callable[..., Run]
 
 
 def studied(make_run: MakeRun, size: int, threat: Threat, data: str, **settings: object) -> Study:
-    run = make_run(images=2, batch=2, sizes=((size, size),), threat=threat, about={"data": data}, **settings)
+    run = make_run(images=2, batch=2, sizes=((size, size),), threat=threat, metadata={"data": data}, **settings)
     found = read_study(run, None)
     assert found is not None
     return found

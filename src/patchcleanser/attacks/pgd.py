@@ -36,7 +36,7 @@ class PatchPGD(Attack):
     >>> import torch
     >>> from patchcleanser import Threat, TorchClassifier
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 3)).eval()
-    >>> attack = PatchPGD(TorchClassifier(net), Threat.square(3), Settings(iterations=5))
+    >>> attack = PatchPGD(TorchClassifier(net), Threat.square(3), AttackSettings(iterations=5))
     >>> attack.attack(torch.full((3, 8, 8), 0.5), 0).queries
     7
     """

@@ -1,4 +1,4 @@
-"""Sight: which pixels a grid of local scores sees, and so which scores a patch can reach."""
+"""ReceptiveFields: which pixels a grid of local scores sees, and so which scores a patch can reach."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ReceptiveFields:
     def bands(cls, size: Size, width: int, *, columns: bool = True) -> ReceptiveFields:
         """One score for each band of columns (or rows) of this width; bands go on at the other side of the image.
 
-        >>> Sight.bands((2, 4), 3).across.astype(int).tolist()
+        >>> ReceptiveFields.bands((2, 4), 3).across.astype(int).tolist()
         [[1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1]]
         """
         whole = [np.ones((1, side), dtype=bool) for side in size]
@@ -70,7 +70,7 @@ class ReceptiveFields:
     def fields(cls, size: Size, field: int, jump: int) -> ReceptiveFields:
         """One score for each receptive field of `field`×`field` px that lies in the image, `jump` px apart.
 
-        >>> Sight.fields((3, 5), field=3, jump=2).across.astype(int).tolist()
+        >>> ReceptiveFields.fields((3, 5), field=3, jump=2).across.astype(int).tolist()
         [[1, 1, 1, 0, 0], [0, 0, 1, 1, 1]]
         """
         if field > min(size):

@@ -55,7 +55,7 @@ COLUMNS_OF = {"certify": COLUMNS, "attack": ATTACK_COLUMNS}
 class Proportion:
     """A count out of a total, with Wilson's 95% interval.
 
-    >>> Share(77, 100).percent, tuple(round(b, 1) for b in Share(77, 100).interval)
+    >>> Proportion(77, 100).percent, tuple(round(b, 1) for b in Proportion(77, 100).interval)
     (77.0, (67.8, 84.2))
     """
 

@@ -57,7 +57,7 @@ class Table:
 def text_of(cell: Cell, digits: int = 1) -> str:
     """A cell for people; a share without its interval.
 
-    >>> [text_of(cell) for cell in (Share(77, 100), 12345, 3.14159, "cat", None)]
+    >>> [text_of(cell) for cell in (Proportion(77, 100), 12345, 3.14159, "cat", None)]
     ['77.0', '12,345', '3.1', 'cat', '–']
     """
     if (
@@ -76,7 +76,7 @@ def text_of(cell: Cell, digits: int = 1) -> str:
 def interval_of(cell: Cell) -> str:
     """The interval of a share, or nothing.
 
-    >>> interval_of(Share(77, 100))
+    >>> interval_of(Proportion(77, 100))
     '67.8–84.2'
     """
     if not isinstance(cell, Proportion) or not cell.total:
