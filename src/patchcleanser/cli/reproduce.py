@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from patchcleanser.paper.running import Archive, Hands, Laboratory, Missing
     from patchcleanser.records.run import Run
 
-    Told = tuple[Experiment, dict[str, Finding], dict[str, str]]
-    """An experiment, what is known of its lines, and why others are missing."""
+    Results = tuple[Experiment, dict[str, Finding], dict[str, str]]
+    """An experiment, its measurements by row, and why other rows are missing."""
 
 Names = Annotated[list[str] | None, typer.Argument(help="Tables and figures: table2 figure4 …, or all.")]
 
@@ -56,7 +56,7 @@ def reproduce(
     if limit is not None and limit < 1:
         raise InputError(f"at least 1 image is needed, got a limit of {limit}")
     if listed:
-        _tell_list(as_json)
+        _print_list(as_json)
         return
     if commands:
         print("\n".join(training_commands(root)))
@@ -64,9 +64,9 @@ def reproduce(
     if page is not None:
         _write_markdown(out, page)
         return
-    chosen = [_narrowed(EXPERIMENTS[name], models, data) for name in _named(names or [])]
+    chosen = [_restrict(EXPERIMENTS[name], models, data) for name in _experiment_names(names or [])]
     if stored:
-        _tell(_run_all(chosen, Archive(runs or out / "runs", root), out, baselines), out, as_json=as_json)
+        _print_results(_run_all(chosen, Archive(runs or out / "runs", root), out, baselines), out, as_json=as_json)
         return
     with cluster.start() as runner:
         laboratory = Laboratory(
@@ -80,11 +80,11 @@ def reproduce(
             precision=precision,  # type: ignore[arg-type]  # checked by the defense
             trust_code=trust_code,
         )
-        told = _run_all(chosen, laboratory, out, baselines)
-    _tell(told, out, as_json=as_json)
+        results = _run_all(chosen, laboratory, out, baselines)
+    _print_results(results, out, as_json=as_json)
 
 
-def _named(names: list[str]) -> list[str]:
+def _experiment_names(names: list[str]) -> list[str]:
     from patchcleanser.paper import EXPERIMENTS
 
     if not names:
@@ -95,8 +95,8 @@ def _named(names: list[str]) -> list[str]:
     return list(EXPERIMENTS) if "all" in names else list(dict.fromkeys(names))
 
 
-def _narrowed(experiment: Experiment, models: str | None, data: str | None) -> Experiment:
-    """Only the lines of these models and datasets; a classifier of one's own takes the place of every model."""
+def _restrict(experiment: Experiment, models: str | None, data: str | None) -> Experiment:
+    """Only the rows of these models and datasets. A classifier of the user's own replaces every model."""
     from patchcleanser.paper.images import DATA
     from patchcleanser.paper.models import model_of
 
@@ -107,12 +107,12 @@ def _narrowed(experiment: Experiment, models: str | None, data: str | None) -> E
                 raise InputError(f"no dataset {name!r} in the experiments; there are {', '.join(DATA)}")
         lines = tuple(line for line in lines if line.plan.data in data.split(","))
     if models is not None:
-        asked = [model_of(name).name for name in models.split(",")]
-        known = [line for line in lines if line.plan.model in asked]
-        own = [name for name in asked if ":" in name]
+        wanted = [model_of(name).name for name in models.split(",")]
+        matching = [line for line in lines if line.plan.model in wanted]
+        own = [name for name in wanted if ":" in name]
         if own and data is None:
             raise InputError(f"{own[0]} is no model of the experiments; say with --data which images it is for")
-        lines = tuple(dict.fromkeys([*known, *(line.of(name) for name in own for line in lines)]))
+        lines = tuple(dict.fromkeys([*matching, *(line.of(name) for name in own for line in lines)]))
     return replace(experiment, lines=lines)
 
 
@@ -132,48 +132,48 @@ def _hands(runner: Runner, *, quiet: bool) -> Hands:
     return Hands(certify=run, attack=run, metadata=run_metadata)
 
 
-def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path, rows: Path) -> list[Told]:
-    """One experiment after the other, each plan once; findings are kept as soon as an experiment is through."""
+def _run_all(chosen: list[Experiment], laboratory: Laboratory | Archive, out: Path, rows: Path) -> list[Results]:
+    """Run experiments one after the other, each run once; measurements are written after each experiment."""
     from patchcleanser.paper import EXPERIMENTS
     from patchcleanser.paper.baselines import measured
     from patchcleanser.paper.collecting import collect, keep
     from patchcleanser.paper.pages import section, write_section
 
     outcomes: dict[Plan, Run | Latencies | Missing] = {}
-    told: list[Told] = []
+    results: list[Results] = []
     for experiment in chosen:
         for plan in experiment.plans:
             if plan not in outcomes:
                 outcomes[plan] = laboratory.run(plan)
-        found, missing = collect(experiment, outcomes, laboratory.root)
+        measurements, missing = collect(experiment, outcomes, laboratory.root)
         lines = dict.fromkeys([*EXPERIMENTS[experiment.name].lines, *experiment.lines])
         declared = replace(experiment, lines=tuple(lines))
         elsewhere = {key: value for key, value in measured(rows).items() if key in {line.key for line in lines}}
         keep(declared, elsewhere, out)
-        kept = keep(declared, found, out)
+        merged = keep(declared, measurements, out)
         missing = {key: why for key, why in missing.items() if key not in elsewhere}
-        if kept:
-            write_section(section(declared, kept), out)
-        told.append((declared, kept, missing | _draw_pictures(experiment, laboratory)))
-    _write_page(told, out)
-    return told
+        if merged:
+            write_section(section(declared, merged), out)
+        results.append((declared, merged, missing | _draw_pictures(experiment, laboratory)))
+    _write_page(results, out)
+    return results
 
 
-def _write_page(told: list[Told], out: Path) -> None:
-    """A page with all that the folder holds: of these experiments, and of those run before."""
+def _write_page(results: list[Results], out: Path) -> None:
+    """Write a page of all measurements in the folder, of these experiments and of those run before."""
     from patchcleanser.paper import EXPERIMENTS
     from patchcleanser.paper.collecting import read_found
     from patchcleanser.paper.pages import section, write_page
 
-    known = {name: (experiment, read_found(out, name)) for name, experiment in EXPERIMENTS.items()}
-    known |= {experiment.name: (experiment, found) for experiment, found, _ in told}
-    sections = [section(experiment, found) for experiment, found in known.values() if found]
+    by_name = {name: (experiment, read_found(out, name)) for name, experiment in EXPERIMENTS.items()}
+    by_name |= {experiment.name: (experiment, measurements) for experiment, measurements, _ in results}
+    sections = [section(experiment, measurements) for experiment, measurements in by_name.values() if measurements]
     if sections:
         write_page(sections, out)
 
 
 def _draw_pictures(experiment: Experiment, laboratory: Laboratory | Archive) -> dict[str, str]:
-    """Pictures of the data lie beside the runs: other people's photos are not for the findings."""
+    """Draw pictures of the data beside the runs: they show other people's photos, so they are no results to publish."""
     from patchcleanser.reports.drawing import save
 
     if experiment.pictures is None:
@@ -199,7 +199,7 @@ def _write_markdown(out: Path, page: Path) -> None:
     print(f"wrote {page}")
 
 
-def _tell_list(as_json: bool) -> None:
+def _print_list(as_json: bool) -> None:
     from patchcleanser.paper import EXPERIMENTS
 
     rows: list[dict[str, Any]] = [
@@ -223,27 +223,27 @@ def _tell_list(as_json: bool) -> None:
             print(f"{'':9} images: {', '.join(row['data'])}; models: {', '.join(row['models'])}")
 
 
-def _tell(told: list[Told], out: Path, *, as_json: bool) -> None:
-    """What was found, and what is not here, each reason once."""
+def _print_results(results: list[Results], out: Path, *, as_json: bool) -> None:
+    """Print tables and claims, and why rows are missing, each reason once."""
     from patchcleanser.paper.tabling import claim_lines, experiment_table
     from patchcleanser.reports.tables import to_markdown
 
     if as_json:
         rows = {
-            experiment.name: {"findings": {key: f.to_json() for key, f in found.items()}, "missing": missing}
-            for experiment, found, missing in told
+            experiment.name: {"findings": {key: f.to_json() for key, f in measurements.items()}, "missing": missing}
+            for experiment, measurements, missing in results
         }
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
-    for experiment, found, _ in told:
-        if found:
-            print(f"\n{to_markdown(experiment_table(experiment, found).shown())}")
-        for line in claim_lines(experiment, found):
+    for experiment, measurements, _ in results:
+        if measurements:
+            print(f"\n{to_markdown(experiment_table(experiment, measurements).shown())}")
+        for line in claim_lines(experiment, measurements):
             print(f"- {line}")
-    reasons = dict.fromkeys(why for _, _, missing in told for why in missing.values())
+    reasons = dict.fromkeys(why for _, _, missing in results for why in missing.values())
     for why in reasons:
         print(f"left out: {why}", file=sys.stderr)
-    if any(found for _, found, _ in told):
+    if any(measurements for _, measurements, _ in results):
         print(f"\nfindings, tables, figures and results.html are in {out}")
     elif reasons:
         raise InputError("nothing could be measured; what is missing stands above")
