@@ -70,7 +70,7 @@ def test_a_stopped_attack_goes_on_to_the_same_rows(
     colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     what = job(colour, pictures)
-    whole = evaluate(what, tmp_path / "whole", batch=3)
+    unbroken = evaluate(what, tmp_path / "whole", batch=3)
     real, calls = workloads.attack_rows, []
 
     def dies(*words: Any) -> Any:
@@ -85,7 +85,7 @@ def test_a_stopped_attack_goes_on_to_the_same_rows(
     assert len(Run.open(tmp_path / "stopped").read()) == 6
     run = evaluate(what, tmp_path / "stopped")
     assert len(calls) == 5  # two done, one that died, two more
-    same = [table.read().drop_columns(["seconds"]).to_pylist() for table in (whole, run)]
+    same = [table.read().drop_columns(["seconds"]).to_pylist() for table in (unbroken, run)]
     assert same[0] == same[1]
 
 
@@ -123,8 +123,8 @@ def test_only_a_few_pictures_are_kept_but_every_one_that_fooled_the_defense(
     rows = run.read().to_pylist()
     wrong = {row["index"] for row in rows if row["attacked_answer"] != row["label"]}
     assert wrong
-    kept = {int(path.stem.split("-")[0]) for path in (tmp_path / "gallery").glob("*-attacked.png")}
-    assert kept == wrong | {0, 1}
+    saved = {int(path.stem.split("-")[0]) for path in (tmp_path / "gallery").glob("*-attacked.png")}
+    assert saved == wrong | {0, 1}
 
 
 def test_unknown_or_impossible_attacks_are_refused(colour: TorchClassifier, pictures: ArrayDataset) -> None:
