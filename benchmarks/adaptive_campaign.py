@@ -23,8 +23,7 @@ from pyarrow import compute
 from patchcleanser import Threat, load_classifier, load_dataset
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data import chosen
-from patchcleanser.evaluation import Job
-from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
+from patchcleanser.evaluation import AttackJob, Job, evaluate
 from patchcleanser.evaluation.workloads import Progress
 from patchcleanser.records.metrics import certified_fooled
 from patchcleanser.records.provenance import versions
@@ -88,7 +87,7 @@ def turn(job: AttackJob, folder: Path, batch: int, seconds: float) -> bool:
             raise TurnOver
 
     try:
-        attack_all(job, folder, batch=batch, on_progress=on_progress)
+        evaluate(job, folder, batch=batch, on_progress=on_progress)
     except TurnOver:
         return False
     return True

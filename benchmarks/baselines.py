@@ -21,9 +21,10 @@ from typing import Any
 
 from patchcleanser import Threat, load_classifier
 from patchcleanser.classifiers.trained import read_card
-from patchcleanser.cli.certify import about_run, run_job
+from patchcleanser.cli.certify import run_metadata
+from patchcleanser.cli.progress import run_progress
 from patchcleanser.data import chosen, load_dataset
-from patchcleanser.evaluation import Job
+from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline, row_key
 from patchcleanser.records.metrics import COLUMNS, summary
 from patchcleanser.records.provenance import versions
@@ -61,8 +62,10 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
 def measured(job: Job, folder: Path, spec: str, data: str, split: str = "test") -> dict[str, Any]:
     """What certifying a job gave, and what it took."""
     command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
-    metadata = {**about_run(spec, data, split, job), "command": command}
-    totals = summary(run_job(job, folder, metadata, batch=None, skip=False, quiet=False).read(COLUMNS))
+    metadata = {**run_metadata(spec, data, split, job), "command": command}
+    with run_progress(job, folder) as on_progress:
+        run = evaluate(job, folder, metadata=metadata, on_progress=on_progress)
+    totals = summary(run.read(COLUMNS))
     return {
         "images": totals.images,
         **{name: round(share.percent, 2) for name, share in totals.shares.items() if share.total},

@@ -19,9 +19,10 @@ from typing import Any
 from patchcleanser import Threat, load_classifier
 from patchcleanser.classifiers.registry import innermost, members
 from patchcleanser.classifiers.trained import read_card, zoo_folder
-from patchcleanser.cli.certify import about_run, run_job
+from patchcleanser.cli.certify import run_metadata
+from patchcleanser.cli.progress import run_progress
 from patchcleanser.data import chosen, load_dataset
-from patchcleanser.evaluation import Job
+from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.records.metrics import COLUMNS, summary
 from patchcleanser.records.provenance import versions
 
@@ -32,9 +33,11 @@ HARDENED = {"name": "harden"}
 def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]:
     """What certifying a job gave, and what it took."""
     command = shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
-    metadata = {**about_run(model, data, "test", job), "command": command}
+    metadata = {**run_metadata(model, data, "test", job), "command": command}
     started = time.monotonic()
-    totals = summary(run_job(job, folder, metadata, batch=None, skip=False, quiet=False).read(COLUMNS))
+    with run_progress(job, folder) as on_progress:
+        run = evaluate(job, folder, metadata=metadata, on_progress=on_progress)
+    totals = summary(run.read(COLUMNS))
     stats = job.masking.engine.stats
     return {
         "images": totals.images,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
 from torch import Tensor, nn
 
 from patchcleanser import Job, Threat, TorchClassifier, evaluate
@@ -20,7 +21,6 @@ from patchcleanser.core.registry import Entry
 from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import RecordError
-from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
 from patchcleanser.evaluation.audit import audit, audited_job
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -15,8 +15,9 @@ from patchcleanser.attacks import ATTACKS
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.errors import InputError, RecordError
-from patchcleanser.evaluation import attack_jobs as module
-from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all, attack_shares
+from patchcleanser.evaluation import AttackJob, workloads
+from patchcleanser.evaluation import attack_rows as module
+from patchcleanser.evaluation.attack_rows import attack_shares
 from patchcleanser.records.metrics import certified_fooled
 from patchcleanser.records.run import ATTACK_SCHEMA, find_runs
 
@@ -34,7 +35,7 @@ def test_rows_say_what_both_classifiers_answer_and_no_certified_image_is_fooled(
     colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path, attack: str, defense: str
 ) -> None:
     what = job(colour, pictures, attack, defense=defense)
-    run = attack_all(what, tmp_path, batch=4)
+    run = evaluate(what, tmp_path, batch=4)
     rows = run.read()
     assert run.finished
     assert rows.schema.names == ATTACK_SCHEMA.names
@@ -59,7 +60,7 @@ def test_the_adaptive_attack_fools_more_than_the_plain_one(
     colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path
 ) -> None:
     robust = {
-        name: attack_shares(attack_all(job(colour, pictures, name), tmp_path / name).read())["robust"].count
+        name: attack_shares(evaluate(job(colour, pictures, name), tmp_path / name).read())["robust"].count
         for name in ("pgd", "adaptive")
     }
     assert robust["adaptive"] <= robust["pgd"]
@@ -69,8 +70,8 @@ def test_a_stopped_attack_goes_on_to_the_same_rows(
     colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     what = job(colour, pictures)
-    whole = attack_all(what, tmp_path / "whole", batch=3)
-    real, calls = module.attacked_rows, []
+    unbroken = evaluate(what, tmp_path / "whole", batch=3)
+    real, calls = workloads.attack_rows, []
 
     def dies(*words: Any) -> Any:
         calls.append(1)
@@ -78,26 +79,26 @@ def test_a_stopped_attack_goes_on_to_the_same_rows(
             raise KeyboardInterrupt
         return real(*words)
 
-    monkeypatch.setattr(module, "attacked_rows", dies)
+    monkeypatch.setattr(workloads, "attack_rows", dies)
     with pytest.raises(KeyboardInterrupt):
-        attack_all(what, tmp_path / "stopped", batch=3)
+        evaluate(what, tmp_path / "stopped", batch=3)
     assert len(Run.open(tmp_path / "stopped").read()) == 6
-    run = attack_all(what, tmp_path / "stopped")
+    run = evaluate(what, tmp_path / "stopped")
     assert len(calls) == 5  # two done, one that died, two more
-    same = [table.read().drop_columns(["seconds"]).to_pylist() for table in (whole, run)]
+    same = [table.read().drop_columns(["seconds"]).to_pylist() for table in (unbroken, run)]
     assert same[0] == same[1]
 
 
 def test_another_budget_is_another_job(colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path) -> None:
-    attack_all(job(colour, pictures), tmp_path)
+    evaluate(job(colour, pictures), tmp_path)
     with pytest.raises(RecordError, match="another job; it differs in settings"):
-        attack_all(job(colour, pictures, settings=AttackSettings(iterations=9, locations=2)), tmp_path)
+        evaluate(job(colour, pictures, settings=AttackSettings(iterations=9, locations=2)), tmp_path)
 
 
 def test_attack_runs_are_not_taken_for_certificates(
     colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path
 ) -> None:
-    attack_all(job(colour, pictures, settings=AttackSettings(iterations=1)), tmp_path / "attack")
+    evaluate(job(colour, pictures, settings=AttackSettings(iterations=1)), tmp_path / "attack")
     evaluate(Job(colour, pictures, Threat.square(3), masks=2), tmp_path / "certify")
     assert [run.folder.name for run in find_runs([tmp_path])] == ["certify"]
     assert [run.folder.name for run in find_runs([tmp_path], kind="attack")] == ["attack"]
@@ -108,7 +109,7 @@ def test_attack_runs_are_not_taken_for_certificates(
 def test_images_of_the_target_class_are_left_out(
     colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path
 ) -> None:
-    run = attack_all(job(colour, pictures, settings=AttackSettings(iterations=2, target=1)), tmp_path)
+    run = evaluate(job(colour, pictures, settings=AttackSettings(iterations=2, target=1)), tmp_path)
     skipped = [row for row in run.read().to_pylist() if row["skipped"] is not None]
     assert {row["label"] for row in skipped} == {1}
     assert attack_shares(run.read())["robust"].total == 10 - len(skipped)
@@ -117,13 +118,13 @@ def test_images_of_the_target_class_are_left_out(
 def test_only_a_few_pictures_are_kept_but_every_one_that_fooled_the_defense(
     colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "KEPT", 2)
-    run = attack_all(job(colour, pictures, "adaptive"), tmp_path)
+    monkeypatch.setattr(module, "SAVED_IMAGES", 2)
+    run = evaluate(job(colour, pictures, "adaptive"), tmp_path)
     rows = run.read().to_pylist()
     wrong = {row["index"] for row in rows if row["attacked_answer"] != row["label"]}
     assert wrong
-    kept = {int(path.stem.split("-")[0]) for path in (tmp_path / "gallery").glob("*-attacked.png")}
-    assert kept == wrong | {0, 1}
+    saved = {int(path.stem.split("-")[0]) for path in (tmp_path / "gallery").glob("*-attacked.png")}
+    assert saved == wrong | {0, 1}
 
 
 def test_unknown_or_impossible_attacks_are_refused(colour: TorchClassifier, pictures: ArrayDataset) -> None:

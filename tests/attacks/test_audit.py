@@ -22,10 +22,10 @@ from patchcleanser.evaluation.reference import (
     ReferenceClassifier,
     hidden_pixels,
     hiding_sets,
-    look,
+    reference_label,
     slow_challenger_masking,
+    slow_double_masking,
 )
-from patchcleanser.evaluation.reference import slow_double_masking as slow
 from patchcleanser.records.run import Row
 from patchcleanser.records.shards import checksum, write_shard
 
@@ -70,11 +70,11 @@ def everything(run: Run, job: Job) -> Audit:
 )
 def test_an_honest_run_has_no_contradiction(honest: Any, options: dict[str, Any]) -> None:
     run, job = honest(**options)
-    found = everything(run, job)
-    assert found.contradictions == []
-    assert len(found.derived) == 10
-    assert len(found.attacked) >= 2
-    assert found.labels > 10
+    outcome = everything(run, job)
+    assert outcome.contradictions == []
+    assert len(outcome.derived) == 10
+    assert len(outcome.attacked) >= 2
+    assert outcome.labels > 10
 
 
 def flip(name: str) -> Callable[[Row], None]:
@@ -105,14 +105,14 @@ def test_one_changed_value_is_found(honest: Any, index: int, change: Callable[[R
     """Where the row contradicts itself it is refused; else the audit finds it."""
     run, job = honest(table=True)
     tamper(run, index, change)
-    found, refused = Audit(rows=0), ""
+    outcome, refused = Audit(rows=0), ""
     try:
-        found = everything(run, job)
+        outcome = everything(run, job)
     except RecordError as error:
         refused = str(error)
-    assert f"contradicts itself, row {index}: " in refused or found.contradictions
-    assert {c["index"] for c in found.contradictions} <= {index}
-    assert refused or any(word in c["what"] for c in found.contradictions)
+    assert f"contradicts itself, row {index}: " in refused or outcome.contradictions
+    assert {c["index"] for c in outcome.contradictions} <= {index}
+    assert refused or any(word in c["what"] for c in outcome.contradictions)
 
 
 def test_a_whole_forged_certificate_is_found_and_fooled(honest: Any) -> None:
@@ -126,8 +126,8 @@ def test_a_whole_forged_certificate_is_found_and_fooled(honest: Any) -> None:
 
     tamper(run, weak, forge)
     same = audited_job(run, job.classifier, job.dataset)
-    found = audit(run, same, sample=0, attack=10, settings=AttackSettings(iterations=15, locations=2))
-    (fooled,) = found.contradictions
+    outcome = audit(run, same, sample=0, attack=10, settings=AttackSettings(iterations=15, locations=2))
+    (fooled,) = outcome.contradictions
     assert fooled["what"] == "a certified image was fooled"
     assert fooled["index"] == weak
     image = torch.from_numpy(np.load(fooled["image"]))
@@ -147,17 +147,17 @@ def test_the_sample_is_seeded(honest: Any) -> None:
 def test_near_ties_are_reported_and_do_not_fail(honest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run, job = honest()
     monkeypatch.setattr("patchcleanser.evaluation.reference.NEAR", 100.0)  # every label is a near-tie now
-    found = everything(run, job)
-    assert found.contradictions == []
-    assert {tie["index"] for tie in found.near_ties} == set(range(10))
+    outcome = everything(run, job)
+    assert outcome.contradictions == []
+    assert {tie["index"] for tie in outcome.near_ties} == set(range(10))
     row = next(row for row in run.read().to_pylist() if not row["row_certified"])  # or it would contradict itself
     hidden, _ = audit_module.RowChecker(run, job).masks((12, 12))
     second_label = (
-        ReferenceClassifier(job.classifier, job.dataset.image(row["index"]), hidden, grid="source").at(1, 1).second
+        ReferenceClassifier(job.classifier, job.dataset.image(row["index"]), hidden, grid="source").under(1, 1).second
     )
     tamper(run, row["index"], lambda row: row["one_mask_labels"].__setitem__(1, second_label))
-    found = everything(run, job)
-    assert any(t["what"] == "one-mask label 1" and t["stored"] == second_label for t in found.near_ties)
+    outcome = everything(run, job)
+    assert any(t["what"] == "one-mask label 1" and t["stored"] == second_label for t in outcome.near_ties)
     assert row["one_mask_labels"][1] != second_label
 
 
@@ -190,10 +190,10 @@ def test_the_images_of_a_subset_are_found_by_name(
 
 
 @pytest.mark.parametrize("threat", [Threat.square(3), Threat.any_rectangle(6), Threat.square(2, count=2)], ids=str)
-def test_the_twin_finds_the_holes_that_the_exact_checker_finds(threat: Threat) -> None:
+def test_the_reference_finds_the_holes_that_the_exact_checker_finds(threat: Threat) -> None:
     size = (9, 10)
-    whole = MaskSet.build(threat, image=size, masks=3)
-    for masks in (whole, MaskSet(size, whole.masks[1:]), MaskSet(size, whole.masks[:-1])):
+    complete = MaskSet.build(threat, image=size, masks=3)
+    for masks in (complete, MaskSet(size, complete.masks[1:]), MaskSet(size, complete.masks[:-1])):
         sets = hiding_sets([hidden_pixels(mask, size) for mask in masks.masks], threat, size)
         assert (frozenset() in sets) == (not masks.covers(threat))
 
@@ -202,29 +202,29 @@ def test_masks_that_do_not_cover_are_a_contradiction(honest: Any, monkeypatch: p
     run, job = honest()
     short = MaskSet.build(Threat.square(1), image=(12, 12), masks=2)
     monkeypatch.setattr(Run, "mask_set", lambda self, size: short)
-    found = audit(run, audited_job(run, job.classifier, job.dataset), sample=10, attack=0, settings=QUICK)
-    assert any(c["what"] == "the masks do not cover the threat" for c in found.contradictions)
+    outcome = audit(run, audited_job(run, job.classifier, job.dataset), sample=10, attack=0, settings=QUICK)
+    assert any(c["what"] == "the masks do not cover the threat" for c in outcome.contradictions)
 
 
-def test_the_twins_algorithms_are_the_papers() -> None:
-    assert slow([3, 1, 1, 3], lambda i, j: 0) == 3  # a tie goes to the largest label
-    assert slow([7, 7, 4], lambda i, j: 4) == 4
-    assert slow([7, 7, 4], lambda i, j: 7) == 7
+def test_the_reference_algorithms_are_the_papers() -> None:
+    assert slow_double_masking([3, 1, 1, 3], lambda i, j: 0, {}) == 3  # a tie goes to the largest label
+    assert slow_double_masking([7, 7, 4], lambda i, j: 4, {}) == 4
+    assert slow_double_masking([7, 7, 4], lambda i, j: 7, {}) == 7
     assert slow_challenger_masking([7, 7, 4], lambda i, j: 4, {}) == 4
     assert slow_challenger_masking([7, 7, 4], lambda i, j: 7, {}) == 7
 
 
-def test_the_twin_fills_masks_before_preparing_on_the_source_grid(curved: TorchClassifier) -> None:
+def test_the_reference_fills_masks_before_preparing_on_the_source_grid(curved: TorchClassifier) -> None:
     image = torch.rand(3, 9, 9, generator=torch.Generator().manual_seed(0))
     hidden = np.zeros((9, 9), dtype=bool)
     hidden[2:5, 3:6] = True
     masked = image.clone()
     masked[:, 2:5, 3:6] = 0.5
     expected = curved.logits(curved.prepare(masked[None]))[0]
-    seen = look(curved, image, hidden, prepared=False)
-    assert seen.label == int(expected.argmax())
+    label = reference_label(curved, image, hidden, prepared=False)
+    assert label.label == int(expected.argmax())
     top = expected.topk(2).values.tolist()
-    assert seen.margin == pytest.approx(top[0] - top[1], abs=1e-5)
+    assert label.margin == pytest.approx(top[0] - top[1], abs=1e-5)
 
 
 def test_labels_matched_by_name_are_found_again(
@@ -233,6 +233,6 @@ def test_labels_matched_by_name_are_found_again(
     colour.names = ("green", "red", "blue")
     matched, _ = match_labels(pictures, colour)
     run = evaluate(Job(colour, matched, Threat.square(3), masks=2), tmp_path)
-    found = audited_job(run, colour, pictures).dataset
-    assert found.labels is not None
-    assert found.labels.tolist() == [1, 0, 2] * 3 + [1]
+    outcome = audited_job(run, colour, pictures).dataset
+    assert outcome.labels is not None
+    assert outcome.labels.tolist() == [1, 0, 2] * 3 + [1]

@@ -9,8 +9,7 @@ import pytest
 from patchcleanser import Threat, load_classifier, load_dataset
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data import chosen
-from patchcleanser.evaluation import Job
-from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
+from patchcleanser.evaluation import AttackJob, Job, evaluate
 from patchcleanser.records.metrics import certified_fooled
 
 
@@ -20,7 +19,7 @@ from patchcleanser.records.metrics import certified_fooled
 def test_no_certified_image_of_the_sample_is_fooled(defense: str, side: int, tmp_path: Path) -> None:
     images = chosen(load_dataset("sample"), 50)
     job = Job(load_classifier("zoo:tiny", device="cpu"), images, Threat.square(side), defense, masks=3)
-    rows = attack_all(AttackJob(job, "adaptive", AttackSettings(iterations=10, locations=1)), tmp_path, batch=10).read()
+    rows = evaluate(AttackJob(job, "adaptive", AttackSettings(iterations=10, locations=1)), tmp_path, batch=10).read()
     promise = "detection_certified" if defense == "minority-reports" else "row_certified"
     assert sum(rows[promise].to_pylist()) >= 10
     assert len(certified_fooled(rows)) == 0

@@ -14,7 +14,7 @@ from patchcleanser import load_dataset
 from patchcleanser.cli.app import app
 from patchcleanser.data.codec import as_picture
 from patchcleanser.errors import ContradictionError, InputError, RecordError
-from patchcleanser.evaluation import attack_jobs
+from patchcleanser.evaluation import attack_rows
 from patchcleanser.records.run import Row, Run
 
 SMALL = ["--limit", "4", "--masks", "2", "--device", "cpu"]
@@ -39,19 +39,19 @@ def test_attack_says_accuracies_before_and_after_and_draws_some(folder: Path) ->
     with Image.open("a/attacked.png") as sheet:
         assert sheet.height > 4 * 256
     again = run("attack", *SMALL, "--iterations", "5", "--out", "a", "--json")
-    found = json.loads(again.stdout)
-    assert found["certified_images_fooled"] == 0
-    assert found["robust"]["count"] >= found["row_certified"]["count"]
-    assert (found["attack"], found["iterations"], found["locations"], found["images"]) == ("apgd", 5, 1, 4)
+    result = json.loads(again.stdout)
+    assert result["certified_images_fooled"] == 0
+    assert result["robust"]["count"] >= result["row_certified"]["count"]
+    assert (result["attack"], result["iterations"], result["locations"], result["images"]) == ("apgd", 5, 1, 4)
 
 
 def test_an_attack_by_fast_labels_says_that_its_certificates_are_statistical(folder: Path) -> None:
     words = ["attack", "--limit", "10", "--masks", "3", "--patch", "5", "--device", "cpu", "--iterations", "2"]
     done = run(*words, "--precision", "fast", "--out", "a", "--json")
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["statistical"].startswith(
-        f"{found['row_certified']['count']} certificates are statistical, not proofs"
+    result = json.loads(done.stdout)
+    assert result["statistical"].startswith(
+        f"{result['row_certified']['count']} certificates are statistical, not proofs"
     )
     assert json.loads(run(*words, "--out", "b", "--json").stdout)["statistical"] is None
 
@@ -74,7 +74,7 @@ def test_the_same_attack_continues_the_same_run(folder: Path) -> None:
 
 
 def test_a_fooled_certified_image_ends_the_attack_with_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attack_jobs, "is_fooled", lambda verdict, label: True)
+    monkeypatch.setattr(attack_rows, "is_fooled", lambda verdict, label: True)
     done = run("attack", *SMALL, "--iterations", "1", "--patch", "2", "--masks", "3")
     assert isinstance(done.exception, ContradictionError)
     assert "certified images were fooled" in str(done.exception)
@@ -82,7 +82,7 @@ def test_a_fooled_certified_image_ends_the_attack_with_an_error(folder: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--attack", "magic"], "no attack 'magic'"),
         (["--iterations", "0"], "iterations is at least 1"),
@@ -91,18 +91,18 @@ def test_a_fooled_certified_image_ends_the_attack_with_an_error(folder: Path, mo
         (["--batch", "0"], "--batch is at least 1"),
     ],
 )
-def test_a_wrong_argument_of_attack_is_named(folder: Path, words: list[str], said: str) -> None:
+def test_a_wrong_argument_of_attack_is_named(folder: Path, words: list[str], message: str) -> None:
     done = run("attack", *SMALL, *words)
     assert isinstance(done.exception, InputError)
-    assert said in str(done.exception)
+    assert message in str(done.exception)
     assert not list(folder.rglob("rows-*"))
 
 
 def flip(run_folder: str, change: Any) -> None:
-    found = Run.open(run_folder)
-    rows = found.read_batch(0).to_pylist()
+    result = Run.open(run_folder)
+    rows = result.read_batch(0).to_pylist()
     change(rows[2])
-    found.write(0, rows)
+    result.write(0, rows)
 
 
 def test_audit_passes_an_honest_run_and_fails_a_changed_one(folder: Path) -> None:
@@ -123,8 +123,8 @@ def test_audit_passes_an_honest_run_and_fails_a_changed_one(folder: Path) -> Non
     done = run(*words, "--json")
     assert isinstance(done.exception, ContradictionError)
     assert "patchcleanser audit r --sample 4 --attack 1" in str(done.exception)
-    found = json.loads(done.stdout)["contradictions"]
-    assert {one["index"] for one in found} == {2}
+    result = json.loads(done.stdout)["contradictions"]
+    assert {entry["index"] for entry in result} == {2}
     assert "CONTRADICTION image 2" in run(*words).stdout
 
 
@@ -137,13 +137,13 @@ def test_audit_finds_one_changed_label_of_a_table(folder: Path) -> None:
     flip("r", change)
     done = run("audit", "r", "--sample", "4", "--attack", "0", "--json")
     assert isinstance(done.exception, ContradictionError)
-    assert any("two-mask label" in one["what"] for one in json.loads(done.stdout)["contradictions"])
+    assert any("two-mask label" in entry["what"] for entry in json.loads(done.stdout)["contradictions"])
 
 
 def test_audit_refuses_other_kinds_of_runs_and_nothing_to_do(folder: Path) -> None:
     run("certify", *SMALL, "--out", "r")
     done = run("audit", "r", "--sample", "0", "--attack", "0")
-    assert "an audit looks at at least 1 row" in str(done.exception)
+    assert "an audit checks at least 1 row" in str(done.exception)
     run("attack", *SMALL, "--iterations", "1", "--out", "a")
     done = run("audit", "a")
     assert isinstance(done.exception, RecordError)

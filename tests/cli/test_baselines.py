@@ -51,10 +51,10 @@ def test_a_baseline_is_certified_with_rows_and_reported(defense: str, run: Comma
 def test_a_stopped_run_of_a_baseline_goes_on_with_the_same_rows(run: Command, tmp_path: Path) -> None:
     words = ["certify", "--defense", "ds", "--limit", "6", "--batch", "2", "--device", "cpu", "--option", "keep=3"]
     assert run(*words, "--out", str(tmp_path / "run")).code == 0
-    whole = Run.open(tmp_path / "run").read().drop_columns(["seconds"])
+    unbroken = Run.open(tmp_path / "run").read().drop_columns(["seconds"])
     (tmp_path / "run" / "rows-00001.parquet").unlink()
     assert run(*words, "--out", str(tmp_path / "run")).code == 0
-    assert Run.open(tmp_path / "run").read().drop_columns(["seconds"]) == whole
+    assert Run.open(tmp_path / "run").read().drop_columns(["seconds"]) == unbroken
     assert Run.open(tmp_path / "run").job["options"] == {"keep": 3}
 
 
@@ -84,13 +84,13 @@ def test_a_baseline_answers_pictures(run: Command, tmp_path: Path) -> None:
     as_picture(load_dataset("sample").image(0)).save(tmp_path / "a.png")
     done = run("predict", str(tmp_path / "a.png"), "--defense", "ds", "--json")
     assert done.code == 0
-    (found,) = json.loads(done.out)
-    assert found["classifications"] == 33
-    assert "masks" not in found
+    (result,) = json.loads(done.out)
+    assert result["classifications"] == 33
+    assert "masks" not in result
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--defense", "cbn"], "come from a network of small receptive fields such as net:bagnet"),
         (["--defense", "ibp"], "need a network that has them, such as net:interval"),
@@ -103,12 +103,12 @@ def test_a_baseline_answers_pictures(run: Command, tmp_path: Path) -> None:
     ],
 )
 def test_what_a_baseline_cannot_do_is_refused_with_the_reason(
-    words: list[str], said: str, run: Command, tmp_path: Path
+    words: list[str], message: str, run: Command, tmp_path: Path
 ) -> None:
     common = ["--patch", "2", "--limit", "2", "--device", "cpu", "--out", str(tmp_path / "run")]
     done = run("certify", *words, *common)
     assert done.code != 0
-    assert said in done.err
+    assert message in done.err
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 

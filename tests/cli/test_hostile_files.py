@@ -162,7 +162,7 @@ def test_audit_fetches_no_data_from_an_address_that_a_manifest_names(
 @pytest.mark.parametrize(("name", "value"), [("model", 5), ("model", ["zoo:tiny"]), ("data", {"a": 1}), ("data", None)])
 def test_a_manifest_whose_names_are_no_names_is_damaged(name: str, value: Any, run: Command, place: Path) -> None:
     say(place, **{name: value})
-    require_refused(run("audit", "run"), place, f"its {name} is no name; name it with --{name}")
+    require_refused(run("audit", "run"), place, f"its {name} is not a name; name it with --{name}")
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ SMALL = ["--limit", "6", "--masks", "2", "--device", "cpu"]
 def test_certify_says_accuracies_with_intervals_and_where_the_rows_are(run: Command) -> None:
     done = run("certify", *SMALL)
     assert done.code == 0
-    (found,) = find_runs(["runs"])
-    assert len(found.read()) == 6
-    assert str(found.folder) in done.out
+    (stored,) = find_runs(["runs"])
+    assert len(stored.read()) == 6
+    assert str(stored.folder) in done.out
     for word in ("undefended", "clean", "certified", "row certified", "95%", "patchcleanser report"):
         assert word in done.out
     assert "images/s" in done.err
@@ -62,16 +62,18 @@ def test_comma_lists_sweep(run: Command) -> None:
 
 
 def test_json_is_all_that_standard_output_holds(run: Command) -> None:
-    found = json.loads(run("certify", *SMALL, "--json", "--table").out)
-    assert found["certified"]["interval95"][0] <= found["certified"]["percent"] <= found["certified"]["interval95"][1]
-    assert found["job"]["table"] is True
+    result = json.loads(run("certify", *SMALL, "--json", "--table").out)
+    assert (
+        result["certified"]["interval95"][0] <= result["certified"]["percent"] <= result["certified"]["interval95"][1]
+    )
+    assert result["job"]["table"] is True
 
 
 def test_detection_reports_its_own_shares(run: Command) -> None:
-    found = json.loads(run("certify", *SMALL, "--defense", "minority-reports", "--threshold", "0.3", "--json").out)
-    assert "certified" not in found
-    assert found["detection_certified"]["count"] <= 6
-    assert found["job"]["options"] == {"threshold": 0.3}
+    result = json.loads(run("certify", *SMALL, "--defense", "minority-reports", "--threshold", "0.3", "--json").out)
+    assert "certified" not in result
+    assert result["detection_certified"]["count"] <= 6
+    assert result["job"]["options"] == {"threshold": 0.3}
 
 
 def test_the_authors_choice_of_images_can_be_had(run: Command) -> None:
@@ -82,7 +84,7 @@ def test_the_authors_choice_of_images_can_be_had(run: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--masks", "abc"], "--masks takes a whole number, or one for each axis as 6x4, got 'abc'"),
         (["--masks", "0"], "masks is a whole number of at least 1"),
@@ -111,11 +113,11 @@ def test_the_authors_choice_of_images_can_be_had(run: Command) -> None:
     ],
 )
 def test_a_wrong_argument_gets_one_sentence_and_leaves_nothing_behind(
-    run: Command, words: list[str], said: str
+    run: Command, words: list[str], message: str
 ) -> None:
     done = run("certify", "--limit", "3", "--device", "cpu", *words)
     assert done.code == 2
-    assert said in done.err.replace("\n", " ")
+    assert message in done.err.replace("\n", " ")
     assert "Traceback" not in done.err
     assert not list(Path().rglob("rows-*"))
     assert not list(Path().rglob("manifest.json"))
@@ -194,9 +196,9 @@ def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_continues(tmp_pat
         while not list(tmp_path.glob("stopped/rows-*")) and time.monotonic() < deadline:
             time.sleep(0.05)
         child.send_signal(signal.SIGINT)
-        _, said = child.communicate(timeout=60)
+        _, message = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert "patchcleanser certify --masks 3 --batch 1 --device cpu --out stopped" in said
+    assert "patchcleanser certify --masks 3 --batch 1 --device cpu --out stopped" in message
     assert 0 < len(Run.open(tmp_path / "stopped").read()) < 300
 
 
@@ -205,8 +207,8 @@ def test_predict_answers_in_words_and_never_says_certified(run: Command, tmp_pat
     done = run("predict", "deer.png", "--masks", "2", "--device", "cpu")
     assert done.code == 0
     assert done.out == "deer.png: deer (4); all 4 masks agree; 4 classifications\n"
-    found = json.loads(run("predict", "deer.png", "--masks", "2", "--device", "cpu", "--json").out)
-    assert found[0]["case"] == "agreed"
+    result = json.loads(run("predict", "deer.png", "--masks", "2", "--device", "cpu", "--json").out)
+    assert result[0]["case"] == "agreed"
     alarm = run("predict", "deer.png", "--masks", "2", "--defense", "minority-reports", "--device", "cpu")
     assert "no alert" in alarm.out
 
@@ -226,7 +228,7 @@ def test_a_picture_that_is_too_small_for_the_patch_does_not_cost_the_others(run:
         Image.new("RGB", (side, side)).save(tmp_path / name)
     done = run("predict", ".", "--patch", "36", "--masks", "2", "--device", "cpu", "--json")
     assert done.code == 2
-    assert [(one["image"], "error" in one) for one in json.loads(done.out)] == [
+    assert [(answer["image"], "error" in answer) for answer in json.loads(done.out)] == [
         ("a.png", False),
         ("b.png", True),
         ("c.png", False),

@@ -39,8 +39,7 @@ from patchcleanser.data.catalog import SAMPLE
 from patchcleanser.data.dataset import EncodedDataset
 from patchcleanser.data.folders import FileContents
 from patchcleanser.errors import ClusterError, DataError, InputError, RecordError
-from patchcleanser.evaluation import Job, evaluate
-from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
+from patchcleanser.evaluation import AttackJob, Job, evaluate
 from patchcleanser.evaluation.audit import audit
 from patchcleanser.evaluation.workloads import Batch, CertifyWorkload, Progress
 from patchcleanser.paper.measurements import read_measurements
@@ -142,7 +141,7 @@ def test_a_run_begun_here_and_finished_on_a_cluster_has_the_rows_of_a_local_one(
 def test_attacks_and_audits_find_the_same_there(runner: RayRunner, tmp_path: Path) -> None:
     job, settings = real(6), AttackSettings(iterations=2, locations=1)
     runs = [
-        attack_all(AttackJob(job, "pgd", settings), tmp_path / name, batch=2, runner=place)
+        evaluate(AttackJob(job, "pgd", settings), tmp_path / name, batch=2, runner=place)
         for name, place in (("here", None), ("there", runner))
     ]
     assert rows(runs[0]).equals(rows(runs[1]))

@@ -10,7 +10,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from patchcleanser.cli.data import data
+from patchcleanser.cli.catalog import data
 from patchcleanser.data import DATASETS, load_dataset
 from patchcleanser.errors import DataError
 

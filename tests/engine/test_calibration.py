@@ -11,7 +11,7 @@ from patchcleanser import DoubleMasking, Job, Threat, load_classifier, load_data
 from patchcleanser.engine.exact import top2_margin
 from patchcleanser.engine.fast.backends import half_type
 from patchcleanser.engine.fast.calibration import SAMPLE, closest_calls, draw_sample
-from patchcleanser.evaluation import load_batch, rows_of
+from patchcleanser.evaluation.workloads import Batch, CertifyWorkload
 
 needs_half = pytest.mark.skipif(not half_type(torch.device("cpu")), reason="this CPU has no bfloat16 instructions")
 
@@ -43,9 +43,11 @@ def test_what_is_rechecked_in_a_batch_does_not_depend_on_the_batches_before() ->
         Job(load_classifier("zoo:tiny", device="cpu"), sample, Threat.square(5), masks=2, precision="fast", table=True)
         for _ in range(2)
     ]
-    late = rows_of(jobs[0], load_batch(jobs[0], range(8, 12)))
-    rows_of(jobs[1], load_batch(jobs[1], range(8)))
-    for first, second in zip(late, rows_of(jobs[1], load_batch(jobs[1], range(8, 12))), strict=True):
+    alone, continued = map(CertifyWorkload, jobs)
+    early, late = Batch(0, range(8)), Batch(1, range(8, 12))
+    continued.process(early, continued.read(early))
+    rows = alone.process(late, alone.read(late)), continued.process(late, continued.read(late))
+    for first, second in zip(*rows, strict=True):
         assert first["margin"] == second["margin"]
         assert first["rechecked"] == second["rechecked"]
 

@@ -24,19 +24,19 @@ def data(*names: str) -> ArrayDataset:
 
 
 def test_names_that_differ_in_case_only_are_kept_apart() -> None:
-    found, said = match_labels(data("cardigan", "Pembroke"), model("Pembroke", "Cardigan", "cardigan"))
-    assert found.labels is not None
-    assert found.labels.tolist() == [2, 0]
-    assert said == "classes are matched by name: cardigan is 2, Pembroke is 0"
+    matched, note = match_labels(data("cardigan", "Pembroke"), model("Pembroke", "Cardigan", "cardigan"))
+    assert matched.labels is not None
+    assert matched.labels.tolist() == [2, 0]
+    assert note == "classes are matched by name: cardigan is 2, Pembroke is 0"
     with pytest.raises(DataError, match="the class 'CARDIGAN' of photos is none of the classifier's"):
         match_labels(data("CARDIGAN"), model("Cardigan", "cardigan"))
 
 
 def test_case_and_underscores_do_not_matter_where_a_name_is_the_only_one() -> None:
-    found, _ = match_labels(data("sea_lion"), model("cat", "Sea Lion"))
-    assert found.labels is not None
-    assert found.labels.tolist() == [1]
-    assert found.fingerprint != data("sea_lion").fingerprint
+    matched, _ = match_labels(data("sea_lion"), model("cat", "Sea Lion"))
+    assert matched.labels is not None
+    assert matched.labels.tolist() == [1]
+    assert matched.fingerprint != data("sea_lion").fingerprint
 
 
 def nameless(classes: int) -> CallableClassifier:
@@ -44,26 +44,26 @@ def nameless(classes: int) -> CallableClassifier:
 
 
 def test_a_classifier_of_1000_nameless_classes_is_taken_for_imagenets_where_the_data_is_part_of_imagenet() -> None:
-    found, said = match_labels(data("golf ball", "tench"), nameless(1000))
-    assert found.labels is not None
-    assert found.labels.tolist() == [574, 0]
-    assert said is not None
-    assert "taken for ImageNet's" in said
+    matched, note = match_labels(data("golf ball", "tench"), nameless(1000))
+    assert matched.labels is not None
+    assert matched.labels.tolist() == [574, 0]
+    assert note is not None
+    assert "taken for ImageNet's" in note
 
 
 @pytest.mark.parametrize(("names", "classes"), [(("golf ball", "my cat"), 1000), (("golf ball", "tench"), 999)])
 def test_others_go_by_number_and_say_so(names: tuple[str, ...], classes: int) -> None:
-    found, said = match_labels(data(*names), nameless(classes))
-    assert found.labels is not None
-    assert found.labels.tolist() == [0, 1]
-    assert said is not None
-    assert "label 0 is taken for class 0" in said
+    matched, note = match_labels(data(*names), nameless(classes))
+    assert matched.labels is not None
+    assert matched.labels.tolist() == [0, 1]
+    assert note is not None
+    assert "label 0 is taken for class 0" in note
     assert match_labels(data("golf ball", "tench"), nameless(1000), "number")[0].labels.tolist() == [0, 1]  # type: ignore[union-attr]
 
 
 def test_a_classifier_that_does_not_say_how_many_classes_it_has_is_asked_about_an_image() -> None:
     shy = CallableClassifier(lambda x: torch.zeros(len(x), 1000), fingerprint="none")
     assert shy.classes is None
-    found, _ = match_labels(data("golf ball", "tench"), shy)
-    assert found.labels is not None
-    assert found.labels.tolist() == [574, 0]
+    matched, _ = match_labels(data("golf ball", "tench"), shy)
+    assert matched.labels is not None
+    assert matched.labels.tolist() == [574, 0]

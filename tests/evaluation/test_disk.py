@@ -33,8 +33,8 @@ def start(*words: str | Path) -> subprocess.Popen[str]:
 
 def outcome(child: subprocess.Popen[str]) -> tuple[int, str]:
     """How a command ended, and what it said of it."""
-    _, said = child.communicate()
-    return child.returncode, said
+    _, message = child.communicate()
+    return child.returncode, message
 
 
 def rows(folder: Path) -> pa.Table:
@@ -51,9 +51,9 @@ def closed(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_run_into_a_read_only_folder_is_refused_in_one_sentence(closed: Path) -> None:
-    code, said = outcome(start(*CERTIFY, closed / "run"))
+    code, message = outcome(start(*CERTIFY, closed / "run"))
     assert code == 2
-    assert said == f"error: cannot write {closed / 'run' / 'manifest.json'}: Permission denied; use another folder\n"
+    assert message == f"error: cannot write {closed / 'run' / 'manifest.json'}: Permission denied; use another folder\n"
 
 
 def read_only(child: subprocess.Popen[str], folder: Path) -> None:
@@ -77,12 +77,12 @@ def test_a_disk_that_fails_in_the_middle_costs_no_finished_row(
     while child.poll() is None and not list(folder.glob("rows-*")):
         time.sleep(0.01)
     harm(child, folder)
-    code, said = outcome(child)
+    code, message = outcome(child)
     folder.chmod(0o755)
-    assert code == 2, said
-    assert said.startswith(f"error: cannot write {folder}/")
-    assert fix in said
-    assert said.count("\n") == 1
+    assert code == 2, message
+    assert message.startswith(f"error: cannot write {folder}/")
+    assert fix in message
+    assert message.count("\n") == 1
     left = Run.open(folder)
     done = {path: path.stat().st_mtime_ns for path in folder.glob("rows-*")}
     assert done
@@ -101,10 +101,10 @@ def test_a_finished_run_in_a_read_only_folder_is_reported_elsewhere(tmp_path: Pa
     assert outcome(start(*CERTIFY, folder))[0] == 0
     folder.chmod(0o555)
     try:
-        code, said = outcome(start("report", folder))
+        code, message = outcome(start("report", folder))
         elsewhere = outcome(start("report", folder, "--out", tmp_path / "report"))
     finally:
         folder.chmod(0o755)
-    assert (code, said.count("\n")) == (2, 1)
-    assert said.startswith(f"error: cannot write {folder / 'report'}")
+    assert (code, message.count("\n")) == (2, 1)
+    assert message.startswith(f"error: cannot write {folder / 'report'}")
     assert elsewhere[0] == 0, elsewhere[1]

@@ -48,26 +48,26 @@ def rows(run: Run) -> pa.Table:
 
 def test_rows_say_what_the_defense_says(tmp_path: Path) -> None:
     work = job(table=True)
-    found = evaluate(work, tmp_path, batch=4).read().to_pylist()
+    table = evaluate(work, tmp_path, batch=4).read().to_pylist()
     images = [work.dataset.image(i) for i in range(10)]
     verdicts = work.built.predict(images)
     assert work.dataset.labels is not None
     certificates = work.built.certify(images, work.dataset.labels)
-    for row, verdict, certificate in zip(found, verdicts, certificates, strict=True):
+    for row, verdict, certificate in zip(table, verdicts, certificates, strict=True):
         assert row["answer"] == verdict.label
         assert row["case"] == verdict.case.value
         assert row["one_mask_labels"] == list(verdict.one_mask_labels)
         assert (row["certified"], row["row_certified"]) == (certificate.certified, certificate.row_certified)
         assert len(row["table"]) == 10
         assert row["classifications"] == 11  # ten unions of four masks, and the image itself
-    assert [row["id"] for row in found] == [str(i) for i in range(10)]
+    assert [row["id"] for row in table] == [str(i) for i in range(10)]
 
 
 def test_a_second_run_computes_nothing(tmp_path: Path) -> None:
     first = evaluate(job(), tmp_path, batch=4)
-    told: list[Progress] = []
-    again = evaluate(job(), tmp_path, batch=4, on_progress=told.append)
-    assert told == []
+    states: list[Progress] = []
+    again = evaluate(job(), tmp_path, batch=4, on_progress=states.append)
+    assert states == []
     assert again.read().equals(first.read())
 
 
@@ -79,10 +79,10 @@ def test_a_stop_loses_at_most_the_batch_in_flight_and_the_rest_is_the_same(tmp_p
     with pytest.raises(KeyboardInterrupt):
         evaluate(job(), tmp_path / "broken", batch=4, on_progress=stop)
     assert Run.open(tmp_path / "broken").missing() == [2]
-    told: list[Progress] = []
-    broken = evaluate(job(), tmp_path / "broken", batch=4, on_progress=told.append)
-    assert [(p.done, p.here) for p in told] == [(10, 2)]
-    assert told[-1].summary.images == 10
+    states: list[Progress] = []
+    broken = evaluate(job(), tmp_path / "broken", batch=4, on_progress=states.append)
+    assert [(p.done, p.here) for p in states] == [(10, 2)]
+    assert states[-1].summary.images == 10
     assert rows(broken).equals(rows(evaluate(job(), tmp_path / "whole", batch=4)))
 
 
@@ -108,22 +108,22 @@ def test_a_changed_job_never_reuses_rows(tmp_path: Path, change: dict[str, objec
 
 
 def test_the_same_masks_are_the_same_job_however_they_are_written(tmp_path: Path) -> None:
-    told: list[Progress] = []
+    states: list[Progress] = []
     evaluate(job(masks=2), tmp_path)
-    evaluate(job(masks=(2, 2)), tmp_path, on_progress=told.append)
-    assert told == []  # there was nothing left to do
+    evaluate(job(masks=(2, 2)), tmp_path, on_progress=states.append)
+    assert states == []  # there was nothing left to do
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "said"),
+    ("change", "error", "message"),
     [
         ({"defense": "magic"}, InputError, "no defense 'magic'; there are double-masking"),
         ({"defense": "minority-reports", "table": True}, InputError, "has no table"),
         ({"options": {"threshold": 0.5}}, InputError, "double-masking does not take threshold"),
     ],
 )
-def test_an_impossible_job_is_refused(change: dict[str, object], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_an_impossible_job_is_refused(change: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         _ = job(**change).built
 
 
@@ -161,11 +161,11 @@ def test_an_unreadable_image_is_named_and_fatal_or_skipped_and_counted(tmp_path:
 
 def test_the_gallery_keeps_pictures_of_what_happened(tmp_path: Path) -> None:
     run = evaluate(job(), tmp_path)
-    kept = sorted(int(p.stem) for p in (tmp_path / "gallery").glob("*.png"))
-    assert kept
+    saved = sorted(int(p.stem) for p in (tmp_path / "gallery").glob("*.png"))
+    assert saved
     wrong = [row["index"] for row in run.read().to_pylist() if row["answer"] != row["label"]]
-    assert set(wrong[:1]) <= set(kept)
-    with Image.open(tmp_path / "gallery" / f"{kept[0]}.png") as picture:
+    assert set(wrong[:1]) <= set(saved)
+    with Image.open(tmp_path / "gallery" / f"{saved[0]}.png") as picture:
         assert picture.size == (8, 8)
 
 
@@ -200,5 +200,5 @@ def test_a_run_killed_again_and_again_ends_with_the_rows_of_an_unbroken_one(tmp_
         masks=3,
         table=True,
     )
-    whole = evaluate(work, tmp_path / "whole", batch=2)
-    assert rows(Run.open(tmp_path / "killed")).equals(rows(whole))
+    unbroken = evaluate(work, tmp_path / "whole", batch=2)
+    assert rows(Run.open(tmp_path / "killed")).equals(rows(unbroken))

@@ -102,7 +102,7 @@ def test_other_networks_are_refused() -> None:
 
 
 def test_it_cannot_be_trained_as_something_it_would_not_be_afterwards(tmp_path: Path) -> None:
-    from patchcleanser.cli.options import trainable
+    from patchcleanser.cli.train import load_trainable
 
     with pytest.raises(InputError, match="it would learn and be kept as the plain network"):
-        trainable(f"tokens:{VIT}", "cpu", tmp_path / "out")
+        load_trainable(f"tokens:{VIT}", "cpu", tmp_path / "out")

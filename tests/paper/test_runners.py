@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
 from typer.testing import CliRunner
 
 from patchcleanser.cli.app import app
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation import Job, evaluate
-from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
-from patchcleanser.evaluation.timing import Times
+from patchcleanser.evaluation.timing import Latencies
 from patchcleanser.paper import EXPERIMENTS, RunSpec
 from patchcleanser.paper.measurements import collect, read_measurements
 from patchcleanser.paper.models import usual_patch
@@ -70,7 +70,7 @@ def test_images_that_are_not_here_are_left_out_with_where_to_put_them(root: Path
 def test_times_are_kept_and_say_by_which_clock_they_were_taken(root: Path, tmp_path: Path) -> None:
     spec = usual_patch("tiny", masks=2).timing
     times = live_runner(root, tmp_path / "runs", limit=2).run(spec)
-    assert isinstance(times, Times)
+    assert isinstance(times, Latencies)
     assert times.images == 2
     assert min(times.milliseconds.values()) > 0
     assert times.classifications["double-masking"] >= 4
@@ -123,7 +123,7 @@ def test_tables_follow_from_stored_runs_without_models_and_images(root: Path, tm
     outcome = stored.run(usual_patch("tiny", masks=2))
     assert isinstance(outcome, Run)
     assert outcome.images == 2
-    assert isinstance(stored.run(usual_patch("tiny", masks=2).timing), Times)
+    assert isinstance(stored.run(usual_patch("tiny", masks=2).timing), Latencies)
     missing = stored.run(usual_patch("tiny", masks=3))
     assert isinstance(missing, Missing)
     assert "holds no finished run of tiny-cifar10-5-source-3x3; run it without --stored" in missing.reason

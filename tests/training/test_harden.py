@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from patchcleanser import Threat, TorchClassifier
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.registry import load_classifier
 from patchcleanser.classifiers.wrappers import inpainting
-from patchcleanser.cli.harden import harden as command
+from patchcleanser.cli.harden import HardenOptions
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Grid
 from patchcleanser.data import in_memory, load_dataset, together
@@ -299,7 +298,7 @@ def test_bad_settings_are_named(setting: dict[str, Any], words: str) -> None:
 
 def test_the_command_has_the_defaults_of_the_settings() -> None:
     """They stand in both places: asking for the settings would import torch before any help is shown."""
-    options = {name: option.default for name, option in inspect.signature(command).parameters.items()}
+    options = asdict(HardenOptions())
     settings = asdict(HardenSettings())
     shared = options.keys() & settings.keys()
     assert {"epochs", "rate", "greedy", "features", "frozen"} <= shared

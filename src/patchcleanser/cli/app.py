@@ -6,27 +6,26 @@ import functools
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from dataclasses import MISSING, fields, is_dataclass
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 
 import patchcleanser
-from patchcleanser.cli import (
-    attack,
-    audit,
-    certify,
-    data,
-    demo,
-    harden,
-    masks,
-    models,
-    predict,
-    report,
-    reproduce,
-    serve,
-    train,
-)
+from patchcleanser.cli.attack import attack
+from patchcleanser.cli.audit import audit
+from patchcleanser.cli.catalog import data, models
+from patchcleanser.cli.certify import certify
+from patchcleanser.cli.demo import demo
+from patchcleanser.cli.harden import harden
+from patchcleanser.cli.masks import masks
+from patchcleanser.cli.predict import predict
+from patchcleanser.cli.report import report
+from patchcleanser.cli.reproduce import reproduce
+from patchcleanser.cli.serve import serve
+from patchcleanser.cli.train import train
 from patchcleanser.errors import PatchCleanserError
 
 app = typer.Typer(
@@ -39,54 +38,74 @@ app = typer.Typer(
 
 
 class StoppedError(Exception):
-    """Ctrl-C; the command-line library would swallow it without a word."""
+    """Ctrl-C in a command. Typer would swallow KeyboardInterrupt itself."""
 
 
-def _stoppable(command: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(command)
-    def run(*args: Any, **options: Any) -> None:
+def as_command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a function a command for Typer: options in dataclasses become single options, Ctrl-C a StoppedError.
+
+    A parameter whose type is a dataclass is replaced by the dataclass's fields, so that options shared by several
+    commands are declared once:
+
+        @dataclass(frozen=True)
+        class RunnerOptions:
+            on: Annotated[str, typer.Option(help="here or ray")] = "here"
+
+        def certify(cluster: RunnerOptions, table: bool = False): ...     # certify --on ray --table
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}
+    parameters: list[Parameter] = []
+    for parameter in signature(function).parameters.values():
+        if parameter.name in groups:
+            group = groups[parameter.name]
+            types = get_type_hints(group, include_extras=True)
+            for field in fields(group):
+                default = Parameter.empty if field.default is MISSING else field.default
+                option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name])
+                parameters.append(option)
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]))
+
+    @functools.wraps(function)
+    def command(**options: Any) -> None:
+        for name, group in groups.items():
+            options[name] = group(**{field.name: options.pop(field.name) for field in fields(group)})
         try:
-            command(*args, **options)
+            function(**options)
         except KeyboardInterrupt:
             raise StoppedError from None
 
-    return run
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": demo.demo,
-    "certify": certify.certify,
-    "report": report.report,
-    "audit": audit.audit,
-    "attack": attack.attack,
-    "predict": predict.predict,
-    "serve": serve.serve,
-    "masks": masks.masks,
-    "data": data.data,
-    "models": models.models,
-    "train": train.train,
-    "harden": harden.harden,
-    "reproduce": reproduce.reproduce,
-}
-for name, command in COMMANDS.items():
-    app.command(name)(_stoppable(command))
+_functions: list[Callable[..., None]] = [demo, certify, report, audit, attack, predict, serve]
+_functions += [masks, data, models, train, harden, reproduce]
+COMMANDS = {function.__name__: function for function in _functions}
+"""In the order of --help."""
+for name, function in COMMANDS.items():
+    app.command(name)(as_command(function))
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"patchcleanser {patchcleanser.__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Certified defense of any image classifier against adversarial patches."""
 
 
 def main() -> None:
-    """Run the command line; our errors become one sentence, Ctrl-C the command that continues."""
+    """Run the command line. Our errors become one sentence; Ctrl-C prints the command that continues."""
     console = Console(stderr=True, highlight=False)
     try:
         app()
@@ -95,7 +114,7 @@ def main() -> None:
         console.print(str(error), markup=False, soft_wrap=True)  # a path or an extra may look like markup
         sys.exit(2)
     except (StoppedError, KeyboardInterrupt):
-        again = shlex.join(["patchcleanser", *sys.argv[1:]])
+        command = shlex.join(["patchcleanser", *sys.argv[1:]])
         console.print("\nstopped. The same command goes on from what was kept:", markup=False)
-        console.print(f"  {again}", markup=False, soft_wrap=True)
+        console.print(f"  {command}", markup=False, soft_wrap=True)
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""patchcleanser demo: the main job on what comes with the package, offline."""
+"""patchcleanser demo: certify, attack and report on what comes with the package, offline."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from patchcleanser.evaluation import Job
     from patchcleanser.records.run import Row, Run
 
-PATCH = 5
-ATTACKED = 8
-"""The first images, which are attacked too: not picked, so that the report may give their accuracy."""
+PATCH_SIDE = 5
+ATTACKED_IMAGES = 8
+"""The first images, which are attacked too. They are not picked by their outcome, so their accuracy is honest."""
 
 
 def demo(
@@ -27,39 +27,33 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Certify real CIFAR-10 images with the packaged classifier, attack some, write the report. About a minute."""
+    from patchcleanser.attacks.patch_attack import AttackSettings
     from patchcleanser.classifiers import load_classifier
-    from patchcleanser.cli.certify import about_run, run_job, tell
+    from patchcleanser.cli.certify import print_runs, run_metadata
+    from patchcleanser.cli.progress import run_progress
     from patchcleanser.core.threats import Threat
     from patchcleanser.data import chosen, load_dataset
-    from patchcleanser.evaluation import Job
+    from patchcleanser.evaluation import AttackJob, Job, evaluate
     from patchcleanser.records.derive import derive
     from patchcleanser.reports import write_report
 
     if limit < 10:
         raise InputError(f"the demo needs at least 10 images to show anything, got --limit {limit}")
     dataset = chosen(load_dataset("sample"), limit)
-    job = Job(load_classifier("zoo:tiny", device=device), dataset, Threat.square(PATCH), table=True)
-    metadata = about_run("zoo:tiny", "sample", None, job)
-    run = run_job(job, out / "run", metadata, batch=None, skip=False, quiet=as_json)
-    attacked = _attack(job, out / "attack", metadata, quiet=as_json)
+    job = Job(load_classifier("zoo:tiny", device=device), dataset, Threat.square(PATCH_SIDE), table=True)
+    first = replace(job, dataset=chosen(dataset, ATTACKED_IMAGES, subset="first"), table=False)
+    budget = AttackSettings(iterations=100, locations=1)  # the weaker of the paper's two attackers
+    metadata = run_metadata("zoo:tiny", "sample", None, job)
+    runs = []
+    for work, folder in ((job, out / "run"), (AttackJob(first, "apgd", budget), out / "attack")):
+        with run_progress(work, folder, quiet=as_json) as on_progress:
+            runs.append(evaluate(work, folder, metadata=metadata, on_progress=on_progress))
+    certified, attacked = runs
     story = _story(job, attacked, out / "attack.png")
-    page = write_report([(run, derive(run)), (attacked, None)], out / "report")
-    tell([run], as_json=as_json, more={"attack": story, "report": str(page)})
-    if as_json:
-        return
-    print(f"\nthe attack: {story['words']}\n  drawn in {story['picture']}\nthe report: {page}")
-
-
-def _attack(job: Job, folder: Path, metadata: dict[str, Any], *, quiet: bool) -> Run:
-    """A small run of attacks on the first images."""
-    from patchcleanser.attacks.patch_attack import AttackSettings
-    from patchcleanser.cli.attack import run_attack
-    from patchcleanser.data import chosen
-    from patchcleanser.evaluation.attack_jobs import AttackJob
-
-    some = replace(job, dataset=chosen(job.dataset, ATTACKED, subset="first"), table=False)
-    settings = AttackSettings(iterations=100, locations=1)  # the weaker of the paper's two attackers
-    return run_attack(AttackJob(some, "apgd", settings), folder, metadata, batch=None, skip=False, quiet=quiet)
+    page = write_report([(certified, derive(certified)), (attacked, None)], out / "report")
+    print_runs([certified], as_json=as_json, more={"attack": story, "report": str(page)})
+    if not as_json:
+        print(f"\nthe attack: {story['words']}\n  drawn in {story['picture']}\nthe report: {page}")
 
 
 def _story(job: Job, run: Run, picture: Path) -> dict[str, Any]:
@@ -70,28 +64,31 @@ def _story(job: Job, run: Run, picture: Path) -> dict[str, Any]:
     ]
     if not recovered:
         return {"words": f"none of {len(rows)} images was lost undefended and recovered", "picture": None}
-    return _told(job, run, max(recovered, key=lambda row: bool(row["certified"])), picture)
+    return _recovery(job, run, max(recovered, key=lambda row: bool(row["certified"])), picture)
 
 
-def _told(job: Job, run: Run, row: Row, picture: Path) -> dict[str, Any]:
-    from patchcleanser.cli.pictures import draw_sheet, frame
+def _recovery(job: Job, run: Run, row: Row, picture: Path) -> dict[str, Any]:
+    """Draw one recovered image, and describe it."""
+    from patchcleanser.cli.attack import draw_panel, draw_sheet
     from patchcleanser.core.geometry import Window
     from patchcleanser.data.codec import decode
-    from patchcleanser.evaluation.gallery import gallery_path
+    from patchcleanser.evaluation.saved_images import ATTACKED, picture_path
 
-    image, patched = (decode(gallery_path(run, row["index"], end).read_bytes(), "picture") for end in ("", "-attacked"))
+    image, patched = (
+        decode(picture_path(run, row["index"], suffix).read_bytes(), "picture") for suffix in ("", ATTACKED)
+    )
     (verdict,) = job.masking.predict([patched])
     names = job.dataset.classes
     true, fooled, answer = names[row["label"]], names[row["attacked_undefended"]], names[verdict.label]
     masks = job.masking.mask_set((image.shape[1], image.shape[2]))
     hiding = None if verdict.deciding_mask is None else masks.masks[verdict.deciding_mask][0]
     window = Window(*row["patches"][:4])
-    frames = [
-        frame(image, f"clean: {true}"),
-        frame(patched, f"patched, undefended: {fooled}", window),
-        frame(patched, f"patched, defended: {answer}", hiding, hide=True),
+    panels = [
+        draw_panel(image, f"clean: {true}"),
+        draw_panel(patched, f"patched, undefended: {fooled}", window),
+        draw_panel(patched, f"patched, defended: {answer}", hiding, hide=True),
     ]
-    draw_sheet([frames], picture)
+    draw_sheet([panels], picture)
     how = f"in case '{verdict.case.value}' after {verdict.classifications} classifications"
     return {
         "true": true,

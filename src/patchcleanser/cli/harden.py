@@ -1,52 +1,56 @@
-"""patchcleanser harden: a copy of a finished classifier whose labels survive masks, without labels."""
+"""patchcleanser harden: fine-tune a copy of a classifier, on unlabelled photos, so that its labels survive masks."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from patchcleanser.cli.options import (
+    PATCH,
     AsJson,
     Device,
     Grid,
     Limit,
-    Out,
     Patch,
     Seed,
     TrustCode,
+    parse_threat,
     require_outside,
-    tell,
-    threat_of,
-    trainable,
 )
+from patchcleanser.cli.train import Out, load_trainable, print_card
 from patchcleanser.errors import DataError
 
 
-def harden(
-    model: Annotated[
-        str, typer.Option(help="Classifier to harden: timm:NAME, torchvision:NAME, python:module:make, inpaint:SPEC, …")
-    ],
-    images: Annotated[list[str], typer.Option(help="Unlabelled photos: a folder, parquet:PATH, cifar10; repeatable.")],
-    out: Out,
-    patch: Patch = "2%",
-    grid: Grid = None,
-    epochs: Annotated[int, typer.Option(help="At most so many passes over the photos.")] = 60,
-    batch: Annotated[int, typer.Option(help="Photos per step.")] = 64,
-    rate: Annotated[float, typer.Option(help="Learning rate.")] = 5e-5,
-    tries: Annotated[int, typer.Option(help="Places tried for each mask to find the worst.")] = 2,
-    greedy: Annotated[float, typer.Option(help="Share of the steps with the worst masks; the rest are random.")] = 0.5,
-    mix: Annotated[float, typer.Option(help="The most of another photo blended into one; few photos need it.")] = 0.5,
-    unmasked: Annotated[float, typer.Option(help="Share of the loss that keeps unmasked answers.")] = 0.3,
-    sharp: Annotated[int, typer.Option(help="How often an epoch shows photos that fill the input.")] = 1,
-    features: Annotated[float, typer.Option(help="Weight of keeping the last layer's inputs, as 5; 0 does not.")] = 0.0,
-    mirror: Annotated[bool, typer.Option("--mirror", help="Ask the original about mirror images too.")] = False,
+@dataclass(frozen=True)
+class HardenOptions:
+    """The fields of HardenSettings that are options."""
+
+    epochs: Annotated[int, typer.Option(help="Most passes over the photos.")] = 60
+    batch: Annotated[int, typer.Option(help="Photos per step.")] = 64
+    rate: Annotated[float, typer.Option(help="Learning rate.")] = 5e-5
+    tries: Annotated[int, typer.Option(help="Places tried for each mask to find the worst.")] = 2
+    greedy: Annotated[float, typer.Option(help="Share of the steps with the worst masks; the rest are random.")] = 0.5
+    mix: Annotated[float, typer.Option(help="The most of another photo blended into one; few photos need it.")] = 0.5
+    unmasked: Annotated[float, typer.Option(help="Share of the loss that keeps unmasked answers.")] = 0.3
+    sharp: Annotated[int, typer.Option(help="How often an epoch shows photos that fill the input.")] = 1
+    features: Annotated[float, typer.Option(help="Weight of feature distillation, such as 5; 0 is none.")] = 0.0
+    mirror: Annotated[bool, typer.Option("--mirror", help="Ask the original about mirror images too.")] = False
     frozen: Annotated[
         list[str] | None, typer.Option(help="A layer that stays as it is, as layer4; repeatable.", show_default=False)
-    ] = None,
-    patience: Annotated[int, typer.Option(help="Stop after so many checks without improvement.")] = 8,
+    ] = None
+    patience: Annotated[int, typer.Option(help="Stop after so many checks without improvement.")] = 8
+
+
+def harden(
+    model: Annotated[str, typer.Option(help="Classifier to harden: timm:NAME, python:module:make, inpaint:SPEC, …")],
+    images: Annotated[list[str], typer.Option(help="Unlabelled photos: a folder, parquet:PATH, cifar10; repeatable.")],
+    out: Out,
+    options: HardenOptions,
+    patch: Patch = PATCH,
+    grid: Grid = None,
     limit: Limit = None,
     seed: Seed = 0,
     device: Device = "auto",
@@ -62,27 +66,14 @@ def harden(
     from patchcleanser.training.harden import harden as run
     from patchcleanser.training.recipes import HardenSettings
 
-    settings = HardenSettings(
-        epochs=epochs,
-        batch=batch,
-        rate=rate,
-        tries=tries,
-        greedy=greedy,
-        mix=mix,
-        unmasked=unmasked,
-        sharp=sharp,
-        features=features,
-        mirror=mirror,
-        frozen=tuple(frozen or ()),
-        patience=patience,
-    )
-    threat = threat_of(patch, 1, grid)
-    names = [_named(name) for name in images]
+    settings = HardenSettings(**{**vars(options), "frozen": tuple(options.frozen or ())})
+    threat = parse_threat(patch, 1, grid)
+    names = [_dataset_name(name) for name in images]
     require_outside(out, *names)
-    classifier = trainable(model, device, out, trust_code=trust_code)
+    classifier = load_trainable(model, device, out, trust_code=trust_code)
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
-    with progress(f"hardening {model}", quiet=as_json) as report:
-        done = run(classifier, photos, threat, settings=settings, seed=seed, out=out, on_progress=report)
+    with progress(f"hardening {model}", quiet=as_json) as show:
+        done = run(classifier, photos, threat, settings=settings, seed=seed, out=out, on_progress=show)
     before, best = done.checks[0], done.best
     card = {
         "model": bare_spec(model),
@@ -101,14 +92,15 @@ def harden(
         "checks": [check.to_json() for check in done.checks],
         **origin(),
     }
-    words = f"invariance under masks {before.invariance:.3f} → {best.invariance:.3f}, agreement {best.agreement:.3f}"
+    outcome = f"invariance under masks {before.invariance:.3f} → {best.invariance:.3f}, agreement {best.agreement:.3f}"
     if best is before:
-        words = f"nothing improved, so the copy equals the original (invariance {best.invariance:.3f}); try more photos"
+        unchanged = f"the copy equals the original (invariance {best.invariance:.3f})"
+        outcome = f"nothing improved, so {unchanged}; try more photos"
     card = write_model(done.classifier.module, out, card)
-    tell(card, out, words, as_json=as_json)
+    print_card(card, out, outcome, as_json=as_json)
 
 
-def _named(images: str) -> str:
+def _dataset_name(images: str) -> str:
     """A dataset's name; a bare path is a folder of pictures."""
     from patchcleanser.data.catalog import DATASETS
 

@@ -1,4 +1,4 @@
-"""patchcleanser predict: the defended label of pictures, and how it was reached."""
+"""patchcleanser predict: the defended label of images, and how it was reached."""
 
 from __future__ import annotations
 
@@ -8,25 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchcleanser.cli.options import (
-    PATCH,
-    AsJson,
-    DefenseNames,
-    Device,
-    Grid,
-    Masks,
-    Model,
-    Options,
-    Patch,
-    Patches,
-    Precision,
-    Stride,
-    Threshold,
-    TrustCode,
-    defense_options,
-    pair_if,
-    threat_of,
-)
+from patchcleanser.cli.options import AsJson, DefenseOptions, Option, defense_options
 from patchcleanser.core.geometry import Window
 from patchcleanser.errors import DataError, ImageError, InputError, OutOfMemoryError, OutputError, ThreatError
 
@@ -36,65 +18,48 @@ if TYPE_CHECKING:
 
 
 def predict(
+    options: DefenseOptions,
     images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],
-    model: Model = "zoo:tiny",
-    patch: Patch = PATCH,
-    patches: Patches = 1,
-    masks: Masks = None,
-    stride: Stride = None,
-    grid: Grid = None,
-    defense: Annotated[str, typer.Option(help=DefenseNames)] = "double-masking",
-    threshold: Threshold = None,
-    option: Options = None,
-    device: Device = "auto",
-    precision: Precision = "exact",
-    trust_code: TrustCode = False,
+    option: Option = None,
     as_json: AsJson = False,
 ) -> None:
-    """Defended labels. Nothing is certified here: a picture you were handed may already carry a patch."""
-    from patchcleanser.classifiers import load_classifier
+    """Print defended labels. Nothing is certified here: a picture you were handed may already carry a patch."""
     from patchcleanser.data.codec import decode
     from patchcleanser.data.folders import SUFFIXES
     from patchcleanser.defenses import DEFENSES
     from patchcleanser.defenses.mask_defense import MaskDefense
 
-    if defense not in DEFENSES:
-        raise InputError(f"no defense {defense!r}; there are {', '.join(DEFENSES)}")
-    plan: dict[str, Any] = {
-        "masks": pair_if(masks, "masks"),
-        "stride": pair_if(stride, "stride"),
-        "precision": precision,
-    }
-    kind = DEFENSES[defense].load()
-    if not issubclass(kind, MaskDefense):
-        if masks or stride or precision != "exact":
-            raise InputError(f"{defense} has no masks; leave out --masks, --stride and --precision")
-        plan = {}
-    plan |= defense_options(defense, threshold, option)[defense]
-    classifier = load_classifier(model, device=device, trust_code=trust_code)
-    built = kind(classifier, threat_of(patch, patches, grid), **plan)
-    found: list[dict[str, Any]] = []
-    broken = 0
+    if options.defense not in DEFENSES:
+        raise InputError(f"no defense {options.defense!r}; there are {', '.join(DEFENSES)}")
+    kind = DEFENSES[options.defense].load()
+    arguments: dict[str, Any] = defense_options(options.defense, options.threshold, option)[options.defense]
+    if issubclass(kind, MaskDefense):
+        arguments |= {**options.mask_set_options, "precision": options.precision}
+    elif options.masks or options.stride or options.precision != "exact":
+        raise InputError(f"{options.defense} has no masks; leave out --masks, --stride and --precision")
+    classifier = options.loader(device=options.device)
+    defense = kind(classifier, options.threat, **arguments)
+    results: list[dict[str, Any]] = []
     for path in _files(images, SUFFIXES):
         try:
             pixels = decode(_read(path), str(path))
-            (verdict,) = built.predict([pixels])
+            (verdict,) = defense.predict([pixels])
         except (DataError, ImageError, OutOfMemoryError, OutputError, ThreatError) as error:
             # One bad picture, or one that is too small for the patch, must not cost the answers to the others.
-            said = str(error).removeprefix("image 0: ")
-            found.append({"image": str(path), "error": said if str(path) in said else f"{path}: {said}"})
-            broken += 1
+            message = str(error).removeprefix("image 0: ")
+            results.append({"image": str(path), "error": message if str(path) in message else f"{path}: {message}"})
         else:
-            height, width = built.to_threat_grid(pixels).shape[-2:]
-            masks_of = built.mask_set((height, width)) if isinstance(built, MaskDefense) else None
-            found.append({"image": str(path), **_facts(verdict, masks_of, classifier.names)})
+            height, width = defense.to_threat_grid(pixels).shape[-2:]
+            mask_set = defense.mask_set((height, width)) if isinstance(defense, MaskDefense) else None
+            results.append({"image": str(path), **_result(verdict, mask_set, classifier.names)})
         if not as_json:
-            print(_sentence(found[-1]))
+            print(_sentence(results[-1]))
     if as_json:
-        print(json.dumps(found, indent=1))
-    if broken:
-        others = "; the others are answered above" if broken < len(found) else ""
-        raise DataError(f"{broken} of {len(found)} pictures could not be answered{others}")
+        print(json.dumps(results, indent=1))
+    failed = sum("error" in result for result in results)
+    if failed:
+        rest = "; the others are answered above" if failed < len(results) else ""
+        raise DataError(f"{failed} of {len(results)} pictures could not be answered{rest}")
 
 
 def _files(paths: list[Path], suffixes: set[str]) -> list[Path]:
@@ -116,37 +81,37 @@ def _read(path: Path) -> bytes:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _facts(
+def _result(
     verdict: Verdict | DetectionVerdict | LocalVerdict, masks: MaskSet | None, names: tuple[str, ...] | None
 ) -> dict[str, Any]:
     from patchcleanser.core.results import DetectionVerdict, Verdict
 
-    named = names[verdict.label] if names and verdict.label < len(names) else None
-    facts: dict[str, Any] = {"label": verdict.label, "name": named}
+    name = names[verdict.label] if names and verdict.label < len(names) else None
+    result: dict[str, Any] = {"label": verdict.label, "name": name}
     if isinstance(verdict, DetectionVerdict):
-        facts |= {"alert": verdict.alert, "reporters": list(verdict.reporters)}
+        result |= {"alert": verdict.alert, "reporters": list(verdict.reporters)}
     elif isinstance(verdict, Verdict) and masks is not None:
         suspect = None if verdict.deciding_mask is None else masks.masks[verdict.deciding_mask]
         windows = suspect and [list(window.numbers) for window in suspect]
-        facts |= {"case": verdict.case.value, "disagreers": list(verdict.disagreers), "suspected": windows}
-    facts |= {} if masks is None else {"masks": len(masks)}
-    return {**facts, "classifications": verdict.classifications}
+        result |= {"case": verdict.case.value, "disagreers": list(verdict.disagreers), "suspected": windows}
+    result |= {} if masks is None else {"masks": len(masks)}
+    return {**result, "classifications": verdict.classifications}
 
 
-def _sentence(facts: dict[str, Any]) -> str:
-    if "error" in facts:
-        return str(facts["error"])
-    label = f"{facts['name']} ({facts['label']})" if facts["name"] else f"class {facts['label']}"
-    cost = f"{facts['classifications']} classifications"
-    if "alert" in facts:
-        word = "ALERT, a patch may be there; undefended label" if facts["alert"] else "no alert;"
-        return f"{facts['image']}: {word} {label}, {cost}"
-    if "case" not in facts:
-        return f"{facts['image']}: {label}; {cost}"
+def _sentence(result: dict[str, Any]) -> str:
+    if "error" in result:
+        return str(result["error"])
+    label = f"{result['name']} ({result['label']})" if result["name"] else f"class {result['label']}"
+    cost = f"{result['classifications']} classifications"
+    if "alert" in result:
+        alert = "ALERT, a patch may be there; undefended label" if result["alert"] else "no alert;"
+        return f"{result['image']}: {alert} {label}, {cost}"
+    if "case" not in result:
+        return f"{result['image']}: {label}; {cost}"
     how = {
-        "agreed": f"all {facts['masks']} masks agree",
+        "agreed": f"all {result['masks']} masks agree",
         "disagreer": "one mask decided",
-        "majority": f"{len(facts['disagreers'])} of {facts['masks']} masks disagree, none convincingly",
-    }[facts["case"]]
-    where = "".join(f"; a patch is suspected inside {Window(*numbers)}" for numbers in facts["suspected"] or [])
-    return f"{facts['image']}: {label}; {how}{where}; {cost}"
+        "majority": f"{len(result['disagreers'])} of {result['masks']} masks disagree, none convincingly",
+    }[result["case"]]
+    where = "".join(f"; a patch is suspected inside {Window(*numbers)}" for numbers in result["suspected"] or [])
+    return f"{result['image']}: {label}; {how}{where}; {cost}"

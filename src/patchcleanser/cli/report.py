@@ -1,4 +1,4 @@
-"""patchcleanser report: one page, tables and figures from runs of certify and attack, without a model."""
+"""patchcleanser report: a page, tables and figures from runs of certify and attack, without a model."""
 
 from __future__ import annotations
 
@@ -14,22 +14,14 @@ import typer
 if TYPE_CHECKING:
     from patchcleanser.records.run import Run
 
-Runs = Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some, such as a sweep.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the accuracies of each run as JSON, by its folder.")]
-
 
 def report(
-    runs: Runs,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Where to write; by default report/ in the run's folder, or in the one that holds all."),
-    ] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some, such as a sweep.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write; by default report/ beside the runs.")] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page, instead of the result itself.")] = None,
-    gallery: Annotated[bool, typer.Option("--gallery/--no-gallery", help="Show the kept pictures.")] = True,
-    derive: Annotated[
-        bool, typer.Option("--derive/--no-derive", help="Work out from stored tables what needs no model.")
-    ] = True,
-    as_json: AsJson = False,
+    gallery: Annotated[bool, typer.Option("--gallery/--no-gallery", help="Show the saved pictures.")] = True,
+    derive: Annotated[bool, typer.Option("--derive/--no-derive", help="Derive more from stored tables.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the accuracies of each run as JSON.")] = False,
 ) -> None:
     """Write report.html (one file that needs nothing else), tables/ and figures/ from the rows of runs."""
     # Imported late, so that --help answers at once.
@@ -38,24 +30,22 @@ def report(
     from patchcleanser.records.run import find_runs
     from patchcleanser.reports import write_report
 
-    found = find_runs(runs, kind=None)
-    folder = out or default_folder([run.folder for run in found])
+    stored = find_runs(runs, kind=None)
+    folder = out or default_folder([run.folder for run in stored])
     if out is None:
         require_inside(folder, folder.parent)
-    page = write_report(
-        [(run, derived(run) if derive else None) for run in found], folder, title=title, pictures=gallery
-    )
+    studies = [(run, derived(run) if derive else None) for run in stored]
+    page = write_report(studies, folder, title=title, pictures=gallery)
     if as_json:
-        told = {str(run.folder): numbers(run) for run in found}
-        print(json.dumps(told, indent=1, ensure_ascii=False))
-    for note in notes(found):
+        print(json.dumps({str(run.folder): accuracies(run) for run in stored}, indent=1, ensure_ascii=False))
+    for note in notes(stored):
         print(note, file=sys.stderr)
     print(f"wrote {page}", file=sys.stderr if as_json else sys.stdout)
-    for run in (run for run in found if run.finished and not as_json):
+    for run in (run for run in stored if run.finished and not as_json):
         print(f"run digest of {run.folder}: {run.digest}")
 
 
-def numbers(run: Run) -> dict[str, object]:
+def accuracies(run: Run) -> dict[str, object]:
     """What the rows of a run show, as plain numbers."""
     from patchcleanser.records.metrics import COLUMNS_OF, certified_fooled, summary
 
@@ -65,21 +55,22 @@ def numbers(run: Run) -> dict[str, object]:
 
 
 def notes(runs: Sequence[Run]) -> list[str]:
-    """Runs without an answer, that do not belong or that are unchecked, and images not done yet."""
+    """Which runs are left out of the report, unchecked or unfinished, and why."""
     from patchcleanser.reports.contents import misfits
 
-    strangers = {run.folder: why for run, why in misfits(runs)}
-    found = [f"left out: {folder}, {why}" for folder, why in strangers.items()]
-    found += [f"unchecked: {run.unchecked}" for run in runs if run.unchecked]
-    for run in (run for run in runs if run.folder not in strangers):
+    unfit = {run.folder: why for run, why in misfits(runs)}
+    lines = [f"left out: {folder}, {why}" for folder, why in unfit.items()]
+    lines += [f"unchecked: {run.unchecked}" for run in runs if run.unchecked]
+    for run in (run for run in runs if run.folder not in unfit):
         rows = run.read(["skipped"])
-        again = f"; go on with: {run.metadata['command']}" if run.metadata.get("command") else ""
+        command = f"; go on with: {run.metadata['command']}" if run.metadata.get("command") else ""
         if rows["skipped"].null_count == 0:
-            why = f"all {len(rows)} images were skipped" if len(rows) else f"it holds no rows yet{again}"
-            found.append(f"left out: {run.folder}, {why}")
+            why = f"all {len(rows)} images were skipped" if len(rows) else f"it holds no rows yet{command}"
+            lines.append(f"left out: {run.folder}, {why}")
         elif run.missing():
-            found.append(f"not finished: {run.folder}, {run.images - len(rows)} of {run.images} images missing{again}")
-    return found
+            missing = f"{run.images - len(rows)} of {run.images} images missing"
+            lines.append(f"not finished: {run.folder}, {missing}{command}")
+    return lines
 
 
 def default_folder(runs: Sequence[Path]) -> Path:
@@ -95,6 +86,5 @@ def default_folder(runs: Sequence[Path]) -> Path:
     if len(runs) == 1:
         return runs[0] / "report"
     shared = Path(os.path.commonpath([run.absolute() for run in runs]))
-    # Who typed relative paths reads them again.
-    relative = not any(run.is_absolute() for run in runs)
+    relative = not any(run.is_absolute() for run in runs)  # a user who typed relative paths reads one
     return (Path(os.path.relpath(shared)) if relative else shared) / "report"

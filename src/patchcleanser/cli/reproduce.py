@@ -10,69 +10,41 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchcleanser.cli.options import (
-    Address,
-    AsJson,
-    Cpus,
-    Device,
-    Gpus,
-    Limit,
-    On,
-    Place,
-    Precision,
-    Seed,
-    TrustCode,
-    Workers,
-)
+from patchcleanser.cli.options import AsJson, Device, Limit, Precision, RunnerOptions, Seed, TrustCode
 from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
-    from patchcleanser.evaluation import Job
+    from patchcleanser.evaluation import AttackJob, Job
     from patchcleanser.evaluation.workloads import Runner
     from patchcleanser.paper import Experiment, Measurement, RunSpec
     from patchcleanser.paper.runners import Executor, LiveRunner, Outcome, StoredRunner
     from patchcleanser.records.run import Run
 
-    Told = tuple[Experiment, dict[str, Measurement], dict[str, str]]
-    """An experiment, what is known of its lines, and why others are missing."""
+    Results = tuple[Experiment, dict[str, Measurement], dict[str, str]]
+    """An experiment, its measurements by row, and why other rows are missing."""
 
 Names = Annotated[list[str] | None, typer.Argument(help="Tables and figures: table2 figure4 …, or all.")]
 
 
 def reproduce(
+    cluster: RunnerOptions,
     names: Names = None,
-    listed: Annotated[
-        bool, typer.Option("--list", help="Say which there are, and which models each asks for.")
-    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List tables and figures, and their models.")] = False,
     commands: Annotated[bool, typer.Option("--commands", help="Print the commands that make our models.")] = False,
     limit: Limit = None,
-    models: Annotated[
-        str | None,
-        typer.Option(help="Only these models: a comma list of names, or of classifiers as certify takes them."),
-    ] = None,
+    models: Annotated[str | None, typer.Option(help="Only these models: a comma list of names or specs.")] = None,
     data: Annotated[str | None, typer.Option(help="Only these datasets: a comma list.")] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Where datasets lie, each in a folder of its name or all together.")
-    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder that holds the datasets.")] = None,
     seed: Seed = 0,
     device: Device = "auto",
     precision: Precision = "exact",
-    out: Annotated[Path, typer.Option(help="Findings, tables, figures and the page.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Folder for results, tables and figures.")] = Path("runs/reproduce"),
     runs: Annotated[Path | None, typer.Option(help="Run folders; by default runs/ in --out.")] = None,
     baselines: Annotated[
         Path, typer.Option(help="Rows of the defenses that ours is compared with, from benchmarks/baselines.py.")
     ] = Path("results/baselines.json"),
-    stored: Annotated[
-        bool, typer.Option("--stored", help="Only read runs that are finished: no model and no images are needed.")
-    ] = False,
-    page: Annotated[
-        Path | None, typer.Option(help="Only write what --out holds as a Markdown page into this file.")
-    ] = None,
-    on: On = "here",
-    address: Address = None,
-    workers: Workers = None,
-    gpus: Gpus = 0,
-    cpus: Cpus = 1,
+    stored: Annotated[bool, typer.Option("--stored", help="Only read finished runs; needs no model.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Only write what --out holds as Markdown to this file.")] = None,
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -81,11 +53,10 @@ def reproduce(
     from patchcleanser.paper.models import training_commands
     from patchcleanser.paper.runners import LiveRunner, StoredRunner
 
-    place = Place(on, address, workers, gpus, cpus)
     if limit is not None and limit < 1:
         raise InputError(f"at least 1 image is needed, got a limit of {limit}")
     if listed:
-        _tell_list(as_json)
+        _print_list(as_json)
         return
     if commands:
         print("\n".join(training_commands(root)))
@@ -93,27 +64,27 @@ def reproduce(
     if page is not None:
         _write_markdown(out, page)
         return
-    chosen = [_narrowed(EXPERIMENTS[name], models, data) for name in _named(names or [])]
+    chosen = [_restrict(EXPERIMENTS[name], models, data) for name in _experiment_names(names or [])]
     if stored:
-        _tell(_run_all(chosen, StoredRunner(runs or out / "runs", root), out, baselines), out, as_json=as_json)
+        _print_results(_run_all(chosen, StoredRunner(runs or out / "runs", root), out, baselines), out, as_json=as_json)
         return
-    with place.runner() as runner:
+    with cluster.start() as runner:
         live = LiveRunner(
             runs or out / "runs",
             _executor(runner, quiet=as_json),
             root=root,
             limit=limit,
             seed=seed,
-            device=place.device(device),
-            worker_device=place.kind if on == "ray" else None,
+            device=cluster.device(device),
+            worker_device=cluster.worker_device if cluster.on == "ray" else None,
             precision=precision,  # type: ignore[arg-type]  # checked by the defense
             trust_code=trust_code,
         )
-        told = _run_all(chosen, live, out, baselines)
-    _tell(told, out, as_json=as_json)
+        results = _run_all(chosen, live, out, baselines)
+    _print_results(results, out, as_json=as_json)
 
 
-def _named(names: list[str]) -> list[str]:
+def _experiment_names(names: list[str]) -> list[str]:
     from patchcleanser.paper import EXPERIMENTS
 
     if not names:
@@ -124,8 +95,8 @@ def _named(names: list[str]) -> list[str]:
     return list(EXPERIMENTS) if "all" in names else list(dict.fromkeys(names))
 
 
-def _narrowed(experiment: Experiment, models: str | None, data: str | None) -> Experiment:
-    """Only the lines of these models and datasets; a classifier of one's own takes the place of every model."""
+def _restrict(experiment: Experiment, models: str | None, data: str | None) -> Experiment:
+    """Only the rows of these models and datasets. A classifier of the user's own replaces every model."""
     from patchcleanser.paper.models import PAPER_DATASETS, find_model
 
     rows = experiment.rows
@@ -135,77 +106,75 @@ def _narrowed(experiment: Experiment, models: str | None, data: str | None) -> E
                 raise InputError(f"no dataset {name!r} in the experiments; there are {', '.join(PAPER_DATASETS)}")
         rows = tuple(row for row in rows if row.spec.data in data.split(","))
     if models is not None:
-        asked = [find_model(name).name for name in models.split(",")]
-        known = [row for row in rows if row.spec.model in asked]
-        own = [name for name in asked if ":" in name]
+        wanted = [find_model(name).name for name in models.split(",")]
+        matching = [row for row in rows if row.spec.model in wanted]
+        own = [name for name in wanted if ":" in name]
         if own and data is None:
             raise InputError(f"{own[0]} is no model of the experiments; say with --data which images it is for")
-        rows = tuple(dict.fromkeys([*known, *(row.with_model(name) for name in own for row in rows)]))
+        rows = tuple(dict.fromkeys([*matching, *(row.with_model(name) for name in own for row in rows)]))
     return replace(experiment, rows=rows)
 
 
 def _executor(runner: Runner, *, quiet: bool) -> Executor:
     """Run jobs as certify and attack do, with the same progress."""
-    from patchcleanser.cli.attack import run_attack
-    from patchcleanser.cli.certify import about_run, run_job
-    from patchcleanser.evaluation.attack_jobs import AttackJob
+    from patchcleanser.cli.certify import run_metadata
+    from patchcleanser.cli.progress import run_progress
+    from patchcleanser.evaluation import evaluate
     from patchcleanser.paper.runners import Executor
 
     def run(job: Job | AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
         if not quiet and not folder.exists():
             print(folder.name, file=sys.stderr)  # progress names patch and masks, but not the row
-        options: dict[str, Any] = {"batch": None, "skip": False, "quiet": quiet, "runner": runner}
-        if isinstance(job, AttackJob):
-            return run_attack(job, folder, metadata, **options)
-        return run_job(job, folder, metadata, **options)
+        with run_progress(job, folder, quiet=quiet) as on_progress:
+            return evaluate(job, folder, metadata=metadata, on_progress=on_progress, runner=runner)
 
-    return Executor(run, about_run)
+    return Executor(run, run_metadata)
 
 
-def _run_all(chosen: list[Experiment], runner: LiveRunner | StoredRunner, out: Path, rows: Path) -> list[Told]:
-    """One experiment after the other, each plan once; findings are kept as soon as an experiment is through."""
+def _run_all(chosen: list[Experiment], runner: LiveRunner | StoredRunner, out: Path, rows: Path) -> list[Results]:
+    """Run experiments one after the other, each run once; measurements are written after each experiment."""
     from patchcleanser.paper import EXPERIMENTS
     from patchcleanser.paper.baselines import read_baselines
     from patchcleanser.paper.measurements import collect, merge_measurements
     from patchcleanser.paper.pages import Section
 
     outcomes: dict[RunSpec, Outcome] = {}
-    told: list[Told] = []
+    results: list[Results] = []
     for experiment in chosen:
         for spec in experiment.specs:
             if spec not in outcomes:
                 outcomes[spec] = runner.run(spec)
-        found, missing = collect(experiment, outcomes, runner.root)
+        measurements, missing = collect(experiment, outcomes, runner.root)
         declared_rows = dict.fromkeys([*EXPERIMENTS[experiment.name].rows, *experiment.rows])
         declared = replace(experiment, rows=tuple(declared_rows))
         elsewhere = {
             key: value for key, value in read_baselines(rows).items() if key in {row.key for row in declared_rows}
         }
         merge_measurements(declared, elsewhere, out)
-        kept = merge_measurements(declared, found, out)
+        merged = merge_measurements(declared, measurements, out)
         missing = {key: why for key, why in missing.items() if key not in elsewhere}
-        if kept:
-            Section(declared, kept).write(out)
-        told.append((declared, kept, missing | _draw_pictures(experiment, runner)))
-    _write_page(told, out)
-    return told
+        if merged:
+            Section(declared, merged).write(out)
+        results.append((declared, merged, missing | _draw_pictures(experiment, runner)))
+    _write_page(results, out)
+    return results
 
 
-def _write_page(told: list[Told], out: Path) -> None:
-    """A page with all that the folder holds: of these experiments, and of those run before."""
+def _write_page(results: list[Results], out: Path) -> None:
+    """Write a page of all measurements in the folder, of these experiments and of those run before."""
     from patchcleanser.paper import EXPERIMENTS
     from patchcleanser.paper.measurements import read_measurements
     from patchcleanser.paper.pages import Section, write_page
 
-    known = {name: (experiment, read_measurements(out, name)) for name, experiment in EXPERIMENTS.items()}
-    known |= {experiment.name: (experiment, found) for experiment, found, _ in told}
-    sections = [Section(experiment, found) for experiment, found in known.values() if found]
+    by_name = {name: (experiment, read_measurements(out, name)) for name, experiment in EXPERIMENTS.items()}
+    by_name |= {experiment.name: (experiment, measurements) for experiment, measurements, _ in results}
+    sections = [Section(experiment, measurements) for experiment, measurements in by_name.values() if measurements]
     if sections:
         write_page(sections, out)
 
 
 def _draw_pictures(experiment: Experiment, runner: LiveRunner | StoredRunner) -> dict[str, str]:
-    """Pictures of the data lie beside the runs: other people's photos are not for the findings."""
+    """Draw pictures of the data beside the runs: they show other people's photos, so they are no results to publish."""
     from patchcleanser.reports.drawing import save
 
     if experiment.pictures is None:
@@ -231,7 +200,7 @@ def _write_markdown(out: Path, page: Path) -> None:
     print(f"wrote {page}")
 
 
-def _tell_list(as_json: bool) -> None:
+def _print_list(as_json: bool) -> None:
     from patchcleanser.paper import EXPERIMENTS
 
     rows: list[dict[str, Any]] = [
@@ -255,27 +224,27 @@ def _tell_list(as_json: bool) -> None:
             print(f"{'':9} images: {', '.join(row['data'])}; models: {', '.join(row['models'])}")
 
 
-def _tell(told: list[Told], out: Path, *, as_json: bool) -> None:
-    """What was found, and what is not here, each reason once."""
+def _print_results(results: list[Results], out: Path, *, as_json: bool) -> None:
+    """Print tables and claims, and why rows are missing, each reason once."""
     from patchcleanser.paper.pages import Section
     from patchcleanser.reports.tables import to_markdown
 
     if as_json:
         rows = {
-            experiment.name: {"findings": {key: f.to_json() for key, f in found.items()}, "missing": missing}
-            for experiment, found, missing in told
+            experiment.name: {"findings": {key: f.to_json() for key, f in measurements.items()}, "missing": missing}
+            for experiment, measurements, missing in results
         }
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
-    for experiment, found, _ in told:
-        if found:
-            print(f"\n{to_markdown(Section(experiment, found).table.shown())}")
-        for line in Section(experiment, found).claims:
+    for experiment, measurements, _ in results:
+        if measurements:
+            print(f"\n{to_markdown(Section(experiment, measurements).table.shown())}")
+        for line in Section(experiment, measurements).claims:
             print(f"- {line}")
-    reasons = dict.fromkeys(why for _, _, missing in told for why in missing.values())
+    reasons = dict.fromkeys(why for _, _, missing in results for why in missing.values())
     for why in reasons:
         print(f"left out: {why}", file=sys.stderr)
-    if any(found for _, found, _ in told):
+    if any(measurements for _, measurements, _ in results):
         print(f"\nfindings, tables, figures and results.html are in {out}")
     elif reasons:
         raise InputError("nothing could be measured; what is missing stands above")

@@ -1,4 +1,4 @@
-"""patchcleanser serve: the defended model over HTTP, with a page to watch it work."""
+"""patchcleanser serve: the defended model over HTTP, with a page that shows how it works."""
 
 from __future__ import annotations
 
@@ -7,119 +7,87 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchcleanser.cli.options import (
-    PATCH,
-    Address,
-    Cpus,
-    Device,
-    Gpus,
-    Grid,
-    Masks,
-    Model,
-    On,
-    Patches,
-    Place,
-    Precision,
-    Stride,
-    Threshold,
-    TrustCode,
-    defense_options,
-    pair_if,
-    threat_of,
-)
+from patchcleanser.cli.options import PATCH, ClusterOptions, DefenseOptions, defense_options
 from patchcleanser.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from patchcleanser.service.config import Limits, ServiceSettings
+    from patchcleanser.service.config import ServiceSettings
 
 API_KEY = "PATCHCLEANSER_API_KEY"
-"""Where the key is looked for. Not an option: every user of a machine sees the options of its processes."""
+"""Environment variable of the key. Not an option: every user of a machine sees the options of its processes."""
+
+
+@dataclass(frozen=True)
+class ServedDefense(DefenseOptions):
+    """The same options, with --threat as another name of --patch."""
+
+    patch: Annotated[str, typer.Option("--threat", "--patch", help="Threat: 32, 2%, 12x83, any:1% or any:502.")] = PATCH
 
 
 def serve(
-    model: Model = "zoo:tiny",
-    threat: Annotated[
-        str, typer.Option("--threat", "--patch", help="Threat: 32, 2%, 12x83, any:1% or any:502.")
-    ] = PATCH,
-    patches: Patches = 1,
-    masks: Masks = None,
-    stride: Stride = None,
-    grid: Grid = None,
-    defense: Annotated[str, typer.Option(help="double-masking, challenger-masking or minority-reports.")] = (
-        "double-masking"
-    ),
-    threshold: Threshold = None,
+    options: ServedDefense,
+    cluster: ClusterOptions,
     data: Annotated[str, typer.Option(help="Samples of the page: sample, folder:PATH, …, or none.")] = "sample",
-    device: Device = "auto",
-    precision: Precision = "exact",
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at.", min=0, max=65535)] = 8000,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Name this service is reached by, besides localhost, IP addresses and --host; * is any."),
-    ] = None,
-    proxy: Annotated[
-        list[str] | None, typer.Option(help="Address or network of a proxy; its X-Forwarded-For names the client.")
-    ] = None,
-    root_path: Annotated[str, typer.Option(help="Prefix under which a proxy serves it, as /patches.")] = "",
+    allow_host: Annotated[list[str] | None, typer.Option(help="Another host name of this service; * is any.")] = None,
+    proxy: Annotated[list[str] | None, typer.Option(help="Address or network of a proxy that names clients.")] = None,
+    root_path: Annotated[str, typer.Option(help="Path prefix under which a proxy serves it, as /patches.")] = "",
     queue: Annotated[int, typer.Option(help="Images that may wait; with more, requests get 503.")] = 256,
     deadline: Annotated[float, typer.Option(help="Seconds after which a request is given up.")] = 30.0,
     max_pixels: Annotated[int, typer.Option(help="Pixels of one image.")] = 16_777_216,
     max_files: Annotated[int, typer.Option(help="Images in one request.")] = 16,
-    on: On = "here",
-    address: Address = None,
     replicas: Annotated[str, typer.Option(help="With --on ray: how many; 1-8 follows the load.")] = "1",
-    gpus: Gpus = 0,
-    cpus: Cpus = 1,
-    keep: Annotated[
-        bool,
-        typer.Option("--keep", help="With --on ray: leave it on the cluster; again with another model updates it."),
-    ] = False,
-    trust_code: TrustCode = False,
+    keep: Annotated[bool, typer.Option("--keep", help="With --on ray: leave it on the cluster.")] = False,
 ) -> None:
     """Answer over HTTP until stopped. With PATCHCLEANSER_API_KEY set (keys, with commas between), requests need one."""
-    from patchcleanser.service.config import ServiceSettings
+    from patchcleanser.service.config import Limits, ServiceSettings
 
     _require_extra()
-    if on == "here" and (replicas != "1" or keep):
-        raise InputError(f"{'--keep' if keep else '--replicas'} belongs to --on ray")
-    Place(on, address, None, gpus, cpus).device(device)
+    cluster.require_ray({"--keep": keep, "--replicas": replicas != "1"})
+    cluster.device(options.device)
     settings = ServiceSettings(
-        model=model,
-        trust_code=trust_code,
-        threat=threat_of(threat, patches, grid),
-        defense=defense,
-        options=defense_options(defense, threshold)[defense],
-        masks=pair_if(masks, "masks"),
-        stride=pair_if(stride, "stride"),
-        precision=precision,
-        device=device,
+        model=options.model,
+        trust_code=options.trust_code,
+        threat=options.threat,
+        defense=options.defense,
+        options=defense_options(options.defense, options.threshold)[options.defense],
+        **options.mask_set_options,
+        precision=options.precision,
+        device=options.device,
         samples=None if data == "none" else data,
         api_key=tuple(filter(None, os.environ.get(API_KEY, "").split(","))) or None,
         hosts=(*(allow_host or ()), *(() if ":" in host else (host,))),
         proxies=tuple(proxy or ()),
-        limits=_limits(queue, deadline, max_pixels, max_files),
+        limits=Limits(
+            queue=queue,
+            deadline=deadline,
+            pixels=max_pixels,
+            files=max_files,
+            queue_pixels=max(Limits().queue_pixels, 2 * max_pixels),
+        ),
     )
     if host not in ("127.0.0.1", "localhost", "::1") and settings.api_key is None:
         print(f"note: {host} can be reached by others, and there is no {API_KEY}", file=sys.stderr)
-    if on == "here":
+    if cluster.on == "here":
         _serve_here(settings, host, port, root_path)
         return
     from patchcleanser.cluster.deployment import Replicas, deploy
 
-    many = Replicas.parse(replicas, cpus=cpus, gpus=gpus)
-    deploy(settings, many, address=address, host=host, port=port, root_path=root_path)
+    number = Replicas.parse(replicas, cpus=cluster.cpus, gpus=cluster.gpus)
+    deploy(settings, number, address=cluster.address, host=host, port=port, root_path=root_path)
     print(f"http://{host}:{port}{root_path}/" + ("" if keep else " (Ctrl-C stops it)"), file=sys.stderr)
     if not keep:
-        _until_stopped()
+        _wait_for_stop()
 
 
 def _require_extra() -> None:
-    """What serves must be there, also where Ray's replicas do the work."""
+    """MissingDependencyError without the extra `serve`, which Ray's replicas need too."""
     try:
         import uvicorn  # noqa: F401
 
@@ -129,7 +97,7 @@ def _require_extra() -> None:
 
 
 def _serve_here(settings: ServiceSettings, host: str, port: int, root_path: str) -> None:
-    """In this process, until it is told to stop."""
+    """Serve in this process, until a signal stops it."""
     import uvicorn
 
     from patchcleanser.service.app import create_app
@@ -144,15 +112,15 @@ def _serve_here(settings: ServiceSettings, host: str, port: int, root_path: str)
         )
     configure_logging(sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # The server catches these, finishes what it accepted, and raises them again; then all is done.
+        # The server catches these, finishes the requests it accepted, and raises them again.
         signal.signal(number, lambda *_: None)
     at = f"{host}:{listening.getsockname()[1]}"
     print(f"http://{at}{root_path}/ (Ctrl-C stops it)", file=sys.stderr)
     uvicorn.Server(server_config(app, root_path=root_path)).run(sockets=[listening])
 
 
-def _until_stopped() -> None:
-    """Ray Serve works elsewhere; this process waits for Ctrl-C."""
+def _wait_for_stop() -> None:
+    """Wait for Ctrl-C while Ray Serve answers, then undeploy."""
     from patchcleanser.cluster.deployment import undeploy
 
     stopped = threading.Event()
@@ -163,20 +131,10 @@ def _until_stopped() -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """The port is taken before the model is loaded, so that a wrong one is said at once."""
+    """Take the port before the model is loaded, so that a wrong one fails at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # Python adds to it
         raise InputError(f"cannot listen at {host}:{port}: {reason}; use another --port") from error
-
-
-def _limits(queue: int, deadline: float, pixels: int, files: int) -> Limits:
-    """The limits that the options name; what they imply grows with them."""
-    from patchcleanser.service.config import Limits
-
-    plain = Limits()
-    return Limits(
-        queue=queue, deadline=deadline, pixels=pixels, files=files, queue_pixels=max(plain.queue_pixels, 2 * pixels)
-    )

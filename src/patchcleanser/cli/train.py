@@ -1,25 +1,16 @@
-"""patchcleanser train: a classifier that survives masks, from labelled images."""
+"""patchcleanser train: train or fine-tune a classifier whose labels survive masks, on labelled images."""
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchcleanser.cli.options import (
-    AsJson,
-    Device,
-    Limit,
-    Out,
-    Patch,
-    Seed,
-    TrustCode,
-    require_outside,
-    tell,
-    trainable,
-)
+from patchcleanser.cli.options import AsJson, Device, Limit, Patch, Seed, TrustCode, require_outside
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,25 +18,18 @@ if TYPE_CHECKING:
     from patchcleanser.data import ArrayDataset
     from patchcleanser.training.recipes import Recipe
 
+Out = Annotated[Path, typer.Option(help="Folder for weights, card and checkpoint.")]
+
 
 def train(
-    model: Annotated[
-        str,
-        typer.Option(help="Network: net:resnet, net:tiny, timm:NAME?…, trained:FOLDER, or inpaint: and one of these."),
-    ],
+    model: Annotated[str, typer.Option(help="Network: net:resnet, timm:NAME?…, trained:FOLDER, inpaint:SPEC, …")],
     out: Out,
     data: Annotated[str, typer.Option(help="Labelled images: cifar10, folder:PATH, parquet:PATH.")] = "cifar10",
-    root: Annotated[Path | None, typer.Option(help="Where the dataset's files lie; fetched if not given.")] = None,
-    recipe: Annotated[
-        str, typer.Option(help="paper, scratch-cifar, scratch-cifar-tokens, or of a baseline: ds-cifar, …")
-    ] = "scratch-cifar",
-    change: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting of the recipe: epochs=30, cutout.count=0.")
-    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the dataset's files; fetched if not given.")] = None,
+    recipe: Annotated[str, typer.Option(help="Recipe: paper, scratch-cifar, ds-cifar, …")] = "scratch-cifar",
+    change: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe: epochs=30.")] = None,
     patch: Patch = "2.4%",
-    teacher: Annotated[
-        str | None, typer.Option(help="A classifier to learn from too; see the setting teacher_weight.")
-    ] = None,
+    teacher: Annotated[str | None, typer.Option(help="Classifier to distill from, with teacher_weight.")] = None,
     limit: Limit = None,
     seed: Seed = 0,
     device: Device = "auto",
@@ -53,7 +37,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train (or fine-tune) a network so that its labels survive masks; the same command goes on after a stop."""
-    import torch
+    import torch  # late, as everything that imports torch, so that --help answers at once
 
     from patchcleanser.classifiers.trained import bare_spec, weights_of
     from patchcleanser.cli.progress import progress
@@ -62,26 +46,26 @@ def train(
     from patchcleanser.training.artifacts import write_model
     from patchcleanser.training.fit import fit
 
-    chosen = _recipe(recipe, change or [])
+    settings = _recipe(recipe, change or [])
     threat = Threat.parse(patch)
     require_outside(out, data)
-    torch.manual_seed(seed)  # the initial weights belong to the run
-    classifier = trainable(model, device, out, trust_code=trust_code)
-    dataset = _images(classifier, data, root, limit)
+    torch.manual_seed(seed)  # of the initial weights
+    classifier = load_trainable(model, device, out, trust_code=trust_code)
+    dataset = _load_images(classifier, data, root, limit)
     start = weights_of(model, classifier)
     preprocessing = classifier.preprocessing.uncropped  # trained without a crop, and so used without one
-    guide = _teacher(teacher, chosen, device, len(dataset.classes), trust_code=trust_code)
-    with progress(f"training {model}", quiet=as_json) as report:
+    teaching = _load_teacher(teacher, settings, device, len(dataset.classes), trust_code=trust_code)
+    with progress(f"training {model}", quiet=as_json) as show:
         fitted = fit(
             classifier.module,
             dataset,
-            chosen,
+            settings,
             preprocessing=preprocessing,
             out=out,
             seed=seed,
             threat=threat,
-            teacher=guide,
-            on_progress=report,
+            teacher=teaching,
+            on_progress=show,
         )
     if not fitted.is_main_process:
         return
@@ -91,9 +75,9 @@ def train(
         "preprocessing": asdict(preprocessing),
         "classes": list(dataset.classes),
         "data": {"name": dataset.name, "images": len(dataset), "sha256": dataset.fingerprint},
-        "recipe": {"name": recipe, **chosen.to_json()},
+        "recipe": {"name": recipe, **settings.to_json()},
         "teacher": teacher,
-        "teacher_weights_sha256": None if guide is None else weights_of(teacher or "", guide),
+        "teacher_weights_sha256": None if teaching is None else weights_of(teacher or "", teaching),
         "seed": seed,
         "criterion": "the last weights"
         if fitted.best.survival is None
@@ -103,34 +87,84 @@ def train(
         **origin(),
     }
     card = write_model(fitted.module, out, card)
-    best = fitted.best
-    held = "nothing held out" if best.clean is None else f"held out: {best.clean:.3f}, under masks {best.survival:.3f}"
-    tell(card, out, held, as_json=as_json)
+    outcome = (
+        "nothing held out"
+        if fitted.best.clean is None
+        else f"held out: {fitted.best.clean:.3f}, under masks {fitted.best.survival:.3f}"
+    )
+    print_card(card, out, outcome, as_json=as_json)
 
 
-def _recipe(name: str, words: list[str]) -> Recipe:
+def load_trainable(model: str, device: str, out: Path, *, trust_code: bool = False) -> TorchClassifier:
+    """The torch classifier to train or harden into `out`, which must be writable and hold no finished model."""
+    from patchcleanser.classifiers import load_classifier
+    from patchcleanser.classifiers.torch import TorchClassifier
+    from patchcleanser.networks.ensemble import Mean
+    from patchcleanser.training.artifacts import CHECKPOINT
+
+    if (out / "card.json").is_file():
+        raise InputError(f"{out} holds a finished run; use it as trained:{out}, or use another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise InputError(f"cannot write into {out}: {error.strerror}; use another --out") from error
+    classifier = load_classifier(model, device=device, trust_code=trust_code)
+    if not isinstance(classifier, TorchClassifier):
+        raise InputError(f"{model} cannot be trained: only torch networks can")
+    if classifier.mask_aware and not getattr(classifier.module, "mask_aware", False):
+        raise InputError(
+            f"{model} cannot be trained: it would learn and be kept as the plain network; train that instead"
+        )
+    if any(isinstance(part, Mean) for part in classifier.module.modules()):
+        raise InputError(
+            f"{model} is several networks, which learn one by one; train each, and ask for their mean then"
+        )
+    if (out / CHECKPOINT).is_file():
+        print(f"going on from the checkpoint in {out}", file=sys.stderr)
+    return classifier
+
+
+def print_card(card: dict[str, Any], out: Path, outcome: str, *, as_json: bool) -> None:
+    """Print the outcome of training and how to use the model, or the card."""
+    from patchcleanser.classifiers.registry import names_code
+
+    if as_json:
+        print(json.dumps(card, indent=1))
+    else:
+        flag = " with --trust-code" if names_code(card["model"]) else ""
+        print(f"{outcome}\nwrote {out}/model.safetensors and card.json; use it as trained:{out}{flag}")
+
+
+def _recipe(name: str, changes: list[str]) -> Recipe:
     from patchcleanser.training.recipes import RECIPES
 
     if name not in RECIPES:
         raise InputError(f"no recipe {name!r}; there are {', '.join(RECIPES)}")
-    pairs = [word.partition("=") for word in words]
-    for word, (_, equals, _) in zip(words, pairs, strict=True):
-        if not equals:
-            raise InputError(f"--set takes name=value, got {word!r}")
-    return RECIPES[name].changed({key: value for key, _, value in pairs})
+    for change in changes:
+        if "=" not in change:
+            raise InputError(f"--set takes name=value, got {change!r}")
+    return RECIPES[name].changed(dict(change.split("=", 1) for change in changes))
 
 
-def _images(classifier: TorchClassifier, data: str, root: Path | None, limit: int | None) -> ArrayDataset:
+def _load_images(classifier: TorchClassifier, data: str, root: Path | None, limit: int | None) -> ArrayDataset:
     import numpy as np
+    import torch
 
     from patchcleanser.classifiers.torch import input_size
     from patchcleanser.data import ArrayDataset, in_memory, load_dataset
+    from patchcleanser.training.cutout import masked_inputs
     from patchcleanser.training.fit import require_classes
 
     size = input_size(classifier)
-    found = load_dataset(data, split="train", root=root)
-    dataset = found if isinstance(found, ArrayDataset) else in_memory(found, size)
-    require_classes(_classes(classifier), len(dataset.classes))
+    images = load_dataset(data, split="train", root=root)
+    dataset = images if isinstance(images, ArrayDataset) else in_memory(images, size)
+    if classifier.classes is None:  # it learns their number from its first logits
+        black = torch.zeros(1, 3, *size, device=classifier.device)
+        with torch.inference_mode():
+            classifier.checked_logits(masked_inputs(classifier.module, black))
+    require_classes(classifier.classes, len(dataset.classes))
     if limit is None:
         return dataset
     if limit < 1:
@@ -138,21 +172,7 @@ def _images(classifier: TorchClassifier, data: str, root: Path | None, limit: in
     return dataset.subset(np.arange(min(limit, len(dataset))))
 
 
-def _classes(classifier: TorchClassifier) -> int | None:
-    """How many classes it knows; one that does not say so is asked about an empty image."""
-    import torch
-
-    from patchcleanser.classifiers.torch import input_size
-    from patchcleanser.training.cutout import masked_inputs
-
-    if classifier.classes is None:
-        nothing = torch.zeros(1, 3, *input_size(classifier), device=classifier.device)
-        with torch.inference_mode():
-            classifier.checked_logits(masked_inputs(classifier.module, nothing))
-    return classifier.classes
-
-
-def _teacher(
+def _load_teacher(
     spec: str | None, recipe: Recipe, device: str, classes: int, *, trust_code: bool
 ) -> TorchClassifier | None:
     from patchcleanser.classifiers import load_classifier
@@ -165,9 +185,9 @@ def _teacher(
         return None
     if recipe.teacher_weight == recipe.guidance == 0:
         raise InputError("a teacher counts for nothing at teacher_weight=0; add --set teacher_weight=0.7")
-    guide = load_classifier(spec, device=device, trust_code=trust_code)
-    if not isinstance(guide, TorchClassifier):
+    teaching = load_classifier(spec, device=device, trust_code=trust_code)
+    if not isinstance(teaching, TorchClassifier):
         raise InputError(f"the teacher {spec} is no torch network")
-    if guide.classes not in (None, classes):
-        raise InputError(f"the teacher {spec} knows {guide.classes} classes, the data has {classes}; name another")
-    return guide
+    if teaching.classes not in (None, classes):
+        raise InputError(f"the teacher {spec} knows {teaching.classes} classes, the data has {classes}; name another")
+    return teaching

@@ -1,7 +1,6 @@
-"""A Job to Records, and from stored records whatever needs no model."""
+"""Certify or attack the images of a job, and audit what came of it."""
 
-from patchcleanser.evaluation.jobs import Job
-from patchcleanser.evaluation.rows import load_batch, rows_of
+from patchcleanser.evaluation.jobs import AttackJob, Job
 from patchcleanser.evaluation.workloads import evaluate
 
-__all__ = ["Job", "evaluate", "load_batch", "rows_of"]
+__all__ = ["AttackJob", "Job", "evaluate"]

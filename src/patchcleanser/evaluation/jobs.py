@@ -1,15 +1,17 @@
-"""Job: a classifier, a dataset, a threat, masks and a defense; what decides every row of a run."""
+"""Job and AttackJob: everything that decides the rows of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from patchcleanser.attacks import ADAPTIVE, ATTACKS
+from patchcleanser.attacks.patch_attack import AttackSettings, require_gradients
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.dataset import Dataset
@@ -20,17 +22,20 @@ from patchcleanser.engine import Confirm, Precision
 from patchcleanser.errors import DataError, InputError, PatchCleanserError, ThreatError
 
 LABELS = 3
-"""Raised whenever a change of the code may change a label, so that old rows are not mixed with new ones."""
+"""Version of the labels. Raise it when a change of the code may change a label: old and new rows then never mix."""
+
+CHECKED_IMAGES = 20
+"""How many unreadable or too small images `Job.check` passes over before it gives up looking for a usable one."""
 
 Pair = int | tuple[int, int] | None
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to certify. Two jobs with the same identity have the same rows.
+    """What to certify: images, classifier, threat, masks and defense. Jobs of equal identity have equal rows.
 
-    `table=True` computes and keeps every two-mask label; other defenses, smaller patches, maps
-    and thresholds then follow without the model.
+    `table=True` computes and stores every two-mask label. Other defenses, smaller patches, vulnerability maps and
+    thresholds can then be derived without the model.
     """
 
     classifier: Classifier
@@ -42,25 +47,25 @@ class Job:
     precision: Precision = "exact"
     table: bool = False
     confirm: Confirm = "sampled"
-    """Whether certificates by fast labels are confirmed label by label, or by a sample of all labels."""
+    """With fast labels: "all" recomputes every label of a certified image in float32, "sampled" a sample of labels."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What this defense takes besides: threshold= of Minority Reports, seed= of challenger masking."""
+    """Options of this defense only, such as threshold= of Minority Reports or seed= of challenger masking."""
 
     def __post_init__(self) -> None:
         if self.defense not in DEFENSES:
             raise InputError(f"no defense {self.defense!r}; there are {', '.join(DEFENSES)}")
-        self.labels  # noqa: B018  # a job without labels is not made
+        self.labels  # noqa: B018  # raises if there are none
         if self.table and DEFENSES[self.defense].load().may_alert:
             raise InputError(f"{self.defense} looks at one mask at a time and has no table; leave out the table")
         if not self.has_masks and (self.table or self.masks or self.stride or self.precision != "exact"):
             raise InputError(f"{self.defense} has no masks; leave out masks, stride, table and precision")
 
     def __getstate__(self) -> dict[str, Any]:
-        return fields_of(self)
+        return init_fields(self)
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The true labels."""
+        """True labels, int64 [images]."""
         if self.dataset.labels is None:
             raise DataError(
                 f"{self.dataset.name} has no labels, and nothing can be certified without true labels; "
@@ -70,26 +75,26 @@ class Job:
 
     @property
     def has_masks(self) -> bool:
-        """Whether the defense hides places by a set of masks."""
+        """Whether the defense works with a mask set."""
         return issubclass(DEFENSES[self.defense].load(), MaskDefense)
 
     @property
     def masking(self) -> MaskDefense[Any, Any]:
-        """The defense, where only one with masks will do."""
+        """The defense; InputError if it has no masks."""
         if not isinstance(self.built, MaskDefense):
             raise InputError(f"only defenses with masks can be attacked, and {self.defense} has none")
         return self.built
 
     @cached_property
     def built(self) -> Defense[Any, Any]:
-        """The defense, ready to work."""
-        plan: dict[str, Any] = {}
+        """The defense."""
+        masks: dict[str, Any] = {}
         if self.has_masks:
-            plan = {"masks": self.masks, "stride": self.stride, "precision": self.precision}
-            plan |= {"confirm": self.confirm} if self.confirm != "sampled" else {}
+            masks = {"masks": self.masks, "stride": self.stride, "precision": self.precision}
+            masks |= {"confirm": self.confirm} if self.confirm != "sampled" else {}
         try:
             defense: Defense[Any, Any] = DEFENSES[self.defense].load()(
-                self.classifier, self.threat, **plan, **self.options
+                self.classifier, self.threat, **masks, **self.options
             )
             return defense
         except TypeError as error:
@@ -98,24 +103,24 @@ class Job:
             raise InputError(f"{self.defense} does not take {', '.join(self.options)}") from error
 
     def check(self, *, skip: bool = False) -> None:
-        """Refuse what can never work, before anything is written: masks that cannot be built, patches that do not fit.
+        """Raise, before anything is written, if the masks cannot be built or the patch does not fit the images.
 
-        With `skip`, images that do not fit are left out later, so one that fits is enough.
+        With `skip`, images that do not fit are left out later, so one image that fits is enough.
         """
-        failed: PatchCleanserError | None = None
-        for index in range(min(TRIED, len(self.dataset))):
+        problem: PatchCleanserError | None = None
+        for index in range(min(CHECKED_IMAGES, len(self.dataset))):
             try:
                 height, width = self.built.to_threat_grid(self.dataset.image(index)).shape[-2:]
                 self.built.check_size((height, width))
                 return
             except (DataError, ThreatError) as error:
-                failed = failed or error
+                problem = problem or error
                 if isinstance(error, ThreatError) and not skip:
                     if self.threat.grid == "source":  # another image may be larger
                         raise named_error(error, self.dataset.id(index)) from error
                     break
-        if isinstance(failed, ThreatError):
-            raise failed
+        if isinstance(problem, ThreatError):
+            raise problem
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -128,9 +133,9 @@ class Job:
             "data": self.dataset.fingerprint,
             "images": len(self.dataset),
             "threat": self.threat.to_json(),
-            # 6 is what a defense with masks takes then
-            "masks": _listed(self.masks if self.masks or self.stride or not self.has_masks else 6),
-            "stride": _listed(self.stride),
+            # 6 is the default of a defense with masks
+            "masks": _as_list(self.masks if self.masks or self.stride or not self.has_masks else 6),
+            "stride": _as_list(self.stride),
             "defense": self.defense,
             "options": dict(self.options),
             "table": self.table,
@@ -138,23 +143,45 @@ class Job:
         }
 
 
-TRIED = 20
-"""So many images may be unreadable, or too small, before a job is refused for it."""
+@dataclass(frozen=True)
+class AttackJob:
+    """What to attack, how, and with which budget. Attack jobs of equal identity have equal rows."""
+
+    job: Job
+    attack: str = "apgd"
+    settings: AttackSettings = field(default_factory=AttackSettings)
+
+    def __post_init__(self) -> None:
+        if self.attack not in ATTACKS:
+            raise InputError(f"no attack {self.attack!r}; there are {', '.join(ATTACKS)}")
+        if self.attack != ADAPTIVE and ATTACKS[self.attack].load().needs_gradients:
+            require_gradients(self.job.classifier)
+        if self.attack == ADAPTIVE and self.settings.places == "searched":
+            raise InputError("the adaptive attack chooses its places itself, where the proof is weakest")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return init_fields(self)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the rows, as plain values."""
+        budget = asdict(replace(self.settings, chunk=None))
+        return {**self.job.identity, "kind": "attack", "attack": self.attack, "settings": budget, "table": False}
 
 
-def fields_of(facts: Any) -> dict[str, Any]:
-    """What a dataclass was made of: all that travels, since what it derived may be otherwise on another machine."""
-    return {one.name: getattr(facts, one.name) for one in fields(facts)}
+def init_fields(instance: Any) -> dict[str, Any]:
+    """The fields of a dataclass, without its cached properties: those may differ on the machine it is sent to."""
+    return {entry.name: getattr(instance, entry.name) for entry in fields(instance)}
 
 
 def named_error(error: PatchCleanserError, name: str) -> PatchCleanserError:
-    """What is wrong with one image, and what to do about it."""
-    said = str(error) if name in str(error) else f"image {name}: {error}"
-    return type(error)(f"{said}; leave such images out with --unreadable skip")
+    """The same error with the image's name and what to do about it."""
+    message = str(error) if name in str(error) else f"image {name}: {error}"
+    return type(error)(f"{message}; leave such images out with --unreadable skip")
 
 
-def _listed(value: Pair) -> list[int] | None:
-    """The same masks are the same job however they were written: 6 is 6x6."""
+def _as_list(value: Pair) -> list[int] | None:
+    """Both axes: 6 and (6, 6) are the same job."""
     if value is None:
         return None
     return list(value) if isinstance(value, tuple) else [value, value]

@@ -1,8 +1,8 @@
-"""The slow twin of everything a certificate rests on: one masked picture at a time, nothing clever, nothing shared.
+"""Reference implementation of everything a certificate rests on, slow and independent of the rest of the package.
 
-It takes from the package only what it must be told: the windows of the masks, the threat, and the
-classifier with its preprocessing. Masks become pixels by loops; covering is checked at every position;
-labels come one by one in plain float32; the algorithms are written again, straight from the paper.
+It takes from the package only the windows of the masks, the threat, and the classifier with its preprocessing. Masks
+become pixels by loops. Covering is checked at every position. Labels come one masked image at a time, in float32. The
+algorithms are written again, straight from the paper.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from patchcleanser.engine.float32 import strict_float32
 Bools = NDArray[np.bool_]
 
 NEAR = 1e-4
-"""A margin below this share of the logits' size (or a confidence so near a threshold) may round either way."""
+"""Two logits closer than this, relative to their size, may change order by rounding."""
 
 
 @dataclass(frozen=True)
 class ReferenceLabel:
-    """What the classifier says of one picture."""
+    """The classifier's answer to one masked image."""
 
     label: int
     second: int
+    """The class of the second largest logit."""
     margin: float
     confidence: float
     near_tie: bool
@@ -68,7 +69,7 @@ def hiding_sets(hidden: Sequence[Bools], threat: Threat, size: Size) -> list[fro
         maps = np.stack([_inside(h[room.top : room.bottom, room.left : room.right], height, width) for h in hidden])
         for column in np.unique(maps.reshape(len(hidden), -1), axis=1).T:
             single.add(frozenset(np.flatnonzero(column).tolist()))
-    return list({frozenset.intersection(*some) for some in combinations_with_replacement(single, threat.count)})
+    return list({frozenset.intersection(*sets) for sets in combinations_with_replacement(single, threat.count)})
 
 
 def _inside(hidden: Bools, height: int, width: int) -> Bools:
@@ -77,20 +78,20 @@ def _inside(hidden: Bools, height: int, width: int) -> Bools:
     return np.stack([rows[:, c : c + width].all(axis=1) for c in range(hidden.shape[1] - width + 1)], axis=1)
 
 
-def look(classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepared: bool) -> ReferenceLabel:
-    """One picture through the classifier: masked as it came and then prepared, or masked when it is prepared."""
-    picture = image.clone()
+def reference_label(classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepared: bool) -> ReferenceLabel:
+    """Classify one image [C, H, W] with these pixels hidden: mask then prepare, or mask a `prepared` image."""
+    masked = image.clone()
     if hidden is not None:
         preprocessing = classifier.preprocessing
         fill = preprocessing.input_fill(len(image)) if prepared else preprocessing.source_fill(len(image))
         for channel, value in enumerate(fill):
-            picture[channel][torch.from_numpy(hidden)] = value
-    batch = picture[None].to(classifier.device)
+            masked[channel][torch.from_numpy(hidden)] = value
+    batch = masked[None].to(classifier.device)
     with torch.inference_mode(), strict_float32(classifier.device):
         batch = batch if prepared else classifier.prepare(batch)
-        if classifier.mask_aware:  # it is told which pixels are hidden
-            told = np.zeros(image.shape[1:], dtype=bool) if hidden is None else hidden
-            batch = torch.cat([batch, torch.from_numpy(told)[None, None].to(batch)], dim=1)
+        if classifier.mask_aware:  # its last channel says which pixels are hidden
+            channel_mask = np.zeros(image.shape[1:], dtype=bool) if hidden is None else hidden
+            batch = torch.cat([batch, torch.from_numpy(channel_mask)[None, None].to(batch)], dim=1)
         logits = classifier.logits(batch)[0].double().cpu()
     order = logits.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
     first, second = float(logits[order[0]]), float(logits[order[1]])
@@ -99,7 +100,7 @@ def look(classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepare
 
 
 class ReferenceClassifier:
-    """Everything about one image, from labels computed one by one."""
+    """The labels of one image under all masks, computed one by one."""
 
     def __init__(self, classifier: Classifier, image: Tensor, hidden: Sequence[Bools], *, grid: str) -> None:
         self.classifier, self.hidden = classifier, hidden
@@ -108,30 +109,30 @@ class ReferenceClassifier:
             with torch.inference_mode(), strict_float32(classifier.device):
                 image = classifier.prepare(image[None].to(classifier.device))[0].cpu()
         self.image = image
-        self.known: dict[bytes, ReferenceLabel] = {}
-        self.plain = look(classifier, image, None, prepared=self.prepared)
+        self.by_pixels: dict[bytes, ReferenceLabel] = {}
+        self.unmasked = reference_label(classifier, image, None, prepared=self.prepared)
 
-    def at(self, first: int, second: int) -> ReferenceLabel:
-        """What is said under two masks; a picture seen before is not looked at again."""
+    def under(self, first: int, second: int) -> ReferenceLabel:
+        """The label under two masks. Masks that hide the same pixels are classified once."""
         union = self.hidden[first] | self.hidden[second]
         key = union.tobytes()
-        if key not in self.known:
-            self.known[key] = look(self.classifier, self.image, union, prepared=self.prepared)
-        return self.known[key]
+        if key not in self.by_pixels:
+            self.by_pixels[key] = reference_label(self.classifier, self.image, union, prepared=self.prepared)
+        return self.by_pixels[key]
 
-    def one(self) -> list[ReferenceLabel]:
-        """What is said under each mask alone."""
-        return [self.at(i, i) for i in range(len(self.hidden))]
+    def one_mask(self) -> list[ReferenceLabel]:
+        """The label under each mask alone."""
+        return [self.under(i, i) for i in range(len(self.hidden))]
 
     @property
     def near_ties(self) -> int:
-        """Pictures whose label rounding may change."""
-        return sum(seen.near_tie for seen in [self.plain, *self.known.values()])
+        """How many labels rounding may change."""
+        return sum(label.near_tie for label in [self.unmasked, *self.by_pixels.values()])
 
-    def good(self, right: Callable[[ReferenceLabel], bool]) -> set[int]:
-        """Masks under which, with every second mask, the label is right."""
+    def masks_where(self, correct: Callable[[ReferenceLabel], bool]) -> set[int]:
+        """Masks under which, with every second mask, the label is correct."""
         masks = range(len(self.hidden))
-        return {i for i in masks if all(right(self.at(i, j)) for j in masks)}
+        return {i for i in masks if all(correct(self.under(i, j)) for j in masks)}
 
 
 def majority_of(labels: Sequence[int]) -> int:
@@ -139,31 +140,31 @@ def majority_of(labels: Sequence[int]) -> int:
     return max(set(labels), key=lambda label: (list(labels).count(label), label))
 
 
-def slow_double_masking(one: Sequence[int], pair: Callable[[int, int], int], options: Mapping[str, Any]) -> int:
-    """Algorithm 1, as printed."""
-    majority = majority_of(one)
-    if all(label == majority for label in one):
+def slow_double_masking(labels: Sequence[int], pair: Callable[[int, int], int], options: Mapping[str, Any]) -> int:
+    """Algorithm 1, as printed. `labels` are one-mask labels; pair(i, j) is the label under masks i and j."""
+    majority = majority_of(labels)
+    if all(label == majority for label in labels):
         return majority
-    for i, label in enumerate(one):
-        if label != majority and all(pair(i, j) == label for j in range(len(one))):
+    for i, label in enumerate(labels):
+        if label != majority and all(pair(i, j) == label for j in range(len(labels))):
             return label
     return majority
 
 
-def slow_challenger_masking(one: Sequence[int], pair: Callable[[int, int], int], options: Mapping[str, Any]) -> int:
+def slow_challenger_masking(labels: Sequence[int], pair: Callable[[int, int], int], options: Mapping[str, Any]) -> int:
     """Algorithm 3, as printed: the candidate meets challengers of another label until none is left."""
-    order = list(range(len(one)))
+    order = list(range(len(labels)))
     if options.get("seed") is not None:
         random.Random(options["seed"]).shuffle(order)
     candidate = order.pop(0)
     while True:
-        rivals = [mask for mask in order if one[mask] != one[candidate]]
+        rivals = [mask for mask in order if labels[mask] != labels[candidate]]
         if not rivals:
-            return one[candidate]
+            return labels[candidate]
         order.remove(rivals[0])
-        if pair(rivals[0], candidate) == one[rivals[0]]:
+        if pair(rivals[0], candidate) == labels[rivals[0]]:
             candidate = rivals[0]
 
 
 REFERENCES = {"double_masking": slow_double_masking, "challenger_masking": slow_challenger_masking}
-"""Recovery algorithms by the name that a defense's entry gives as its reference."""
+"""Recovery algorithms, by the `reference` of a defense's entry."""

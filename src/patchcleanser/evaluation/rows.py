@@ -1,9 +1,8 @@
-"""One batch of a job's images: read, then examined into rows."""
+"""Rows of clean images: read a batch, then one row of columns per image."""
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from patchcleanser.core.label_table import LabelTable
-from patchcleanser.core.results import (
-    Certificate,
-    DetectionCertificate,
-    DetectionVerdict,
-    LocalCertificate,
-    LocalVerdict,
-    Verdict,
-)
+from patchcleanser.core.results import Verdict
 from patchcleanser.defenses.defense import Examination
 from patchcleanser.defenses.mask_defense import TableExamination
 from patchcleanser.errors import DataError, ImageError, ThreatError
@@ -28,19 +19,24 @@ from patchcleanser.records.run import Row
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A batch of images, read: the beginnings of their rows, and the pixels of those that could be read."""
+class LoadedBatch:
+    """A batch of images in memory: the first columns of every row, and the pixels of the readable images."""
 
     rows: list[Row]
     images: list[Tensor]
 
+    @property
+    def readable(self) -> list[Row]:
+        """The rows of `images`."""
+        return [row for row in self.rows if row["skipped"] is None]
+
 
 def load_batch(
     job: Job, indices: Sequence[int], *, skip: bool = False, left_out: Mapping[int, str] | None = None
-) -> Loaded:
-    """Read these images. One that cannot be read is an error, or skipped, with the reason in its row.
+) -> LoadedBatch:
+    """Read these images. An unreadable one raises, or with `skip` is left out with the reason in its row.
 
-    `left_out` are images not to be touched, with the reasons: reading one of them kills the process.
+    `left_out` maps images that must not be read to the reason: reading one of them kills the process.
     """
     rows: list[Row] = []
     images: list[Tensor] = []
@@ -53,85 +49,52 @@ def load_batch(
             continue
         try:
             image = job.dataset.image(index)
-            _require_room(job, image)
+            if job.threat.grid == "source":  # on the input grid every image has the classifier's size
+                job.threat.shapes((image.shape[1], image.shape[2]))  # raises if the patch does not fit
             images.append(image.pin_memory() if pin else image.clone())  # a dataset may use its buffer again
         except (DataError, ImageError, ThreatError) as error:
             if not skip:
                 raise named_error(error, row["id"]) from error
             row["skipped"] = str(error)
-    return Loaded(rows, images)
+    return LoadedBatch(rows, images)
 
 
-def seed_of(job: Job, batch: Loaded, entropy: int) -> tuple[int, ...]:
-    """What decides which fast labels are audited: model, data, and a number that nobody knew before the run."""
+def audit_seed(job: Job, batch: LoadedBatch, entropy: int) -> tuple[int, ...]:
+    """Seed of the choice of fast labels to audit: model, data, and a number drawn when the run began."""
     names = "\n".join(str(job.identity[name]) for name in ("classifier", "data"))
     return entropy, int(hashlib.sha256(names.encode()).hexdigest()[:16], 16), batch.rows[0]["index"]
 
 
-def rows_of(job: Job, batch: Loaded, entropy: int = 0) -> list[Row]:
-    """The rows of a batch of images; `entropy` is the run's."""
-    started = time.monotonic()
-    kept = [row for row in batch.rows if row["skipped"] is None]
-    job.built.reset(seed_of(job, batch, entropy))  # so that no batch's rows depend on the batches before it
-    examined = job.built.examine(batch.images, [row["label"] for row in kept], maps=job.table) if kept else []
-    seconds = (time.monotonic() - started) / max(1, len(kept))
-    for row, found in zip(kept, examined, strict=True):
-        row.update(facts(found, table=job.table), seconds=seconds)
-    return batch.rows
-
-
-def _require_room(job: Job, image: Tensor) -> None:
-    """The threat must fit the image; on the input grid every image has the classifier's size."""
-    if job.threat.grid == "source":
-        job.threat.shapes((image.shape[1], image.shape[2]))
-
-
-def facts(found: Examination[Any, Any], *, table: bool = False) -> Row:
-    """What was found out about one clean image, by column; what its defense does not have stays null."""
-    return {
-        "height": found.size[0],
-        "width": found.size[1],
-        "undefended": found.undefended,
-        "margin": found.certificate.margin,
-        "classifications": found.certificate.classifications,
-        **(_labels(found.table, table) if isinstance(found, TableExamination) else {}),
-        **_verdict(found.verdict),
-        **_certificate(found.certificate),
+def clean_columns(examined: Examination[Any, Any], *, table: bool = False) -> Row:
+    """Columns of one clean image. Columns that its defense does not have stay null."""
+    verdict, certificate = examined.verdict, examined.certificate
+    placement = getattr(certificate, "failing_placement", None)
+    names = ("margin", "certified", "row_certified", "failing_pair", "detection_certified")
+    row: Row = {
+        "height": examined.size[0],
+        "width": examined.size[1],
+        "undefended": examined.undefended,
+        "answer": verdict.label,
+        "alert": getattr(verdict, "alert", None),
+        "case": verdict.case.value if isinstance(verdict, Verdict) else None,
+        "deciding_mask": getattr(verdict, "deciding_mask", None),
+        **{name: getattr(certificate, name, None) for name in names},
+        "weakest": placement and [number for window in placement for number in window.numbers],
+        "classifications": certificate.classifications,
     }
-
-
-def _labels(known: LabelTable, table: bool) -> Row:
-    masks = len(known.mask_set)
-    return {
-        "one_mask_labels": known.labels[:masks],
-        "one_mask_margins": known.margins[:masks],
-        "one_mask_confidences": known.confidences[:masks],
-        "table": known.labels[:-1].astype(np.int32) if table else None,
-        "classifications": known.spent,
-        "rechecked": known.rechecked,
-        "flipped": known.flipped,
-        "audited": known.audited,
-        "caught": known.caught,
-        "unconfirmed": known.unconfirmed,
-    }
-
-
-def _verdict(verdict: Verdict | DetectionVerdict | LocalVerdict) -> Row:
-    if isinstance(verdict, DetectionVerdict):
-        return {"answer": verdict.label, "alert": verdict.alert}
-    if isinstance(verdict, LocalVerdict):
-        return {"answer": verdict.label}
-    return {"answer": verdict.label, "case": verdict.case.value, "deciding_mask": verdict.deciding_mask}
-
-
-def _certificate(certificate: Certificate | DetectionCertificate | LocalCertificate) -> Row:
-    if isinstance(certificate, DetectionCertificate):
-        return {"detection_certified": certificate.detection_certified}
-    weakest = certificate.failing_placement
-    row = {
-        "certified": certificate.certified,
-        "weakest": weakest and [n for window in weakest for n in window.numbers],
-    }
-    if isinstance(certificate, LocalCertificate):
-        return row
-    return {**row, "row_certified": certificate.row_certified, "failing_pair": certificate.failing_pair}
+    if isinstance(examined, TableExamination):
+        labels = examined.table
+        masks = len(labels.mask_set)
+        row |= {
+            "one_mask_labels": labels.labels[:masks],
+            "one_mask_margins": labels.margins[:masks],
+            "one_mask_confidences": labels.confidences[:masks],
+            "table": labels.labels[:-1].astype(np.int32) if table else None,
+            "classifications": labels.spent,
+            "rechecked": labels.rechecked,
+            "flipped": labels.flipped,
+            "audited": labels.audited,
+            "caught": labels.caught,
+            "unconfirmed": labels.unconfirmed,
+        }
+    return row

@@ -1,11 +1,12 @@
-"""Work: tasks of one job that know nothing of each other, so that anyone can do them, in any order, even twice.
+"""Workloads: the independent tasks of a job, who runs them, and `evaluate`, which writes their rows into a run folder.
 
-Batches of images are carried out into a run folder: each is kept by this process as soon as it is done.
+Tasks do not depend on each other: they may run anywhere, in any order, even twice.
 """
 
 from __future__ import annotations
 
 import secrets
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from patchcleanser.evaluation.gallery import keep_gallery
-from patchcleanser.evaluation.jobs import Job
-from patchcleanser.evaluation.rows import Loaded, load_batch, rows_of
+from patchcleanser.evaluation.attack_rows import attack_rows
+from patchcleanser.evaluation.jobs import AttackJob, Job
+from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns, load_batch
+from patchcleanser.evaluation.saved_images import save_examples, save_picture
 from patchcleanser.records.metrics import COLUMNS, Summary, summary
 from patchcleanser.records.run import Row, Run
 
@@ -33,29 +35,28 @@ class Batch:
     left_out: Mapping[int, str] = field(default_factory=dict)
     """Images that must not even be read, and why."""
     entropy: int = 0
-    """The run's: which fast labels are audited depends on it."""
+    """The run's random number: it decides which fast labels are audited."""
 
 
 class Workload(ABC, Generic[Task, Result]):
-    """How to do a task: read what it needs, then work out its result. Neither depends on other tasks."""
+    """How to do a task: read what it needs, then compute its result."""
 
     job: Job
 
     @property
-    @abstractmethod
     def identity(self) -> dict[str, Any]:
         """Everything that decides the results, as plain values."""
+        return self.job.identity
 
-    @abstractmethod
     def check(self) -> None:
-        """Refuse what can never work."""
+        """Raise if the work can never succeed."""
 
     def expect(self, tasks: Sequence[Task]) -> None:
-        """Told, where all tasks are done by one process, which are to come."""
+        """Prepare for these tasks, where one process does them all."""
 
     @abstractmethod
     def read(self, task: Task) -> Any:
-        """What the task needs; it may be read while another task is worked on."""
+        """What the task needs. It may be read while another task is computed."""
 
     @abstractmethod
     def process(self, task: Task, read: Any) -> Result:
@@ -63,59 +64,53 @@ class Workload(ABC, Generic[Task, Result]):
 
 
 class Runner(Protocol):
-    """Where work is done."""
+    """Where work is done: in this process, or on a cluster."""
 
     def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
-        """Refuse what can never work, and say what decides the results there: its identity."""
+        """Check the work, and return its identity as it is where the work is done."""
 
     def results(self, work: Workload[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
-        """The result of every task, once, as soon as it is there."""
+        """Yield the result of every task once, as soon as it is there."""
 
 
 class LocalRunner:
-    """In this process: one task after the other, each read while the one before it is worked on."""
+    """In this process: one task after the other. The next one is read while the current one is computed."""
 
     def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
-        """As the work itself says."""
         work.check()
         return work.identity
 
     def results(self, work: Workload[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
-        """In order."""
         work.expect(tasks)
         with ThreadPoolExecutor(1) as reader:
-            coming = deque((task, reader.submit(work.read, task)) for task in tasks[:2])
-            for following in [*tasks[2:], None, None][: len(tasks)]:
-                task, read = coming.popleft()
-                yield task, work.process(task, read.result())
-                if following is not None:
-                    coming.append((following, reader.submit(work.read, following)))
+            reads = deque(reader.submit(work.read, task) for task in tasks[:2])
+            for number, task in enumerate(tasks):
+                yield task, work.process(task, reads.popleft().result())
+                reads.extend(reader.submit(work.read, later) for later in tasks[number + 2 : number + 3])
 
 
 class BatchWorkload(Workload[Batch, Result]):
     """Work on batches of a job's images, whose results are rows."""
 
     skip: bool
-    """Leave out images that cannot be read, and say so in their rows."""
+    """Leave out images that cannot be read, with the reason in their rows."""
     sizes: ClassVar[tuple[int, int]]
-    """Images of a batch on a GPU, which larger ones fill, and elsewhere, where a stop should cost only seconds."""
+    """Images per batch on a GPU, which large batches fill, and elsewhere, where a stop should cost only seconds."""
     columns: ClassVar[Sequence[str] | None] = None
-    """What a summary reads of the rows; None is everything."""
+    """The columns that a summary reads; None is all."""
 
     def check(self) -> None:
-        """As the job does."""
         self.job.check(skip=self.skip)
 
-    def read(self, task: Batch) -> Loaded:
-        """The images."""
+    def read(self, task: Batch) -> LoadedBatch:
         return load_batch(self.job, task.indices, skip=self.skip, left_out=task.left_out)
 
     @abstractmethod
     def write(self, run: Run, task: Batch, result: Result) -> None:
-        """Write what a batch gave."""
+        """Write the result of a batch."""
 
     def finish(self, run: Run) -> None:
-        """What is kept besides, once all batches are."""
+        """Write what comes after the last batch."""
 
 
 @dataclass(frozen=True)
@@ -127,31 +122,59 @@ class CertifyWorkload(BatchWorkload[list[Row]]):
     sizes = (512, 32)
     columns = COLUMNS
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The job's."""
-        return self.job.identity
-
     def expect(self, tasks: Sequence[Batch]) -> None:
-        """The defense is told how many images."""
         self.job.built.hint_total_images(sum(len(task.indices) for task in tasks))
 
-    def process(self, task: Batch, read: Loaded) -> list[Row]:
-        """Their rows."""
-        return rows_of(self.job, read, task.entropy)
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        started, job, rows = time.monotonic(), self.job, read.readable
+        job.built.reset(audit_seed(job, read, task.entropy))  # so that no batch's rows depend on the batches before it
+        examined = job.built.examine(read.images, [row["label"] for row in rows], maps=job.table) if rows else []
+        seconds = (time.monotonic() - started) / max(1, len(rows))
+        for row, result in zip(rows, examined, strict=True):
+            row.update(clean_columns(result, table=job.table), seconds=seconds)
+        return read.rows
 
     def write(self, run: Run, task: Batch, result: list[Row]) -> None:
-        """The rows."""
         run.write(task.number, result)
 
     def finish(self, run: Run) -> None:
-        """A few pictures."""
-        keep_gallery(run, self.job)
+        save_examples(run, self.job)
+
+
+@dataclass(frozen=True)
+class AttackWorkload(BatchWorkload[tuple[list[Row], dict[str, bytes]]]):
+    """Batches of images to attack, into rows and pictures."""
+
+    attack: AttackJob
+    skip: bool = False
+    sizes = (64, 4)
+
+    @property
+    def job(self) -> Job:  # type: ignore[override]
+        return self.attack.job
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return self.attack.identity
+
+    def process(self, task: Batch, read: LoadedBatch) -> tuple[list[Row], dict[str, bytes]]:
+        return attack_rows(self.attack, read, task.entropy)
+
+    def write(self, run: Run, task: Batch, result: tuple[list[Row], dict[str, bytes]]) -> None:
+        rows, pictures = result
+        for name, content in pictures.items():  # before the rows: a batch that has rows is complete
+            save_picture(run, name, content)
+        run.write(task.number, rows)
+
+
+def workload_of(job: Job | AttackJob, *, skip: bool = False) -> BatchWorkload[Any]:
+    """The batches to certify or to attack."""
+    return AttackWorkload(job, skip) if isinstance(job, AttackJob) else CertifyWorkload(job, skip)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: the rows so far, in this and in earlier sessions, and what they show."""
+    """How far a run is: the rows of this and of earlier sessions, and what they show."""
 
     done: int
     total: int
@@ -160,28 +183,33 @@ class Progress:
     summary: Summary
 
 
-Watch = Callable[[Progress], None]
-
-
-def run_workload(
-    work: BatchWorkload[Any],
+def evaluate(
+    job: Job | AttackJob,
     folder: str | Path,
     *,
     batch: int | None = None,
+    skip: bool = False,
     metadata: Mapping[str, Any] | None = None,
-    on_progress: Watch | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
     runner: Runner | None = None,
 ) -> Run:
-    """Do all batches that are not done, wherever the runner does them. This process alone writes."""
-    runner = runner or LocalRunner()
+    """Certify or attack every image of a job, and write a row for each into a folder.
+
+    A run that was stopped goes on where it was. `batch` is the number of images per shard, `skip` leaves out images
+    that cannot be read, with the reason in their rows, and `metadata` goes into the manifest but decides nothing.
+    `runner` is where the work is done: here, or RayRunner(...). One may begin a run and the other finish it. Only this
+    process writes.
+    """
+    runner, work = runner or LocalRunner(), workload_of(job, skip=skip)
     identity = runner.begin(work)
     on_gpu, elsewhere = work.sizes
     size = batch or (on_gpu if identity["device"] == "cuda" else elsewhere)
     metadata = {"entropy": secrets.randbits(63), **(metadata or {})}
     run = Run.begin(folder, identity, images=len(work.job.dataset), batch=size, metadata=metadata)
     with run.locked():
-        state, here = summary(run.read(work.columns)), 0
-        for task, result in runner.results(work, to_do(run)):
+        state, here, entropy = summary(run.read(work.columns)), 0, int(run.metadata.get("entropy", 0))
+        batches = [Batch(number, run.indices(number), entropy=entropy) for number in run.missing()]
+        for task, result in runner.results(work, batches):
             work.write(run, task, result)
             state += summary(run.read_batch(task.number, work.columns))
             here += len(task.indices)
@@ -189,30 +217,3 @@ def run_workload(
                 on_progress(Progress(state.images + state.skipped, run.images, here, state))
         work.finish(run)
     return run
-
-
-def to_do(run: Run) -> list[Batch]:
-    """The batches of a run that are not done."""
-    entropy = int(run.metadata.get("entropy", 0))
-    return [Batch(number, run.indices(number), entropy=entropy) for number in run.missing()]
-
-
-def evaluate(
-    job: Job,
-    folder: str | Path,
-    *,
-    batch: int | None = None,
-    skip: bool = False,
-    metadata: Mapping[str, Any] | None = None,
-    on_progress: Watch | None = None,
-    runner: Runner | None = None,
-) -> Run:
-    """Certify every image of a job, and keep the rows in a folder; a run that stopped goes on where it was.
-
-    `skip` leaves out images that cannot be read, and says so in their rows. `about` is kept in the
-    manifest but decides nothing. `runner` is where the work is done: here, if nothing is said, or
-    RayRunner(...); a run may be begun by one and finished by the other. This process alone writes.
-    """
-    return run_workload(
-        CertifyWorkload(job, skip), folder, batch=batch, metadata=metadata, on_progress=on_progress, runner=runner
-    )

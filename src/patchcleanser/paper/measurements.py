@@ -13,8 +13,8 @@ from pyarrow import compute
 
 from patchcleanser.data.catalog import object_shares
 from patchcleanser.errors import DataError, RecordError
-from patchcleanser.evaluation.attack_jobs import attack_shares
-from patchcleanser.evaluation.timing import Times
+from patchcleanser.evaluation.attack_rows import attack_shares
+from patchcleanser.evaluation.timing import Latencies
 from patchcleanser.paper.experiments import MASKING, Experiment, Measurement, PaperRow, RunSpec, Values
 from patchcleanser.paper.models import PAPER_DATASETS, PaperDataset
 from patchcleanser.paper.runners import Missing, Outcome
@@ -52,7 +52,7 @@ def under_attack(run: Run, variant: str = "") -> Values:
     return {name.replace(" ", "_"): share for name, share in attack_shares(run.read()).items()}
 
 
-def latency(times: Times, variant: str) -> Values:
+def latency(times: Latencies, variant: str) -> Values:
     """Milliseconds and classifications per image of one defense, or of the undefended classifier."""
     return {"milliseconds": times.milliseconds[variant], "classifications": times.classifications[variant]}
 
@@ -127,7 +127,7 @@ def _object_shares(run: Run, dataset: PaperDataset, root: Path | None) -> dict[s
 def _with_timing(measurement: Measurement, row: PaperRow, outcomes: Outcomes) -> Measurement:
     """Add the milliseconds that another run measured under the same masks, with its clock and machine load."""
     times = outcomes.get(row.spec.timing)
-    if not row.timed or not isinstance(times, Times):
+    if not row.timed or not isinstance(times, Latencies):
         return measurement
     defense = row.variant if row.variant in times.milliseconds else MASKING
     values = {**measurement.values, "milliseconds": times.milliseconds[defense]}
@@ -135,7 +135,7 @@ def _with_timing(measurement: Measurement, row: PaperRow, outcomes: Outcomes) ->
     return replace(measurement, values=values, origin={**measurement.origin, **clock})
 
 
-def _origin(outcome: Run | Times) -> dict[str, Any]:
+def _origin(outcome: Run | Latencies) -> dict[str, Any]:
     """The circumstances of a run that its measurements keep."""
     keys = ("command", "created", "seed", "versions", "clock", "load")
     facts: dict[str, Any] = {

@@ -14,11 +14,10 @@ from patchcleanser.classifiers.registry import pick_device
 from patchcleanser.data import Dataset, chosen
 from patchcleanser.engine import Precision
 from patchcleanser.errors import ClassifierError, DataError, InputError, MissingDependencyError, RecordError
-from patchcleanser.evaluation import Job
-from patchcleanser.evaluation.attack_jobs import AttackJob
+from patchcleanser.evaluation import AttackJob, Job
 from patchcleanser.evaluation.class_names import match_labels
 from patchcleanser.evaluation.timing import FILE as TIMES
-from patchcleanser.evaluation.timing import Times, read_times, time_images
+from patchcleanser.evaluation.timing import Latencies, read_times, time_images
 from patchcleanser.paper.experiments import MASKING, RunSpec
 from patchcleanser.paper.models import PAPER_DATASETS, PaperModel, find_model
 from patchcleanser.records.run import Run
@@ -41,7 +40,7 @@ class Missing:
     reason: str
 
 
-Outcome = Run | Times | Missing
+Outcome = Run | Latencies | Missing
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class LiveRunner:
         except (DataError, ClassifierError, InputError, RecordError) as error:
             return Missing(f"{spec.slug} cannot be run: {error}")
 
-    def _execute(self, spec: RunSpec, model: PaperModel, classifier: Classifier, dataset: Dataset) -> Run | Times:
+    def _execute(self, spec: RunSpec, model: PaperModel, classifier: Classifier, dataset: Dataset) -> Run | Latencies:
         masks: dict[str, Any] = {"masks": (spec.masks, spec.masks), "precision": self.precision, "table": spec.table}
         job = Job(
             classifier,
@@ -143,6 +142,6 @@ class StoredRunner:
                 outcome = read_times(folder / TIMES) if spec.kind == "time" else Run.open(folder)
             except RecordError as error:  # other specs' runs are still good
                 return Missing(str(error))
-            if isinstance(outcome, Times) or outcome.finished:
+            if isinstance(outcome, Latencies) or outcome.finished:
                 return outcome
         return Missing(f"{self.runs} holds no finished run of {spec.slug}; run it without --stored")

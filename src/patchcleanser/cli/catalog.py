@@ -1,0 +1,178 @@
+"""patchcleanser data and models: the datasets and classifiers at hand, or one of them in detail."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from patchcleanser.cli.options import AsJson, Device, Limit, Root, Seed, Split, TrustCode, named_images
+from patchcleanser.errors import DataError
+
+if TYPE_CHECKING:
+    from patchcleanser.data import Dataset
+
+SAMPLE = 16
+"""Images that are read without --check."""
+
+MAX_LINES = 20
+"""Classes and unreadable images that are printed; JSON has all of them."""
+
+SPECS = {
+    "zoo:NAME": "trained here to survive masks; the list is below",
+    "trained:FOLDER": "what `train` and `harden` write",
+    "timm:NAME?weights=…": "any timm model; weights=hub (default), none or a file",
+    "torchvision:NAME?weights=…": "any torchvision classification model",
+    "transformers:FOLDER": "an image classifier in Hugging Face's layout, or a hub name",
+    "onnx:FILE": "run by ONNX Runtime",
+    "python:module:function": "whatever the function returns: a torch module or any function",
+    "inpaint:SPEC": "the network of another spec, masked pixels inpainted from visible ones; its own certificates",
+    "mirror:SPEC": "the mean of another spec's logits for an image and its mirror image, at twice the cost",
+    "mean:SPEC,SPEC": "the mean of several networks' logits, at the sum of their costs",
+    "tokens:SPEC": "the ViT of another spec without the tokens that masks hide; its own certificates",
+    "net:NAME": "untrained networks, most for 32×32 images; the list is below",
+}
+
+
+def data(
+    name: Annotated[str | None, typer.Argument(help="One dataset: sample, cifar10, folder:PATH, …")] = None,
+    split: Split = None,
+    root: Root = None,
+    check: Annotated[bool, typer.Option("--check", help="Read every image, and name the unreadable ones.")] = False,
+    limit: Limit = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """How datasets are named and which are here, or the details of one dataset."""
+    from patchcleanser.data import chosen
+
+    if name is None:
+        _list_datasets(as_json)
+        return
+    dataset = chosen(named_images(name, split, root), limit, seed=seed)
+    details = _dataset_details(dataset, len(dataset) if check else min(SAMPLE, len(dataset)), as_json)
+    if as_json:
+        print(json.dumps(details, indent=1))
+    else:
+        _print_dataset(details)
+    if details["unreadable"]:
+        count = len(details["unreadable"])
+        raise DataError(f"{count} of {details['read']} images read cannot be decoded; named above")
+
+
+def _list_datasets(as_json: bool) -> None:
+    from patchcleanser.data import DATASETS
+    from patchcleanser.data.cache import cache_folder
+    from patchcleanser.data.catalog import NAMED, cached_splits
+
+    entries: list[dict[str, Any]] = []
+    for name, text in DATASETS.items():
+        splits, folder = (cached_splits(name), str(cache_folder() / name)) if name in NAMED else (None, None)
+        entries.append({"name": name, "words": text, "here": splits, "folder": folder})
+    if as_json:
+        print(json.dumps(entries, indent=1))
+        return
+    print("a dataset is named as")
+    for entry in entries:
+        splits = entry["here"]
+        where = "" if splits is None else f"; here: {', '.join(splits)}" if splits else "; not here"
+        print(f"  {entry['name']:14} {entry['words']}{where}")
+    print(f"\nnamed datasets are looked for in {cache_folder()}/NAME, or in --root")
+
+
+def _dataset_details(dataset: Dataset, read: int, quiet: bool) -> dict[str, Any]:
+    """What is in a dataset; sizes (height x width) and unreadable images of its first `read` ones."""
+    from patchcleanser.cli.progress import progress
+
+    sizes: Counter[str] = Counter()
+    unreadable = []
+    with progress(f"reading {dataset.name}", quiet=quiet or read <= SAMPLE) as show:
+        for index in range(read):
+            try:
+                _, height, width = dataset.image(index).shape
+                sizes[f"{height}x{width}"] += 1
+            except DataError as error:
+                unreadable.append({"id": dataset.id(index), "error": str(error)})
+            if index % 1000 == 999:
+                show(index + 1, read, f"{len(unreadable)} unreadable")
+    counts = Counter([] if dataset.labels is None else dataset.labels.tolist())
+    return {
+        "name": dataset.name,
+        "images": len(dataset),
+        "named_images": dataset.labels is not None,
+        "classes": [{"name": name, "images": counts[label]} for label, name in enumerate(dataset.classes)],
+        "read": read,
+        "sizes": dict(sizes.most_common()),
+        "unreadable": unreadable,
+        "first_ids": [dataset.id(index) for index in range(min(3, len(dataset)))],
+        "fingerprint": dataset.fingerprint,
+    }
+
+
+def _print_dataset(details: dict[str, Any]) -> None:
+    classes, unreadable = details["classes"] if details["named_images"] else [], details["unreadable"]
+    labels = f"{len(classes)} classes" if details["named_images"] else "no labels"
+    print(f"{details['name']}: {details['images']} images, {labels}")
+    for label, entry in enumerate(classes[:MAX_LINES]):
+        print(f"  {label:4} {entry['name']:24} {entry['images']}")
+    if len(classes) > MAX_LINES:
+        print(f"  … and {len(classes) - MAX_LINES} more classes; --json has all")
+    sizes = [f"{size} ({count})" for size, count in details["sizes"].items()]
+    scope = "all" if details["read"] == details["images"] else f"the first {details['read']}; --check reads all"
+    print(f"height x width   {', '.join(sizes[:5]) or 'none'}{', …' if len(sizes) > 5 else ''}, of {scope}")
+    print(f"unreadable       {len(unreadable)}, of {scope}")
+    for entry in unreadable[:MAX_LINES]:
+        print(f"  {entry['error']}")
+    print(f"first ids        {', '.join(details['first_ids'])}\nfingerprint      {details['fingerprint']}")
+
+
+def models(
+    name: Annotated[str | None, typer.Argument(help="One classifier, as for --model.")] = None,
+    device: Device = "cpu",
+    trust_code: TrustCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """How classifiers are named, the zoo at hand, or the details of one classifier."""
+    details = _zoo() if name is None else _classifier_details(name, device, trust_code)
+    if as_json:
+        print(json.dumps(details, indent=1))
+    elif name is not None:
+        for key, value in details.items():
+            text = ", ".join(map(str, value)) if isinstance(value, list) else value
+            print(f"{key:14} {'not known' if text in (None, '') else text}")
+    else:
+        print("a classifier is named as")
+        for spec, text in SPECS.items():
+            print(f"  {spec:28} {text}")
+        print(f"\nuntrained networks\n  net: {' '.join(details['networks'])}")
+        print("\nthe zoo")
+        for entry in details["zoo"]:
+            print(f"  zoo:{entry['name']:24} {entry['network']}, {entry['megabytes']} MB, trained on {entry['data']}")
+
+
+def _zoo() -> dict[str, Any]:
+    from patchcleanser.classifiers.trained import read_card, zoo_folders
+    from patchcleanser.networks.builders import NETWORKS
+
+    zoo = []
+    for name, folder in sorted(zoo_folders().items()):
+        card = read_card(folder)
+        size = (folder / "model.safetensors").stat().st_size
+        entry = {"name": name, "network": card["model"], "megabytes": round(size / 1e6, 1)}
+        zoo.append({**entry, "data": card.get("data", {}).get("name"), "weights_sha256": card.get("weights_sha256")})
+    return {"kinds": SPECS, "networks": list(NETWORKS), "zoo": zoo}
+
+
+def _classifier_details(spec: str, device: str, trust_code: bool) -> dict[str, Any]:
+    from patchcleanser.classifiers import load_classifier
+    from patchcleanser.classifiers.torch import TorchClassifier
+
+    classifier = load_classifier(spec, device=device, trust_code=trust_code)
+    details: dict[str, Any] = {"model": spec, "kind": type(classifier).__name__, "classes": classifier.classes}
+    if isinstance(classifier, TorchClassifier):
+        details["parameters"] = sum(p.numel() for p in classifier.module.parameters())
+    details |= {"names": list(classifier.names or ()), "preprocessing": asdict(classifier.preprocessing)}
+    return {**details, "fingerprint": classifier.fingerprint}
