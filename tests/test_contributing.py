@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from patchcleanser import Job, Threat, TorchClassifier, evaluate
 from patchcleanser.attacks import ATTACKS
 from patchcleanser.attacks.patch_attack import AttackSettings
-from patchcleanser.core.registry import Entry
+from patchcleanser.core.entries import Entry
 from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import RecordError

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
 from typer.testing import CliRunner
 
 from patchcleanser.cli.app import app
 from patchcleanser.errors import InputError
-from patchcleanser.evaluation import Job, evaluate
+from patchcleanser.evaluation import evaluate
 from patchcleanser.evaluation.timing import Latencies
 from patchcleanser.paper import EXPERIMENTS, RunSpec
 from patchcleanser.paper.measurements import collect, read_measurements
@@ -22,12 +21,10 @@ from patchcleanser.records.run import Run
 
 
 def live_runner(root: Path | None, runs: Path, **options: Any) -> LiveRunner:
-    def execute(job: Job | AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
-        if isinstance(job, AttackJob):
-            return attack_all(job, folder, metadata=metadata)
-        return evaluate(job, folder, metadata=metadata)
-
-    executor = Executor(execute, lambda model, data, split, job: {"model": model, "data": data})
+    executor = Executor(
+        lambda job, folder, metadata: evaluate(job, folder, metadata=metadata),
+        lambda model, data, split, job: {"model": model, "data": data},
+    )
     return LiveRunner(runs, executor, root=root, device="cpu", **options)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from patchcleanser.core.registry import Entry, load_name
+from patchcleanser.core.entries import Entry, load_name
 
 ADAPTIVE = "adaptive"
 """The attack that knows the defense; the others attack the undefended classifier."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from patchcleanser.core.registry import Entry, load_name
+from patchcleanser.core.entries import Entry, load_name
 
 DEFENSES: dict[str, Entry] = {
     "double-masking": Entry(

@@ -6,8 +6,17 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from patchcleanser.paper.claims import has_more
-from patchcleanser.paper.experiments import MASKING, Axis, Claim, Experiment, PaperRow, Result, Series, percent
+from patchcleanser.paper.experiments import (
+    MASKING,
+    Axis,
+    Claim,
+    Experiment,
+    PaperRow,
+    Result,
+    Series,
+    has_more,
+    percent,
+)
 from patchcleanser.paper.measurements import latency, minority_reports, recovery_defense, under_attack
 from patchcleanser.paper.models import FAMILIES, PAPER_MODELS, usual_patch, usual_rows
 from patchcleanser.reports.tables import ALERTS, CERTIFIED, CLEAN, DETECTION, Column

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from patchcleanser.paper.claims import falls, rises_and_saturates, stays
-from patchcleanser.paper.experiments import Axis, Claim, Experiment, PaperRow, RunSpec
+from patchcleanser.paper.experiments import (
+    Axis,
+    Claim,
+    Experiment,
+    PaperRow,
+    RunSpec,
+    falls,
+    rises_and_saturates,
+    stays,
+)
 from patchcleanser.paper.measurements import accuracies
 from patchcleanser.paper.models import LOW, PAPER_MODELS, PRINTED, USUAL, scale, square_patch, usual_patch
 from patchcleanser.reports.tables import CERTIFIED, CLEAN, ROW_CERTIFIED, Column

@@ -15,8 +15,7 @@ from patchcleanser.data.boxes import ImageBoxes
 from patchcleanser.data.catalog import boxed_images
 from patchcleanser.data.codec import as_bytes
 from patchcleanser.errors import DataError
-from patchcleanser.paper.claims import larger_beyond
-from patchcleanser.paper.experiments import Axis, Claim, Experiment, PaperRow
+from patchcleanser.paper.experiments import Axis, Claim, Experiment, PaperRow, larger_beyond
 from patchcleanser.paper.measurements import QUANTILES, accuracies, class_quantile, object_size
 from patchcleanser.paper.models import PAPER_DATASETS, usual_patch, usual_rows
 from patchcleanser.reports.drawing import Drawing, style
