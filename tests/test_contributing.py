@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from patchcleanser.evaluation.attack_jobs import AttackJob, attack_all
 from torch import Tensor, nn
 
 from patchcleanser import Job, Threat, TorchClassifier, evaluate
@@ -21,6 +20,7 @@ from patchcleanser.core.entries import Entry
 from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import RecordError
+from patchcleanser.evaluation import AttackJob
 from patchcleanser.evaluation.audit import audit, audited_job
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -88,11 +88,11 @@ def test_a_mask_defense_certifies_and_is_attacked_and_an_audit_without_a_referen
     job = Job(model, colours, threat, defense="unanimous", masks=3)
     run = evaluate(job, tmp_path / "certified")
     assert run.read()["detection_certified"].to_pylist() == [True] * 4
-    with pytest.raises(RecordError, match="unanimous, which has no reference"):
+    with pytest.raises(RecordError, match="unanimous, which cannot be audited"):
         audit(run, audited_job(run, model, colours))
     for attack in ("apgd", "adaptive"):
         budget = AttackSettings(iterations=3, locations=2)
-        attacked = attack_all(AttackJob(job, attack, budget), tmp_path / attack)
+        attacked = evaluate(AttackJob(job, attack, budget), tmp_path / attack)
         assert attacked.read()["fooled"].to_pylist() == [False] * 4
     image = torch.from_numpy(colours.images[0].copy()).permute(2, 0, 1).float() / 255
     image[:, :6] = image[[1, 0, 2], :6]  # half red, half green
@@ -114,7 +114,7 @@ def test_an_attack_runs_and_finds_what_noise_can_find(
 ) -> None:
     kind = add("PatchNoise", ATTACKS, monkeypatch)
     model, threat = TorchClassifier(Colour().eval()), Threat.square(3)
-    run = attack_all(AttackJob(Job(model, colours, threat, masks=3), "noise", AttackSettings(iterations=3)), tmp_path)
+    run = evaluate(AttackJob(Job(model, colours, threat, masks=3), "noise", AttackSettings(iterations=3)), tmp_path)
     assert run.read()["undefended_fooled"].to_pylist() == [False] * 4
     grey = torch.full((3, 12, 12), 0.5)
     grey[0] += 0.001

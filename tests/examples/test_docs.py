@@ -11,6 +11,7 @@ from patchcleanser.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+ELSEWHERE = ("CONTRIBUTING.md", "serve.md")  # run by tests/test_contributing.py and tests/service/test_server.py
 LONGEST_SENTENCE = 35
 WORDS_OF_A_GUIDE_PAGE = 900
 
@@ -21,7 +22,7 @@ def python_blocks(page: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page.name != "CONTRIBUTING.md" and python_blocks(page)],
+    [page for page in PAGES if page.name not in ELSEWHERE and python_blocks(page)],
     ids=lambda page: page.name,
 )
 def test_the_python_blocks_of_a_page_run_one_after_the_other(

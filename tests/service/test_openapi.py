@@ -57,6 +57,6 @@ def test_the_document_names_every_error_a_route_gives(tiny_server: Any) -> None:
 
 
 def test_every_error_is_in_the_documentation() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
     for code, (status, _) in PROBLEMS.items():
         assert f"| `{code}` | {status} |" in page

@@ -215,7 +215,7 @@ def test_a_port_that_is_taken_is_said(tiny_server: Any) -> None:
 
 
 def test_the_snippet_of_the_documentation_runs(tiny_server: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "serve.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    exec(compile(block.replace("http://127.0.0.1:8000", tiny_server.address), "service.md", "exec"), {})
-    assert capsys.readouterr().out == "8 ship agreed None 36\nTrue 1.0\n"
+    exec(compile(block.replace("http://127.0.0.1:8000", tiny_server.address), "serve.md", "exec"), {})
+    assert capsys.readouterr().out == "8 ship agreed\nTrue 1.0\n"

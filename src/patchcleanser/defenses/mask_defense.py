@@ -33,19 +33,22 @@ CACHED_SIZES = 256
 """Most mask sets kept, one for each image size: images of ever new sizes must not fill the memory."""
 
 
-def run_flows(flows: Sequence[LabelFlow[R]], compute: Callable[[list[tuple[int, Indices]]], None]) -> list[R]:
-    """Run flows side by side; the labels that all of them need next are computed in one call.
+def joint_requests(flows: Sequence[LabelFlow[R]], results: dict[int, R]) -> Iterator[list[tuple[int, Indices]]]:
+    """Advance flows side by side: yield the unions that all of them need next, as (flow number, unions) pairs.
 
-    `compute` gets (flow number, unions) pairs and must write those labels into the flows' tables.
+    Whoever iterates writes those labels into the flows' tables before the next step. What a flow returns goes into
+    `results` under its number.
 
     >>> def flow(n):
     ...     yield np.arange(n)
     ...     return n
-    >>> run_flows([flow(2), flow(1)], lambda wanted: print([(f, list(map(int, u))) for f, u in wanted]))
+    >>> results = {}
+    >>> for step in joint_requests([flow(2), flow(1)], results):
+    ...     print([(number, list(map(int, unions))) for number, unions in step])
     [(0, [0, 1]), (1, [0])]
-    [2, 1]
+    >>> results
+    {0: 2, 1: 1}
     """
-    results: dict[int, R] = {}
     waiting = dict(enumerate(flows))
     while waiting:
         wanted: list[tuple[int, Indices]] = []
@@ -56,8 +59,7 @@ def run_flows(flows: Sequence[LabelFlow[R]], compute: Callable[[list[tuple[int, 
                 results[number] = end.value
                 del waiting[number]
         if wanted:
-            compute(wanted)
-    return [results[number] for number in range(len(flows))]
+            yield wanted
 
 
 @dataclass(frozen=True)
@@ -219,16 +221,14 @@ class MaskDefense(Defense[V, C]):
         clean: bool,
     ) -> list[R]:
         """Run a flow for each image; begin all of them anew whenever the engine asks for it."""
-
-        def compute(wanted: list[tuple[int, Indices]]) -> None:
-            engine.compute(
-                [LabelRequest(group[number], unions) for number, unions in wanted], strict=clean, clean=clean
-            )
-
         while True:
             flows = [start(image.table) for start, image in zip(starts, group, strict=True)]
+            results: dict[int, R] = {}
             try:
-                return run_flows(flows, compute)
+                for wanted in joint_requests(flows, results):
+                    requests = [LabelRequest(group[number], unions) for number, unions in wanted]
+                    engine.compute(requests, strict=clean, clean=clean)
+                return [results[number] for number in range(len(flows))]
             except RecomputeError:
                 for image in group:
                     image.table = image.table.anew()

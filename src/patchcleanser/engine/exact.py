@@ -129,11 +129,10 @@ class ExactEngine(LabelEngine):
         The unmasked image takes any free row: no certificate rests on its label. If memory runs out, batches are
         halved, and `finish` has every unfinished label computed again.
         """
+        parts: list[tuple[NDArray[np.intp], Tensor]] = []
         try:
-            parts = [
-                (members, self._forward(batch)[to_device(rows, self.classifier.device)])
-                for batch, members, rows in self._packed(pairs)
-            ]
+            for batch, members, rows in self._packed(pairs):
+                parts.append((members, self._forward(batch)[to_device(rows, self.classifier.device)]))
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
