@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from patchcleanser.data import EncodedDataset, chosen
+from patchcleanser.data import EncodedDataset, chosen, load_dataset
 from patchcleanser.errors import InputError
 
 WHOLE = EncodedDataset("many", [str(i) for i in range(500)], [b""] * 500, np.arange(500) % 7, list("abcdefg"))
@@ -50,3 +51,18 @@ def test_no_limit_below_the_size_gives_the_whole(limit: int | None) -> None:
 def test_impossible_subsets_are_refused(limit: int, subset: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         chosen(WHOLE, limit, subset=subset)
+
+
+def test_a_dataset_is_indexed_and_iterated_as_torchs_are() -> None:
+    dataset = chosen(load_dataset("sample"), 3)
+    pairs = list(dataset)
+    assert len(pairs) == 3
+    assert [label for _, label in pairs] == dataset.labels.tolist()  # type: ignore[union-attr]
+    image, label = dataset[-1]
+    assert torch.equal(image, pairs[2][0])
+    assert label == pairs[2][1]
+    with pytest.raises(IndexError, match="has 3 images, got index 3"):
+        dataset[3]
+    loader = torch.utils.data.DataLoader(dataset, batch_size=2)  # type: ignore[arg-type]
+    assert [len(labels) for _, labels in loader] == [2, 1]
+    assert "3 images, 10 classes" in repr(dataset)

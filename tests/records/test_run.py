@@ -230,3 +230,20 @@ def test_detection_has_shares_of_its_own(tmp_path: Path) -> None:
 )
 def test_intervals_are_wilsons(count: int, total: int, low: float, high: float) -> None:
     assert Proportion(count, total).interval == pytest.approx((low, high), abs=0.01)
+
+
+def test_a_run_gives_its_accuracies_and_a_data_frame(tmp_path: Path) -> None:
+    run = begin(tmp_path, images=2)
+    run.write(0, [row(0), row(1)])
+    assert run.summary() == summary(run.read())
+    frame = run.to_pandas(["index", "label"])
+    assert list(frame.columns) == ["index", "label"]
+    assert frame["index"].tolist() == [0, 1]
+
+
+def test_a_data_frame_without_pandas_says_what_to_install(tmp_path: Path) -> None:
+    run = begin(tmp_path, images=2)
+    run.write(0, [row(0), row(1)])
+    code = "import sys; sys.modules['pandas'] = None; from patchcleanser import Run; Run.open(sys.argv[1]).to_pandas()"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "pandas is not installed; run: pip install pandas" in done.stderr

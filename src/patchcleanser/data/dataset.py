@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,20 @@ class Dataset(ABC):
 
     @abstractmethod
     def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int | None]:
+        """Image [3, H, W] and label, as torch's datasets give them; the label is None where there are none."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{self.name} has {len(self)} images, got index {index}")
+        index %= len(self)
+        return self.image(index), None if self.labels is None else int(self.labels[index])
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int | None]]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        labels = "no labels" if self.labels is None else f"{len(self.classes) or 'unnamed'} classes"
+        return f"<{type(self).__name__} {self.name}: {len(self)} images, {labels}>"
 
     @abstractmethod
     def image(self, index: int) -> Tensor:

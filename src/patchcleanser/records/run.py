@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from filelock import FileLock, Timeout
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
-from patchcleanser.errors import DataError, RecordError
-from patchcleanser.records.metrics import error_rate_bound
+from patchcleanser.errors import DataError, MissingDependencyError, RecordError
+from patchcleanser.records.metrics import COLUMNS_OF, Summary, error_rate_bound, summary
 from patchcleanser.records.provenance import MANIFEST, key_of, read_manifest, short, write_manifest
 from patchcleanser.records.shards import DamageError, check_shard, read_header, read_shard, type_name, write_shard
 
@@ -267,6 +268,18 @@ class Run:
         if parts:
             return pa.concat_tables(parts)
         return self.schema.empty_table().select(self.schema.names if columns is None else list(columns))
+
+    def summary(self) -> Summary:
+        """Accuracies of the images done so far, each with its 95% interval."""
+        return summary(self.read(COLUMNS_OF[self.kind]))
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
+        """The rows as a pandas DataFrame."""
+        try:
+            import_module("pandas")
+        except ImportError as error:
+            raise MissingDependencyError("pandas is not installed; run: pip install pandas") from error
+        return self.read(columns).to_pandas()
 
     def read_batch(self, batch: int, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of one batch, checked."""
