@@ -87,3 +87,16 @@ def test_options_of_a_cluster_are_refused_without_one() -> None:
     with pytest.raises(InputError, match="--gpus-per-worker belongs to --on ray"):
         RunnerOptions(gpus=0.5)
     assert RunnerOptions(on="ray", workers=2, gpus=1).device("auto") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--confirm", "all"], "--confirm belongs to --precision fast"),
+        (["--masks", "3x"], "--masks takes a whole number, or one for each axis as 6x4, got '3x'"),
+    ],
+)
+def test_an_option_that_would_be_ignored_or_guessed_is_refused(words: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["certify", "--limit", "2", "--device", "cpu", *words])
+    assert isinstance(done.exception, InputError)
+    assert message in str(done.exception)

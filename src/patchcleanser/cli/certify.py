@@ -20,6 +20,7 @@ from patchcleanser.cli.options import (
     defense_options,
     slug,
 )
+from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
     from patchcleanser.evaluation import Job
@@ -40,12 +41,17 @@ def certify(
     ] = "sampled",
     as_json: AsJson = False,
 ) -> None:
-    """Certify images with known labels, keep a row for each, and say what share no patch can change."""
+    """Certify images with known labels, keep a row for each, and say what share no patch can change.
+
+    A comma list of --patch, --masks or --defense makes a sweep: one run for each combination.
+    """
     from patchcleanser.cli.progress import run_progress
     from patchcleanser.evaluation import evaluate
     from patchcleanser.evaluation.workloads import workload_of
     from patchcleanser.records.provenance import key_of
 
+    if confirm != "sampled" and options.precision != "fast":
+        raise InputError("--confirm belongs to --precision fast; exact labels need no confirmation")
     by_defense = defense_options(options.defense, options.threshold, option)
     classifier = options.loader(device=cluster.device(options.device))
     dataset = options.images(classifier, quiet=as_json)

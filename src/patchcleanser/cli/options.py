@@ -31,8 +31,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON a
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Grid = Annotated[str | None, typer.Option(help="The threat's pixels: source (default), or input (after resizing).")]
 Limit = Annotated[int | None, typer.Option(help="Use only this many images.")]
-Option = Annotated[list[str] | None, typer.Option(help="An option of the defense, such as keep=4; repeatable.")]
-Patch = Annotated[str, typer.Option(help="Threat: 32, 2%, 12x83, any:1% or any:502; certify sweeps a comma list.")]
+Option = Annotated[
+    list[str] | None, typer.Option(help="An option of the --defense as name=value (ds: keep=4); repeatable.")
+]
+Patch = Annotated[
+    str, typer.Option(help="Patch: 32 (px), 2% (of the area), 12x83 (height x width), any:1% (all rectangles).")
+]
 Precision = Annotated[str, typer.Option(help="exact (float32), or fast (half precision, uncertain labels rechecked).")]
 Root = Annotated[Path | None, typer.Option(help="Folder that holds the files of a named dataset.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
@@ -46,7 +50,7 @@ class MaskOptions:
 
     patch: Patch = PATCH
     patches: Annotated[int, typer.Option(help="Number of patches at once.")] = 1
-    masks: Annotated[str | None, typer.Option(help="Masks per axis: 6, or 6x4; certify sweeps a comma list.")] = None
+    masks: Annotated[str | None, typer.Option(help="Masks per axis: 6 (default), or 6x4 (rows x columns).")] = None
     stride: Annotated[str | None, typer.Option(help="Instead of --masks: pixels between masks, 33 or 33x20.")] = None
 
     @property
@@ -62,9 +66,7 @@ class DefenseOptions(MaskOptions):
 
     model: Annotated[str, typer.Option(help="Classifier: zoo:NAME, timm:NAME, onnx:FILE, …; see models.")] = "zoo:tiny"
     grid: Grid = None
-    defense: Annotated[
-        str, typer.Option(help=f"{', '.join(DEFENSES)}; the first three have masks. certify sweeps a comma list.")
-    ] = "double-masking"
+    defense: Annotated[str, typer.Option(help=f"{', '.join(DEFENSES)}; the first three use masks.")] = "double-masking"
     threshold: Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports, ds, …")] = None
     device: Device = "auto"
     precision: Precision = "exact"
@@ -91,7 +93,9 @@ class RunOptions(DefenseOptions):
     root: Root = None
     labels: Annotated[str, typer.Option(help="Match classes by name, by number, or auto (name if possible).")] = "auto"
     limit: Limit = None
-    subset: Annotated[str, typer.Option(help="What --limit takes: random, first, or authors (as they did).")] = "random"
+    subset: Annotated[
+        str, typer.Option(help="What --limit takes: random, first, or authors (as the paper's code).")
+    ] = "random"
     seed: Seed = 0
     unreadable: Annotated[str, typer.Option(help="An image that cannot be read: stop, or skip and count it.")] = "stop"
     batch: Annotated[int | None, typer.Option(help="Images written at a time; a stop loses at most one batch.")] = None
@@ -276,9 +280,9 @@ def _option_types(defense: type[Any]) -> dict[str, type]:
 
 def per_axis(text: str, option: str) -> tuple[int, int]:
     """6 or 6x4 as a number for each axis."""
-    down, _, across = text.partition("x")
+    down, x, across = text.partition("x")
     try:
-        return int(down), int(across or down)
+        return int(down), int(across if x else down)
     except ValueError as error:
         raise InputError(f"--{option} takes a whole number, or one for each axis as 6x4, got {text!r}") from error
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some, such as a sweep.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write; by default report/ beside the runs.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write; by default RUN/report; of several, report in their common folder."),
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page, instead of the result itself.")] = None,
     gallery: Annotated[bool, typer.Option("--gallery/--no-gallery", help="Show the saved pictures.")] = True,
     derive: Annotated[bool, typer.Option("--derive/--no-derive", help="Derive more from stored tables.")] = True,

@@ -58,7 +58,7 @@ class Job:
         if self.table and DEFENSES[self.defense].load().may_alert:
             raise InputError(f"{self.defense} looks at one mask at a time and has no table; leave out the table")
         if not self.has_masks and (self.table or self.masks or self.stride or self.precision != "exact"):
-            raise InputError(f"{self.defense} has no masks; leave out masks, stride, table and precision")
+            raise InputError(f"{self.defense} has no masks; leave out --masks, --stride, --table and --precision")
 
     def __getstate__(self) -> dict[str, Any]:
         return init_fields(self)
