@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from ray.cluster_utils import Cluster
 from cluster.clusters import kill_one, rows, whole
 from patchcleanser import CallableClassifier, Preprocessing, Threat, TorchClassifier, load_dataset
 from patchcleanser.cluster.runner import RayRunner
+from patchcleanser.cluster.worker import find_deadly, put
 from patchcleanser.data import ArrayDataset
 from patchcleanser.errors import ClusterError, DataError, ImageError, RecordError
 from patchcleanser.evaluation import Job, evaluate
@@ -231,3 +233,15 @@ def test_networks_whose_rounding_depends_on_the_batch_get_the_labels_of_a_local_
             for name, place in (("there", runner), ("here", None))
         )
         assert rows(there).equals(rows(here))
+
+
+class DeadlyToOpen:
+    """Data that kill whoever opens them."""
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return os._exit, (1,)
+
+
+def test_data_that_cannot_be_opened_blame_no_image(cluster: Cluster) -> None:
+    with pytest.raises(ClusterError, match="die before they read one"):
+        find_deadly([put(ray.cloudpickle.dumps(DeadlyToOpen()))], [3, 4])

@@ -192,3 +192,8 @@ def test_a_place_that_answers_nan_is_no_evidence_and_silences_nobody() -> None:
         assert verdict.label == 0
     (verdict,) = PatchGuard(model, DOT).predict(pixels(0, 0, 0, 2))
     assert verdict.label == 0
+
+
+def test_smoothing_needs_a_threshold_since_its_proof_counts_whole_votes() -> None:
+    with pytest.raises(InputError, match="a confidence threshold lies in"):
+        Smoothing(CallableClassifier(voter, array="torch"), Threat.square(2), threshold=None)  # type: ignore[arg-type]

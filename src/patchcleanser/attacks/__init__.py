@@ -24,5 +24,17 @@ ATTACKS: dict[str, Entry] = {
 """Every attack by the name that users type. To add one: its file, and its entry here."""
 
 
+_OTHERS = (
+    "patchcleanser.attacks.adaptive:AdaptiveResult",
+    "patchcleanser.attacks.patch_attack:Attack",
+    "patchcleanser.attacks.patch_attack:AttackResult",
+    "patchcleanser.attacks.patch_attack:AttackSettings",
+    "patchcleanser.attacks.universal:PrintedPatch",
+    "patchcleanser.attacks.universal:Printing",
+    "patchcleanser.attacks.universal:UniversalPatch",
+    "patchcleanser.attacks.universal:apply_patch",
+)
+
+
 def __getattr__(name: str) -> Any:
-    return load_name(ATTACKS, __name__, name)
+    return load_name(__name__, [*(entry.home for entry in ATTACKS.values()), *_OTHERS], name)

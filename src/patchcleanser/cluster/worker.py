@@ -112,13 +112,20 @@ def find_deadly(refs: list[Any], indices: Sequence[int]) -> list[int]:
         try:
             fetch(remote.remote(refs, index))
         except RayError:
+            try:
+                fetch(remote.remote(refs, None))  # is it this image, or opening the data?
+            except RayError as error:
+                raise ClusterError(f"processes that read images die before they read one: {summary(error)}") from error
             deadly.append(index)
     return deadly
 
 
-def _read(refs: list[Any], index: int) -> None:
-    with suppress(PatchCleanserError):  # left to the task that reads it
-        unpack(refs[0]).job.dataset.image(index)
+def _read(refs: list[Any], index: int | None) -> None:
+    """Open the data, and read one image of them."""
+    dataset = unpack(refs[0]).job.dataset
+    if index is not None:
+        with suppress(PatchCleanserError):  # left to the task that reads it
+            dataset.image(index)
 
 
 class _Pickler(ray.cloudpickle.Pickler):  # type: ignore[misc]

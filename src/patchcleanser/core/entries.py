@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -21,13 +22,18 @@ class Entry:
 
     def load(self) -> Any:
         """Import the class."""
-        module, _, name = self.home.partition(":")
-        return getattr(import_module(module), name)
+        return import_home(self.home)
 
 
-def load_name(entries: dict[str, Entry], module: str, name: str) -> Any:
-    """Load a class of a package by its class name, for the package's `__getattr__`."""
-    for entry in entries.values():
-        if entry.home.endswith(f":{name}"):
-            return entry.load()
-    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+def load_name(package: str, homes: Iterable[str], name: str) -> Any:
+    """Import a class of a package by its name, for the package's `__getattr__`; homes are module:Class."""
+    for home in homes:
+        if home.endswith(f":{name}"):
+            return import_home(home)
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+
+def import_home(home: str) -> Any:
+    """What `module:Class` names."""
+    module, _, name = home.partition(":")
+    return getattr(import_module(module), name)

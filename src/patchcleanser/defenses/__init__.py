@@ -68,5 +68,8 @@ DEFENSES: dict[str, Entry] = {
 """Every defense by the name that users type. To add one: its file, and its entry here."""
 
 
+_BASES = ("patchcleanser.defenses.defense:Defense", "patchcleanser.defenses.mask_defense:MaskDefense")
+
+
 def __getattr__(name: str) -> Any:
-    return load_name(DEFENSES, __name__, name)
+    return load_name(__name__, [*(entry.home for entry in DEFENSES.values()), *_BASES], name)

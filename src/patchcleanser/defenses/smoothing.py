@@ -11,6 +11,7 @@ from patchcleanser.core.receptive_fields import Footprint
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.local_defense import ImageScores, LocalRecovery
 from patchcleanser.defenses.local_scores import Ablation, AblationScores
+from patchcleanser.errors import InputError
 
 
 class AblationDefense(LocalRecovery):
@@ -55,6 +56,8 @@ class Smoothing(AblationDefense):
     """
 
     def __init__(self, classifier: Any, threat: Threat, *, threshold: float = 0.3, **options: Any) -> None:
+        if not isinstance(threshold, (int, float)):  # without one, scores would not be votes, and the proof not hold
+            raise InputError(f"a confidence threshold lies in [0, 1], got {threshold}")
         self.threshold = threshold
         super().__init__(classifier, threat, **options)
 

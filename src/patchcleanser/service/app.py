@@ -236,7 +236,8 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
 def _add_page(app: FastAPI) -> None:
     """Serve the page's files, which are read now: a request never names a file to read."""
-    contents = {file.name: file.read_bytes() for file in (files("patchcleanser.service") / "page").iterdir()}
+    folder = files("patchcleanser.service") / "page"
+    contents = {f.name: f.read_bytes() for f in folder.iterdir() if f.name.rpartition(".")[2] in MEDIA_TYPES}
 
     @app.get("/page/{name}", include_in_schema=False)
     async def part(name: str) -> Response:

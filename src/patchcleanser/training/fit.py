@@ -27,6 +27,9 @@ from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.selection import Selector, two_mask_views, within_standard_error
 from patchcleanser.training.training_run import TrainingRun, require_inner
 
+FORMAT = 2
+"""Version of checkpoints; those of another version are refused."""
+
 CRITERION = "the last within one standard error of the highest survival"
 
 
@@ -114,6 +117,7 @@ def _key(
 ) -> dict[str, Any]:
     """What identifies a run; a checkpoint with another key is refused."""
     return {
+        "format": FORMAT,
         "recipe": recipe.fingerprint,
         "seed": seed,
         "data": data.fingerprint,
