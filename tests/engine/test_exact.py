@@ -1,4 +1,6 @@
-"""The hot path against a slow and obvious loop, however images are batched and whatever memory there is."""
+"""The exact engine against a slow and obvious loop, however images are batched and whatever memory there is."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
@@ -12,26 +14,18 @@ from patchcleanser import (
     CallableClassifier,
     ChallengerMasking,
     DoubleMasking,
-    Job,
     MinorityReports,
     Preprocessing,
     Threat,
     TorchClassifier,
-    load_classifier,
-    load_dataset,
 )
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.defenses.mask_defense import Defense
 from patchcleanser.engine.exact import FIRST_PROBES, PROBE_EVERY, ExactEngine, default_chunk
-from patchcleanser.engine.fast.backends import half_type
-from patchcleanser.engine.fast.calibration import SAMPLE
-from patchcleanser.engine.fast.float8.backend import Float8Backend
-from patchcleanser.engine.fast.half import HalfPrecisionBackend
-from patchcleanser.engine.masking import ImageState, LabelRequest, PairBatch
+from patchcleanser.engine.masking import ImageState, LabelRequest
 from patchcleanser.errors import NotAFunctionError, OutOfMemoryError
-from patchcleanser.evaluation.workloads import Batch, CertifyWorkload
 
 Images = Callable[..., tuple[Tensor, Tensor]]
 
@@ -53,28 +47,30 @@ def classifier(resnet: nn.Module, preprocessing: Preprocessing) -> TorchClassifi
 
 
 def full_tables(defense: Defense, images: Sequence[Tensor]) -> list[LabelTable]:
-    """Every label, of every image, asked for in one call."""
+    """Every label of every image, computed in one call."""
     return [examined.table for examined in defense.examine(images, [0] * len(images), maps=True)]
 
 
 def slow_logits(classifier: Classifier, image: Tensor, keep: np.ndarray, grid: str) -> Tensor:
     """One image, one mask, one forward pass."""
-    kept, preprocessing = torch.from_numpy(keep), classifier.preprocessing
+    visible_pixels, preprocessing = torch.from_numpy(keep), classifier.preprocessing
     with torch.no_grad():
         if grid == "source":
             colour = torch.tensor(preprocessing.source_fill(3))[:, None, None]
-            return classifier.logits(preprocessing((image * kept + colour * ~kept)[None]))[0]
+            return classifier.logits(preprocessing((image * visible_pixels + colour * ~visible_pixels)[None]))[0]
         colour = torch.tensor(preprocessing.input_fill(3))[:, None, None]
-        return classifier.logits((preprocessing(image[None])[0] * kept + colour * ~kept)[None])[0]
+        return classifier.logits((preprocessing(image[None])[0] * visible_pixels + colour * ~visible_pixels)[None])[0]
 
 
 def assert_equals_slow_loop(table: LabelTable, classifier: Classifier, image: Tensor, grid: str) -> None:
     masks = table.mask_set
     visible = masks.visible()
     pairs = {int(masks.unions.index[i, j]): (i, j) for i in range(len(masks)) for j in range(len(masks))}
-    kept = {u: visible[i] & visible[j] for u, (i, j) in pairs.items()} | {UNMASKED: np.ones(masks.image, dtype=bool)}
-    assert len(kept) == len(table.labels)
-    for union, keep in kept.items():
+    visible_pixels = {u: visible[i] & visible[j] for u, (i, j) in pairs.items()} | {
+        UNMASKED: np.ones(masks.image, dtype=bool)
+    }
+    assert len(visible_pixels) == len(table.labels)
+    for union, keep in visible_pixels.items():
         logits = slow_logits(classifier, image, keep, grid)
         first, second = logits.topk(2).values.tolist()
         assert table.labels[union] == int(logits.argmax())
@@ -99,68 +95,6 @@ def test_masks_of_several_windows_equal_a_slow_loop(classifier: TorchClassifier,
     (table,) = full_tables(defense, mixed[:1])
     assert max(len(mask) for mask in table.mask_set.unions.masks) > 2
     assert_equals_slow_loop(table, classifier, mixed[0], "source")
-
-
-@pytest.mark.parametrize("grid", ["source", "input"])
-@pytest.mark.parametrize("patches", [1, 2])
-@pytest.mark.parametrize("fill", [None, (0.2, 0.7, 0.9), (0.3,)])
-@pytest.mark.parametrize("aware", [False, True])
-def test_masked_copies_are_the_image_outside_the_windows_and_the_fill_inside(
-    aware: bool, fill: tuple[float, ...] | None, patches: int, grid: str, resnet: nn.Module
-) -> None:
-    colours = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), fill=fill)
-    classifier = TorchClassifier(resnet, colours)
-    classifier.mask_aware = aware
-    masked, draw = ExactEngine(classifier, grid=grid), torch.Generator().manual_seed(0)
-    masks = MaskSet.build(Threat.square(5, count=patches), image=(20, 24), masks=2)
-    subjects = [
-        ImageState(masked.to_threat_grid(image), LabelTable(masks))
-        for image in torch.rand(3, 3, 20, 24, generator=draw)
-    ]
-    before = [s.pixels.clone() for s in subjects]
-    unions = np.array([*range(len(masks.unions)), UNMASKED])
-    which = np.arange(len(unions)) % 3  # in any order
-    got = masked.masked_inputs(PairBatch(subjects, which, unions))
-    for row, s, union in zip(got, which, unions, strict=True):
-        hidden = torch.zeros(20, 24, dtype=torch.bool)
-        for w in () if union == UNMASKED else masks.unions.masks[union]:
-            hidden[w.top : w.bottom, w.left : w.right] = True
-        colour = torch.tensor(colours.source_fill(3) if grid == "source" else colours.input_fill(3))[:, None, None]
-        want = torch.where(hidden, colour, before[s])
-        want = colours(want[None])[0] if grid == "source" else want
-        assert torch.equal(row, torch.cat([want, hidden[None].float()]) if aware else want)
-    assert all(torch.equal(s.pixels, old) for s, old in zip(subjects, before, strict=True))
-
-
-@pytest.mark.parametrize("aware", [False, True])
-def test_masked_copies_of_rounded_images_are_rounded_masked_copies(aware: bool, resnet: nn.Module) -> None:
-    colours = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), fill=(0.2, 0.7, 0.9))
-    classifier = TorchClassifier(resnet, colours)
-    classifier.mask_aware = aware
-    way = HalfPrecisionBackend(classifier)
-    assert way.input_dtype == torch.float16
-    masks = MaskSet.build(Threat.square(5), image=(20, 24), masks=2)
-    unions = np.array([*range(len(masks.unions)), UNMASKED])
-    for grid in ("source", "input"):
-        masked, draw = ExactEngine(classifier, grid=grid), torch.Generator().manual_seed(0)
-        subjects = [
-            ImageState(masked.to_threat_grid(image), LabelTable(masks))
-            for image in torch.rand(3, 3, 20, 24, generator=draw)
-        ]
-        piece = PairBatch(subjects, np.sort(np.arange(len(unions)) % 3), unions)
-        got, exact = masked.masked_inputs(piece, way.input_dtype), masked.masked_inputs(piece)
-        assert exact.dtype == torch.float32
-        assert got.dtype == (torch.float16 if grid == "input" else torch.float32)  # resizing is done in float32
-        assert torch.equal(got.half(), exact.half())
-
-
-def test_a_class_of_ones_own_is_given_its_inputs_as_they_are(resnet: nn.Module) -> None:
-    class Own(TorchClassifier):
-        def logits(self, inputs: Tensor) -> Tensor:
-            return super().logits(inputs.flip(3))
-
-    assert HalfPrecisionBackend(Own(resnet)).input_dtype is None
-    assert Float8Backend(Own(resnet), HalfPrecisionBackend(Own(resnet))).input_dtype is None
 
 
 @pytest.mark.parametrize("grid", ["source", "input"])
@@ -213,7 +147,7 @@ def test_the_chunk_and_the_order_of_images_do_not_matter(
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("defense", [DoubleMasking, ChallengerMasking, MinorityReports])
-def test_verdicts_do_not_depend_on_the_chunk_or_on_company(
+def test_verdicts_do_not_depend_on_the_chunk_or_on_other_images(
     defense: type, chunk: int, classifier: TorchClassifier, mixed: list[Tensor]
 ) -> None:
     together = defense(classifier, Threat.square(6), masks=3).predict(mixed)
@@ -222,7 +156,7 @@ def test_verdicts_do_not_depend_on_the_chunk_or_on_company(
 
 
 class Counting(nn.Module):
-    """Counts the rows it has seen, and keeps the largest batch."""
+    """Counts its input rows, and keeps the largest batch."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -270,27 +204,27 @@ def test_a_certificate_looks_at_every_union_once_at_most(classifier: TorchClassi
     assert all(c.classifications <= most for c, most in zip(quick, unions, strict=True))
 
 
-def test_labels_already_known_are_not_asked_for_again(resnet: nn.Module, preprocessing: Preprocessing) -> None:
+def test_labels_in_the_table_are_not_computed_again(resnet: nn.Module, preprocessing: Preprocessing) -> None:
     counting = Counting(resnet).eval()
-    masked = ExactEngine(TorchClassifier(counting, preprocessing), grid="source")
+    engine = ExactEngine(TorchClassifier(counting, preprocessing), grid="source")
     masks = MaskSet.build(Threat.square(6), image=(32, 32), masks=3)
-    subject = ImageState(torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0)), LabelTable(masks))
+    state = ImageState(torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0)), LabelTable(masks))
     for unions, new in [([0, 1, 2], 3), ([2, 1], 0), ([2, 3, 3, 3], 1), ([], 0), ([UNMASKED], 1)]:
-        before = counting.rows - masked.checks - masked.padding
-        masked.compute([LabelRequest(subject, np.array(unions, dtype=np.intp))])
-        assert counting.rows - masked.checks - masked.padding == before + new
-    assert subject.table.spent == 5
+        before = counting.rows - engine.checks - engine.padding
+        engine.compute([LabelRequest(state, np.array(unions, dtype=np.intp))])
+        assert counting.rows - engine.checks - engine.padding == before + new
+    assert state.table.spent == 5
 
 
 class Cramped(Counting):
     """Runs out of memory above a number of images at a time, in the words of its device."""
 
-    def __init__(self, inner: nn.Module, room: int, error: Exception) -> None:
+    def __init__(self, inner: nn.Module, memory: int, error: Exception) -> None:
         super().__init__(inner)
-        self.room, self.error = room, error
+        self.memory, self.error = memory, error
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.room:
+        if len(x) > self.memory:
             raise self.error
         return super().forward(x)
 
@@ -319,19 +253,19 @@ def test_too_little_memory_means_smaller_chunks_and_the_same_labels(
     assert cramped.largest <= 5
 
 
-def test_a_smaller_chunk_is_remembered(resnet: nn.Module, preprocessing: Preprocessing, mixed: list[Tensor]) -> None:
+def test_smaller_batches_are_remembered(resnet: nn.Module, preprocessing: Preprocessing, mixed: list[Tensor]) -> None:
     cramped = Cramped(resnet, 5, OUT_OF_MEMORY[0]).eval()
     defense = DoubleMasking(TorchClassifier(cramped, preprocessing), Threat.square(6), masks=3)
     verdicts = defense.predict(mixed)
     remembered = defense.engine.exact.max_rows
-    cramped.error = AssertionError("asked for more than fits, although that was known")
+    cramped.error = AssertionError("a batch that is known not to fit")
     assert defense.predict(mixed) == verdicts
     assert defense.engine.exact.max_rows == remembered
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["cuda", "cpu", "mps", "python"])
 @pytest.mark.parametrize("chunk", [None, 1])
-def test_no_room_for_a_single_image_is_said_with_its_shape(
+def test_the_error_of_an_image_that_does_not_fit_names_its_shape(
     chunk: int | None, error: Exception, resnet: nn.Module, mixed: list[Tensor]
 ) -> None:
     defense = DoubleMasking(Cramped(resnet, 0, error).eval(), Threat.square(6), masks=3, chunk=chunk)
@@ -370,7 +304,7 @@ class BatchMean(FunctionalDropout):
 
 
 class Growing(FunctionalDropout):
-    """Remembers how often it was asked."""
+    """Depends on the number of calls."""
 
     calls = 0
 
@@ -417,46 +351,7 @@ def test_the_first_chunk_on_a_cpu_follows_the_input_size(numbers: int, want: int
     assert default_chunk(torch.device("cpu"), numbers) == want
 
 
-needs_half = pytest.mark.skipif(not half_type(torch.device("cpu")), reason="this CPU has no bfloat16 instructions")
-
-
-@needs_half
-def test_fast_labels_equal_exact_ones_and_most_are_not_computed_twice() -> None:
-    sample = load_dataset("sample")
-    images = [sample.image(i) for i in range(0, 300, 25)]
-    tables = {}
-    for precision in ("exact", "fast"):
-        defense = DoubleMasking(
-            load_classifier("zoo:tiny", device="cpu"), Threat.square(5), masks=4, precision=precision
-        )
-        assert sample.labels is not None
-        found = defense.examine(images, sample.labels[::25], maps=True)
-        tables[precision] = np.stack([e.table.labels for e in found])
-    assert (tables["exact"] == tables["fast"]).all()
-    stats = defense.engine.stats
-    assert tables["fast"].size - stats.labels >= SAMPLE  # those learnt from were exact
-    assert 0 < stats.rechecked < stats.labels / 2
-    assert sum(e.table.rechecked for e in found) == stats.rechecked
-    assert sum(e.table.flipped for e in found) == stats.flipped
-
-
-@needs_half
-def test_what_is_rechecked_in_a_batch_does_not_depend_on_the_batches_before() -> None:
-    sample = load_dataset("sample")
-    jobs = [
-        Job(load_classifier("zoo:tiny", device="cpu"), sample, Threat.square(5), masks=2, precision="fast", table=True)
-        for _ in range(2)
-    ]
-    first, second = map(CertifyWorkload, jobs)
-    early, late = Batch(0, range(8)), Batch(1, range(8, 12))
-    second.process(early, second.read(early))
-    rows = first.process(late, first.read(late)), second.process(late, second.read(late))
-    for one, other in zip(*rows, strict=True):
-        assert one["margin"] == other["margin"]
-        assert one["rechecked"] == other["rechecked"]
-
-
-def test_a_module_that_cannot_bear_channels_last_is_run_without() -> None:
+def test_a_module_that_fails_with_channels_last_runs_without() -> None:
     class Viewing(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -472,7 +367,7 @@ def test_a_module_that_cannot_bear_channels_last_is_run_without() -> None:
         assert torch.equal(TorchClassifier(module).logits(x), module(x))
 
 
-def test_a_module_that_wrote_into_its_inputs_before_it_failed_is_given_them_anew() -> None:
+def test_a_module_that_wrote_into_its_inputs_before_it_failed_gets_fresh_ones() -> None:
     class Writing(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.mul_(2.0).view(len(x), -1)[:, :2]
