@@ -1,4 +1,4 @@
-"""Where a GPU's time goes in a block of labels in eight bits: the kernels it runs, and what each takes.
+"""Where a GPU's time goes in a block of labels in FP8: the kernels it runs, and what each takes.
 
     python benchmarks/parts.py vit_base_patch16_224 resmlp_24_224
 
@@ -53,7 +53,7 @@ def main() -> None:
     for name in given.models:
         (way, *_), *_ = candidates_for(loaded(f"timm:{name}?weights=none", "cuda"))
         if not isinstance(way, Float8Backend):
-            sys.exit("parts.py: error: this GPU has no products of eight bits")
+            sys.exit("parts.py: error: this GPU has no FP8 products")
         way.expected = way.half.expected = 10**9
         number = block_size(3 * SIDE * SIDE)
         images = torch.randn(number, 3, SIDE, SIDE, device="cuda").half()

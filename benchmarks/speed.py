@@ -187,7 +187,7 @@ class Duel:
         """An image of the network without any defense, by how many are asked for at once."""
 
     def warm_up(self) -> None:
-        """Compile, learn which labels are doubtful, and make the kernels of the authors' batch."""
+        """Compile, calibrate, and make the kernels of the authors' batch."""
         blocks = any(self.wants(name) for name in TASKS if not name.startswith("predict"))
         if self.device.type == "cuda" and blocks:
             compile_first(self.defense, self.model, self.images)
@@ -289,7 +289,7 @@ def growth(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Cost against the number of masks, of images and of patches, beside the number of distinct unions.
 
     On a CPU in float32, which a single image goes by anyway; on a GPU by the fastest way, and of more images: learning
-    what is doubtful takes as long for few.
+    calibration takes as long for few.
     """
     gpu = given.suite == "gpu-growth"
     classifier = loaded(spec_of(model, given), "cuda" if gpu else "cpu")

@@ -59,7 +59,7 @@ def test_masked_copies_are_the_image_outside_the_windows_and_the_fill_inside(
     engine, draw = ExactEngine(classifier, grid=grid), torch.Generator().manual_seed(0)
     masks = MaskSet.build(Threat.square(5, count=patches), image=(20, 24), masks=2)
     states = [
-        ImageState(engine.to_threat_grid(image), LabelTable(masks))
+        ImageState(image if grid == "source" else colours(image[None])[0], LabelTable(masks))
         for image in torch.rand(3, 3, 20, 24, generator=draw)
     ]
     before = [s.pixels.clone() for s in states]
@@ -89,7 +89,7 @@ def test_masked_copies_of_rounded_images_are_rounded_masked_copies(aware: bool, 
     for grid in ("source", "input"):
         engine, draw = ExactEngine(classifier, grid=grid), torch.Generator().manual_seed(0)
         states = [
-            ImageState(engine.to_threat_grid(image), LabelTable(masks))
+            ImageState(image if grid == "source" else colours(image[None])[0], LabelTable(masks))
             for image in torch.rand(3, 3, 20, 24, generator=draw)
         ]
         pairs = PairBatch(states, np.sort(np.arange(len(unions)) % 3), unions)

@@ -17,6 +17,7 @@ from patchcleanser.defenses.defense import Defense, Examination, check_range, ch
 from patchcleanser.defenses.local_defense import other_classes
 from patchcleanser.engine.exact import default_chunk
 from patchcleanser.engine.float32 import strict_float32
+from patchcleanser.engine.masking import box_masks
 from patchcleanser.errors import InputError, OutputError, ThreatError
 from patchcleanser.networks.interval import IntervalNet, boxes
 
@@ -110,20 +111,12 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
 
     def _behind(self, inputs: Tensor, windows: list[Window], label: int, low: Tensor, high: Tensor) -> Tensor:
         """For each position the most by which any other class can exceed the label."""
-        hidden = _hidden(windows, (inputs.shape[1], inputs.shape[2]), inputs.device)
+        edges = torch.tensor([(w.top, w.bottom, w.left, w.right) for w in windows], device=inputs.device)
+        hidden = box_masks(edges[:, None], inputs.shape[1:])
         with torch.inference_mode(), strict_float32(self.classifier.device):
             labels = torch.full((len(windows),), label, device=inputs.device)
             behind = self.module.behind(*boxes(inputs.expand(len(windows), -1, -1, -1), hidden, low, high), labels)
         return other_classes(behind.T, label).amax(0)
-
-
-def _hidden(windows: list[Window], size: Size, device: torch.device) -> Tensor:
-    """True under each window, bool [windows, H, W]."""
-    edges = torch.tensor([(w.top, w.bottom, w.left, w.right) for w in windows], device=device)
-    rows, columns = (torch.arange(side, device=device)[None] for side in size)
-    down = (rows >= edges[:, :1]) & (rows < edges[:, 1:2])
-    across = (columns >= edges[:, 2:3]) & (columns < edges[:, 3:])
-    return down[:, :, None] & across[:, None, :]
 
 
 def _windows(threat: Threat, size: Size) -> list[Window]:

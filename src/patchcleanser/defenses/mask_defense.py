@@ -124,9 +124,6 @@ class MaskDefense(Defense[V, C]):
         mask_sets = self._built.values() if self._given is None else [self._given]
         self.engine.hint_total_labels(images * max((len(masks.unions) for masks in mask_sets), default=0))
 
-    def to_threat_grid(self, image: Tensor) -> Tensor:
-        return self.engine.exact.to_threat_grid(image)
-
     def mask_set(self, size: Size) -> MaskSet:
         """The masks for images of this size on the threat's grid, proved to cover it."""
         if self._given is not None:

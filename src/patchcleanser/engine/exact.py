@@ -195,14 +195,6 @@ class ExactEngine(LabelEngine):
         rows, numel = self.batch_rows(image), self.input_numel(image.pixels)
         return rows * max(1, (self.chunk or default_chunk(self.classifier.device, numel)) // rows)
 
-    def to_threat_grid(self, image: Tensor) -> Tensor:
-        """A checked image [C, H, W] on the device, prepared if the threat is on the input grid."""
-        pixels = image.to(self.classifier.device, non_blocking=image.is_pinned())
-        if self.grid == "source":
-            return pixels
-        with torch.inference_mode(), strict_float32(self.classifier.device):
-            return self.classifier.prepare(pixels[None])[0]
-
     def masked_inputs(self, pairs: PairBatch, dtype: torch.dtype | None = None) -> Tensor:
         """Network inputs [N, C, h, w] of pairs whose images have one size; `dtype` rounds images on the input grid."""
         used, which = np.unique(pairs.which, return_inverse=True)

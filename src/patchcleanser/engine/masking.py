@@ -102,7 +102,7 @@ def apply_masks(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float])
     """
     colour = to_device(np.asarray(fill, dtype=np.float32), images.device).to(images.dtype)[:, None, None]
     if images.device.type != "cpu" or images.dtype == torch.bfloat16:
-        hidden = _hidden(to_device(boxes, images.device), images.shape[-2:])
+        hidden = box_masks(to_device(boxes, images.device), images.shape[-2:])
         return torch.where(hidden[:, None], colour, images)
     pixels, paint = images.numpy(), colour.numpy()
     for image, windows in zip(pixels, boxes.tolist(), strict=True):
@@ -126,7 +126,7 @@ def with_mask_channel(inputs: Tensor, hidden: Tensor | None) -> Tensor:
     return torch.cat([inputs, channel], dim=1)
 
 
-def _hidden(boxes: Tensor, size: Sequence[int]) -> Tensor:
+def box_masks(boxes: Tensor, size: Sequence[int]) -> Tensor:
     """Boxes [N, windows, (top, bottom, left, right)] → bool [N, H, W], True where hidden."""
     rows = torch.arange(size[0], device=boxes.device)
     columns = torch.arange(size[1], device=boxes.device)
