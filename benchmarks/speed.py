@@ -288,7 +288,7 @@ def duel(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def growth(model: Model, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Cost against the number of masks, of images and of patches, beside the number of distinct unions.
 
-    On a CPU in float32, which a single image goes by anyway; on a GPU by the fastest way, and of more images: learning
+    On a CPU in float32, which a single image uses anyway. On a GPU with the fastest backend and more images, because
     calibration takes as long for few.
     """
     gpu = given.suite == "gpu-growth"
