@@ -181,6 +181,13 @@ def test_keyword_options_win_over_the_query() -> None:
     assert classifier.classes == 7
 
 
+def test_a_classifier_carries_the_spec_that_loads_it() -> None:
+    spec = "mirror:zoo:tiny"
+    assert (load_classifier(spec, device="cpu").spec, as_classifier("zoo:tiny").spec) == (spec, "zoo:tiny")
+    assert load_classifier("net:tiny", device="cpu", classes=7).spec is None  # the string alone loads another one
+    assert TorchClassifier(nn.Flatten().eval()).spec is None
+
+
 def test_a_timm_model_of_one_channel_takes_grey_images() -> None:
     classifier = load_classifier("timm:test_resnet?in_chans=1&num_classes=4&size=32&weights=none", device="cpu")
     verdicts = DoubleMasking(classifier, THREAT, masks=2).predict(torch.rand(1, 1, 32, 32))

@@ -36,6 +36,9 @@ class Classifier(ABC):
     names: tuple[str, ...] | None = None
     """The names of the classes, if they are known. They decide no label."""
 
+    spec: str | None = None
+    """The string that loads this classifier, if `load_classifier` made it from one alone. It decides no label."""
+
     def __init__(
         self,
         preprocessing: Preprocessing | None = None,

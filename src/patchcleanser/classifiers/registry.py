@@ -79,9 +79,11 @@ def load_classifier(
     TrustError unless `trust_code` says that the files are trusted.
     """
     try:
-        return load_spec(spec, device, options, SpecOrigin(named_by, trust_code))
+        classifier = load_spec(spec, device, options, SpecOrigin(named_by, trust_code))
     except RecursionError as error:
         raise InputError(f"{spec[:40]!r}… is nested too deeply; name the classifier itself") from error
+    classifier.spec = None if options else spec
+    return classifier
 
 
 def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
