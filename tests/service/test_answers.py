@@ -170,6 +170,7 @@ def test_folders_in_a_models_name_are_not_told() -> None:
     assert _shown("tokens:trained:/srv/models/vit") == "tokens:trained:vit"
     assert _shown("zoo:tiny") == "zoo:tiny"
     assert _shown("mirror:mean:trained:/srv/a?classes=2,onnx:/b/c.onnx") == "mirror:mean:trained:a,onnx:c.onnx"
+    assert _shown("mean:timm:a?mean=0.5,0.4,0.3&weights=none,zoo:tiny") == "mean:timm:a,zoo:tiny"
     assert _shown("onnx:/home/bob/mean:v2/net.onnx") == "onnx:net.onnx"
     assert _shown("torchvision:mobilenet_v2?weights=/home/bob/mean:x/secret.pth") == "torchvision:mobilenet_v2"
     assert _shown("python:my_mean:make") == "python:my_mean:make"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -20,6 +20,15 @@ from patchcleanser.errors import ImageError, InputError
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Rounding = Literal["even", "down"]
+
+SPEC_OPTIONS = {
+    "mean": "0.49,0.48,0.45",
+    "std": "0.25,0.24,0.26",
+    "resize": "256 (the short side) or 256x320",
+    "crop": "224 or 224x320",
+    "interpolation": "bilinear",
+}
+"""Options that the spec of any classifier takes, each with an example."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,14 @@ class Preprocessing:
             raise InputError(f"fill lies in [0, 1], as pixels do before normalising, got {self.fill}")
         if self.mean is not None and self.fill is not None and len(self.fill) not in (1, len(self.mean)):
             raise InputError(f"fill has {len(self.fill)} channels, the classifier has {len(self.mean)}")
+
+    def with_options(self, options: Mapping[str, Any]) -> Preprocessing:
+        """This preprocessing with options of a spec in place of its own.
+
+        >>> Preprocessing().with_options({"mean": "0.5,0.4,0.3", "std": (1, 1, 1), "crop": 32}).crop
+        (32, 32)
+        """
+        return replace(self, **{name: _read_option(name, value) for name, value in options.items()})
 
     @property
     def uncropped(self) -> Preprocessing:
@@ -140,6 +157,19 @@ class Preprocessing:
         return tuple(  # type: ignore[return-value]
             self.resize if side == short else math.floor(self.resize * side / short) for side in (height, width)
         )
+
+
+def _read_option(name: str, value: Any) -> Any:
+    """The value of a spec's option: text, a number or several."""
+    try:
+        if name in ("mean", "std"):
+            parts = value.split(",") if isinstance(value, str) else value if isinstance(value, Iterable) else (value,)
+            return tuple(map(float, parts))
+        if name in ("resize", "crop") and isinstance(value, str):
+            return tuple(map(int, value.split("x")))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} is written as {SPEC_OPTIONS[name]}, got {value!r}") from error
+    return (value, value) if name == "crop" and isinstance(value, int) else value
 
 
 def _is_side(value: Any) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 
 from patchcleanser.classifiers.classifier import CallableClassifier, Classifier
 from patchcleanser.classifiers.fingerprints import MOVED
+from patchcleanser.classifiers.preprocessing import SPEC_OPTIONS, Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError
 
@@ -65,7 +67,7 @@ def load_classifier(
     - ``timm:vit_tiny_patch16_224?img_size=32&patch_size=4&weights=none``
     - ``torchvision:mobilenet_v2?weights=mobilenet_v2.pth``
     - ``transformers:FOLDER_OR_HUB_NAME``
-    - ``onnx:model.onnx``
+    - ``onnx:model.onnx?mean=0.49,0.48,0.45&std=0.25,0.24,0.26&resize=256&crop=224``
     - ``python:my_package.models:make`` calls make() and wraps what it returns
     - ``tokens:SPEC``: the ViT of another spec, without the tokens that masks hide
     - ``inpaint:SPEC``: the network of another spec, with hidden pixels filled in from visible ones
@@ -73,6 +75,9 @@ def load_classifier(
     - ``mean:SPEC,SPEC``: the mean of several networks' logits
     - ``zoo:tiny``, ``trained:FOLDER`` (written by train or harden), ``net:resnet`` (untrained);
       ``trained:FOLDER?classes=10`` with a new last layer, to be trained
+
+    Every kind takes ``mean``, ``std``, ``resize`` (the short side, or ``256x320``), ``crop`` and ``interpolation``.
+    They replace these parts of the classifier's own preprocessing; an ONNX file and a bare module have none.
 
     A spec that you write may run code (``python:``). A spec that a file names may not, however deep it is nested:
     not that of a card in ``trained:FOLDER``, and not this one if it was read from the file `named_by`. Such a spec is a
@@ -96,12 +101,21 @@ def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigi
         return _wrapped(kind, rest, device, options, origin)
     name, _, query = rest.partition("?")
     settings = parse_options(query) | options
+    changes = {} if kind == "python" else take_preprocessing(settings)
     try:
-        return KINDS[kind](name, pick_device(device), settings, origin)
+        classifier = KINDS[kind](name, pick_device(device), settings, origin)
     except TypeError as error:
         if "unexpected keyword" not in str(error):
             raise
         raise InputError(f"{kind}: classifiers do not take {sorted(settings)}: {error}") from error
+    if changes:
+        classifier.preprocessing = classifier.preprocessing.with_options(changes)
+    return classifier
+
+
+def take_preprocessing(options: dict[str, Any], own: Container[str] = ()) -> dict[str, Any]:
+    """Take the options of preprocessing out of a spec's options; those in `own` mean something else there."""
+    return {name: options.pop(name) for name in SPEC_OPTIONS if name in options and name not in own}
 
 
 def as_classifier(model: Any) -> Classifier:
@@ -173,6 +187,7 @@ def _python(name: str, device: torch.device, options: dict[str, Any], origin: Sp
     except (ImportError, AttributeError) as error:
         raise ClassifierError(f"cannot import python:{name}: {error}") from error
     try:
+        changes = take_preprocessing(options, own=inspect.signature(build).parameters)
         model = build(**options)
     except PatchCleanserError:
         raise
@@ -180,7 +195,11 @@ def _python(name: str, device: torch.device, options: dict[str, Any], origin: Sp
         if isinstance(error, TypeError) and "unexpected keyword" in str(error):
             raise  # load_spec reports it with the names of the options
         raise ClassifierError(f"python:{name} failed: {type(error).__name__}: {error}") from error
-    classifier = as_classifier(model.to(device) if isinstance(model, nn.Module) else model)
+    if isinstance(model, nn.Module):
+        model = TorchClassifier(model.to(device), Preprocessing() if changes else None)
+    classifier = as_classifier(model)
+    if changes:
+        classifier.preprocessing = classifier.preprocessing.with_options(changes)
     source = inspect.getsourcefile(build)
     if name in OWN_BUILDERS:
         classifier.code = OWN_BUILDERS[name]
@@ -252,7 +271,10 @@ def members(spec: str) -> list[str]:
     ['zoo:tiny', 'mirror:zoo:cifar10-resnet']
     """
     inner = innermost(spec)
-    return [part.strip() for part in inner.removeprefix("mean:").split(",")] if inner.startswith("mean:") else [inner]
+    if not inner.startswith("mean:"):
+        return [inner]
+    # A comma inside an option (mean=0.5,0.4,0.3) is not followed by a kind.
+    return [part.strip() for part in re.split(r",(?=\s*(?:[a-z]+:|$))", inner.removeprefix("mean:"))]
 
 
 def names_code(spec: str) -> bool:

@@ -47,7 +47,8 @@ def trained_classifier(
     """
     if options.keys() - {"classes"}:
         raise InputError(
-            f"a trained classifier takes no options but classes=NUMBER (a new last layer), got {sorted(options)}"
+            "a trained classifier takes no options but classes=NUMBER (a new last layer) and those of preprocessing, "
+            f"got {sorted(options)}"
         )
     card, classes = read_card(folder), options.get("classes")
     spec = str(card["model"]) if classes is None else _change_classes(str(card["model"]), classes)

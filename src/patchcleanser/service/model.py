@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.preprocessing import checked_image
-from patchcleanser.classifiers.registry import WRAPPERS, as_classifier, load_classifier
+from patchcleanser.classifiers.registry import WRAPPERS, as_classifier, load_classifier, members
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, LabelTable
@@ -152,7 +152,7 @@ def _shown(spec: str) -> str:
     """The part of a model's spec that clients may see: no folders, no options."""
     kind, _, rest = spec.partition(":")
     if kind in WRAPPERS:
-        return f"{kind}:{','.join(map(_shown, rest.split(',') if kind == 'mean' else [rest]))}"
+        return f"{kind}:{','.join(map(_shown, members(spec) if kind == 'mean' else [rest]))}"
     return f"{kind}:{PurePath(rest.partition('?')[0]).name}"
 
 
