@@ -143,6 +143,17 @@ class CallableClassifier(Classifier):
         return f"{self._name}:{self.array}:{self.outputs}"
 
 
+def multi_label_error(
+    reason: str, fix: str = "take the sigmoid out (the order of the scores is the same without)"
+) -> ClassifierError:
+    """Why a multi-label model is refused, and the ways on."""
+    return ClassifierError(
+        f"{reason}, so several labels may be right at once (multi-label), but a certificate speaks of one label for "
+        f"each image; if exactly one is right, {fix}; else wrap a function with one score for each answer: "
+        "CallableClassifier(function)"
+    )
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a smaller batch might succeed; torch reports this in several ways, not all with their own type."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):

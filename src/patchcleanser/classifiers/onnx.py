@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.classifier import Classifier
+from patchcleanser.classifiers.classifier import Classifier, multi_label_error
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import ClassifierError, InputError, MissingDependencyError
 
@@ -49,6 +49,8 @@ class OnnxClassifier(Classifier):
             raise
         except Exception as error:  # onnxruntime raises its own types for each cause
             raise ClassifierError(f"{self.path} is not a model ONNX Runtime can load: {error}") from error
+        if is_sigmoid(self.path.read_bytes(), self.session.get_outputs()[0].name):
+            raise multi_label_error(f"the output of {self.path} comes from a Sigmoid")
         first = self.session.get_inputs()[0]
         self.input, self.dtype = first.name, torch.float16 if "float16" in first.type else torch.float32
         self.batch: int | None = first.shape[0] if isinstance(first.shape[0], int) else None
@@ -99,9 +101,29 @@ def external_files(model: bytes) -> set[str]:
     >>> sorted(external_files(b"...\x0a\x08location\x12\x09model.bin..."))
     ['model.bin']
     """
-    names = set()
-    for match in re.finditer(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])", model):
-        # Protocol buffers write a length as 7-bit digits, the smallest first.
-        length = sum((digit & 127) << 7 * place for place, digit in enumerate(match[1]))
-        names.add(model[match.end() : match.end() + length].decode(errors="replace"))
-    return names
+    matches = re.finditer(rb"\x0a\x08location\x12" + LENGTH, model)
+    return {model[match.end() : match.end() + _number(match[1])].decode(errors="replace") for match in matches}
+
+
+def is_sigmoid(model: bytes, output: str) -> bool:
+    r"""Whether a node of a serialised ONNX model makes this output by the operator Sigmoid.
+
+    A node has outputs (field 2), usually a name (field 3), and the name of its operator (field 4), in this order.
+
+    >>> is_sigmoid(b"...\x12\x01y\x1a\x04last\x22\x07Sigmoid...", "y")
+    True
+    """
+    name = output.encode()
+    matches = re.finditer(
+        rb"\x12" + re.escape(bytes([min(len(name), 255)]) + name) + rb"(?:\x1a" + LENGTH + rb")?", model
+    )
+    ends = (match.end() + _number(match[1] or b"") for match in matches)
+    return any(model.startswith(b"\x22\x07Sigmoid", end) for end in ends)
+
+
+LENGTH = rb"([\x80-\xff]*[\x00-\x7f])"
+
+
+def _number(digits: bytes) -> int:
+    """Protocol buffers write a length as 7-bit digits, the smallest first."""
+    return sum((digit & 127) << 7 * place for place, digit in enumerate(digits))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -84,6 +85,9 @@ class Preprocessing:
             raise InputError(f"fill lies in [0, 1], as pixels do before normalising, got {self.fill}")
         if self.mean is not None and self.fill is not None and len(self.fill) not in (1, len(self.mean)):
             raise InputError(f"fill has {len(self.fill)} channels, the classifier has {len(self.mean)}")
+        if self.mean and self.std and max(*self.mean, *self.std) > 2:
+            text = "mean=%s and std=%s look like those of pixels from 0 to 255, but pixels lie in [0, 1]: divide by 255"
+            logging.getLogger("patchcleanser").warning(text, self.mean, self.std)
 
     def with_options(self, options: Mapping[str, Any]) -> Preprocessing:
         """This preprocessing with options of a spec in place of its own.

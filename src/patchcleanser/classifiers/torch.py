@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.classifier import Classifier, is_out_of_memory, padded_batch_size
+from patchcleanser.classifiers.classifier import (
+    Classifier,
+    is_out_of_memory,
+    multi_label_error,
+    padded_batch_size,
+)
 from patchcleanser.classifiers.fingerprints import layers, module_digest, note_caches
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import ClassifierError, InputError, OutputError, TrainModeError
@@ -20,7 +27,8 @@ class TorchClassifier(Classifier):
     """Wraps a module [N, C, h, w] → logits [N, classes], on the device where its weights are.
 
     The module is used as it is and never changed: not moved, not put into eval mode, not
-    hooked. A module in train mode is refused.
+    hooked. A module in train mode is refused, and so is a multi-label one. A timm or torchvision network without
+    `preprocessing` is warned about; pass `Preprocessing()` if it normalises its inputs by itself.
     """
 
     def __init__(
@@ -35,6 +43,9 @@ class TorchClassifier(Classifier):
         if getattr(module, "mask_aware", False):
             self.mask_aware = True
         refuse_train_mode(module)
+        _refuse_multi_label(module)
+        if preprocessing is None:
+            _warn_of_bare(module)
         self._varying = any(getattr(layer, "varying_shapes", False) for layer in layers(module))
         note_caches(layers(module))
 
@@ -110,6 +121,40 @@ def refuse_train_mode(module: nn.Module) -> None:
             raise TrainModeError(
                 f"{where} normalises with batch statistics even in eval mode; use track_running_stats=True"
             )
+
+
+def _refuse_multi_label(module: nn.Module) -> None:
+    """Refuse a module that scores labels which may hold together: their argmax is no answer."""
+    if getattr(getattr(module, "config", None), "problem_type", None) == "multi_label_classification":
+        fix = "set its problem_type to single_label_classification"
+        raise multi_label_error("the model's config names the problem_type multi_label_classification", fix)
+    if _ends_in_sigmoid(module):
+        raise multi_label_error(f"{type(module).__name__} ends in nn.Sigmoid")
+
+
+def _ends_in_sigmoid(module: nn.Module) -> bool:
+    """Whether the last child is a sigmoid, or a Sequential that ends in one."""
+    last = next(reversed(module._modules.values()), None)
+    return isinstance(last, nn.Sigmoid) or (isinstance(last, nn.Sequential) and _ends_in_sigmoid(last))
+
+
+def _warn_of_bare(module: nn.Module) -> None:
+    """Warn of a library's network without the preprocessing that it was trained with: its labels are silently worse."""
+    config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
+    if isinstance(config, Mapping) and "mean" in config and "std" in config:  # timm's
+        mean, std = config["mean"], config["std"]
+        fix = "load it as timm:NAME, or pass patchcleanser.classifiers.timm.model_preprocessing(module)"
+    elif type(module).__module__.startswith("torchvision.models."):
+        mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        fix = "load it as torchvision:NAME, or pass what weights.transforms() says as Preprocessing(…)"
+    else:
+        return
+    if any(mean) or any(value != 1 for value in std):
+        logging.getLogger("patchcleanser").warning(
+            "%s was given without preprocessing, so it sees pixels as they are; networks of its kind are trained with "
+            "mean=%s and std=%s: %s; if it normalises by itself, pass Preprocessing()",
+            *(type(module).__name__, mean, std, fix),
+        )
 
 
 def input_size(classifier: Classifier) -> tuple[int, int]:

@@ -27,7 +27,7 @@ SPECS = {
     "timm:NAME?weights=…": "any timm model; weights=hub (default), none or a file",
     "torchvision:NAME?weights=…": "any torchvision classification model",
     "transformers:FOLDER": "an image classifier in Hugging Face's layout, or a hub name",
-    "onnx:FILE": "run by ONNX Runtime",
+    "onnx:FILE?mean=…&std=…": "run by ONNX Runtime; every kind takes mean, std, resize, crop and interpolation",
     "python:module:function": "whatever the function returns: a torch module or any function",
     "inpaint:SPEC": "the network of another spec, masked pixels inpainted from visible ones; its own certificates",
     "mirror:SPEC": "the mean of another spec's logits for an image and its mirror image, at twice the cost",
