@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from patchcleanser.classifiers.trained import read_card
-from patchcleanser.data.cache import checksum
+from patchcleanser.records.cache import checksum
 
 
 def pruned(weights: dict[str, Tensor], units: int) -> dict[str, Tensor]:

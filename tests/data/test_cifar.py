@@ -15,10 +15,10 @@ import pytest
 import torchvision.datasets
 
 from patchcleanser.data import load_dataset
-from patchcleanser.data.cache import npm_package
 from patchcleanser.data.torchvision_sets import NPM
 from patchcleanser.errors import DataError
 from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.cache import npm_package
 
 
 @pytest.fixture

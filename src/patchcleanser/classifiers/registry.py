@@ -213,8 +213,8 @@ def _own(kind: str, name: str, device: torch.device, options: dict[str, Any], or
 
     if kind == "net":
         return trained.network_classifier(name, device, options)
-    folder = trained.zoo_folder(name) if kind == "zoo" else Path(name)
-    return trained.trained_classifier(folder, device, options, trust_code=origin.trust_code)
+    folder, weights = (trained.zoo_folder(name), trained.zoo_weights(name)) if kind == "zoo" else (Path(name), None)
+    return trained.trained_classifier(folder, device, options, weights=weights, trust_code=origin.trust_code)
 
 
 def _wrapped(kind: str, specs: str, device: str, options: dict[str, Any], origin: SpecOrigin) -> Classifier:

@@ -13,8 +13,9 @@ from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.registry import SpecOrigin, innermost, load_spec, parse_options, with_classes
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
-from patchcleanser.errors import ClassifierError, InputError
+from patchcleanser.errors import ClassifierError, DataError, InputError
 from patchcleanser.networks.builders import INPUT, build_network
+from patchcleanser.records.cache import cache_folder, checksum, download
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2470, 0.2435, 0.2616)
@@ -23,6 +24,7 @@ MAX_CLASSES = 100_000
 """More classes than this are taken for a typing error."""
 
 PACKAGED = Path(__file__).parents[1] / "zoo"
+"""In a wheel: zoo:tiny, and the cards of the others, whose weights are downloaded."""
 CHECKOUT = Path(__file__).parents[3] / "zoo"
 
 
@@ -38,9 +40,14 @@ def network_classifier(name: str, device: torch.device, options: dict[str, Any])
 
 
 def trained_classifier(
-    folder: Path, device: torch.device, options: dict[str, Any], *, trust_code: bool = False
+    folder: Path,
+    device: torch.device,
+    options: dict[str, Any],
+    *,
+    weights: Path | None = None,
+    trust_code: bool = False,
 ) -> TorchClassifier:
-    """The network that a card describes, with the weights beside it.
+    """The network that a card describes, with the weights beside it unless they are elsewhere.
 
     With the option `classes`, its last layer is a new, untrained one with so many classes: a start for training on
     other data.
@@ -56,7 +63,7 @@ def trained_classifier(
     bare = load_spec(spec, "cpu", untrained, SpecOrigin(folder / "card.json", trust_code))
     if not isinstance(bare, TorchClassifier):
         raise ClassifierError(f"{folder}/card.json names {card['model']!r}, which is not a torch network")
-    load_weights(bare.module, folder / "model.safetensors", new_classes=classes)
+    load_weights(bare.module, weights or folder / "model.safetensors", new_classes=classes)
     try:
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in card["preprocessing"].items()}
         preprocessing, names = Preprocessing(**settings), tuple(map(str, card.get("classes") or ()))
@@ -116,11 +123,16 @@ def _card_of(spec: str) -> dict[str, Any] | None:
 
 
 def zoo_folders() -> dict[str, Path]:
-    """Every zoo model here: in ./zoo, in the checkout, in the package, or in $PATCHCLEANSER_ZOO; the last wins."""
+    """Every zoo model here: in ./zoo, in the checkout, in the package, or in $PATCHCLEANSER_ZOO; the last wins.
+
+    A card alone, as in the package, gives way to a card with weights.
+    """
     roots = [Path.cwd() / "zoo", CHECKOUT, PACKAGED]
     if os.environ.get("PATCHCLEANSER_ZOO"):
         roots.append(Path(os.environ["PATCHCLEANSER_ZOO"]))
-    return {card.parent.name: card.parent for root in roots for card in sorted(root.glob("*/card.json"))}
+    folders = [card.parent for root in roots for card in sorted(root.glob("*/card.json"))]
+    folders.sort(key=lambda folder: (folder / "model.safetensors").is_file())
+    return {folder.name: folder for folder in folders}
 
 
 def zoo_folder(name: str) -> Path:
@@ -132,3 +144,29 @@ def zoo_folder(name: str) -> Path:
             "the repository; name that folder with PATCHCLEANSER_ZOO"
         )
     return folders[name]
+
+
+def zoo_weights(name: str) -> Path:
+    """The weights of a zoo model: beside its card, else in the cache, else from $PATCHCLEANSER_ZOO_URL.
+
+    What is fetched must have the hash in the package's card.
+    """
+    folder = zoo_folder(name)
+    beside = folder / "model.safetensors"
+    if beside.is_file() or folder.parent != PACKAGED:
+        return beside
+    sha256, file = read_card(folder)["weights_sha256"], f"{name}.safetensors"
+    target, address = cache_folder() / "zoo" / file, os.environ.get("PATCHCLEANSER_ZOO_URL", "").rstrip("/")
+    if target.is_file() and checksum(target) == sha256:
+        return target
+    if not address:
+        raise ClassifierError(
+            f"the weights of zoo:{name} are not in the package; set PATCHCLEANSER_ZOO_URL to the address of the "
+            f"release's files, one of which is {file}, or PATCHCLEANSER_ZOO to the folder zoo/ of the repository"
+        )
+    try:
+        download(f"{address}/{file}", target, sha256)
+    except DataError as error:
+        fix = f"fetch them where there is a network: curl -fL --create-dirs -o {target} {address}/{file}"
+        raise ClassifierError(f"no weights for zoo:{name}: {error}; {fix}") from error
+    return target

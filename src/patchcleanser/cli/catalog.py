@@ -65,8 +65,8 @@ def data(
 
 def _list_datasets(as_json: bool) -> None:
     from patchcleanser.data import DATASETS
-    from patchcleanser.data.cache import cache_folder
     from patchcleanser.data.catalog import NAMED, cached_splits
+    from patchcleanser.records.cache import cache_folder
 
     entries: list[dict[str, Any]] = []
     for name, text in DATASETS.items():
@@ -150,7 +150,8 @@ def models(
         print(f"\nuntrained networks\n  net: {' '.join(details['networks'])}")
         print("\nthe zoo")
         for entry in details["zoo"]:
-            print(f"  zoo:{entry['name']:24} {entry['network']}, {entry['megabytes']} MB, trained on {entry['data']}")
+            size = f"{entry['megabytes']} MB" if entry["megabytes"] else "weights downloaded when first used"
+            print(f"  zoo:{entry['name']:24} {entry['network']}, {size}, trained on {entry['data']}")
 
 
 def _zoo() -> dict[str, Any]:
@@ -160,8 +161,9 @@ def _zoo() -> dict[str, Any]:
     zoo = []
     for name, folder in sorted(zoo_folders().items()):
         card = read_card(folder)
-        size = (folder / "model.safetensors").stat().st_size
-        entry = {"name": name, "network": card["model"], "megabytes": round(size / 1e6, 1)}
+        weights = folder / "model.safetensors"
+        size = round(weights.stat().st_size / 1e6, 1) if weights.is_file() else None
+        entry = {"name": name, "network": card["model"], "megabytes": size}
         zoo.append({**entry, "data": card.get("data", {}).get("name"), "weights_sha256": card.get("weights_sha256")})
     return {"kinds": SPECS, "networks": list(NETWORKS), "zoo": zoo}
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from patchcleanser.data import imagenet, torchvision_sets
 from patchcleanser.data.boxes import ImageBoxes
-from patchcleanser.data.cache import cache_folder, staging
 from patchcleanser.data.dataset import Dataset
 from patchcleanser.data.folders import load_folder
 from patchcleanser.data.parquet import is_local, load_parquet
 from patchcleanser.errors import DataError, TrustError
+from patchcleanser.records.cache import cache_folder, staging
 
 SAMPLE = Path(__file__).parent / "sample.parquet"
 """300 CIFAR-10 test images, 30 per class; where they come from stands in the file's metadata."""

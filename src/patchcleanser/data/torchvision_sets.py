@@ -15,11 +15,11 @@ from PIL import Image
 
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.data.boxes import read_boxes
-from patchcleanser.data.cache import npm_package
 from patchcleanser.data.dataset import ArrayDataset, Dataset, EncodedDataset
 from patchcleanser.data.folders import FileContents
 from patchcleanser.errors import DataError, MissingDependencyError
 from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.cache import npm_package
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from patchcleanser.data.cache import checksum
 from patchcleanser.errors import TrainingError
 from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.cache import checksum
 
 CHECKPOINT = "checkpoint.pt"
 

