@@ -110,6 +110,32 @@ def test_rows_without_a_manifest_are_not_taken_for_ours(tmp_path: Path) -> None:
         begin(tmp_path, {**JOB, "classifier": "xyz"})
 
 
+@pytest.mark.parametrize("names", [["cat/1.png", "dog/2.png"], ["notes.txt"], ["sweep/manifest.json"]])
+def test_a_folder_of_other_files_is_refused_and_left_as_it_is(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    files = sorted(tmp_path.rglob("*"))
+    first = names[0].split("/")[0]
+    with pytest.raises(RecordError, match=f"is not empty and holds no run, but {first}.*; use another --out"):
+        begin(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+def test_a_folder_with_nothing_but_leftovers_of_a_run_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "gallery").mkdir()
+    for name in ("lock", "gallery/0.png", ".rows-00000.parquet.abc", ".DS_Store"):
+        (tmp_path / name).touch()
+    assert begin(tmp_path).missing() == [0, 1, 2]
+
+
+def test_a_run_that_lost_its_manifest_goes_on_beside_other_files(tmp_path: Path) -> None:
+    begin(tmp_path).write(0, [row(0), row(1)])
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "notes.txt").touch()
+    assert begin(tmp_path).missing() == [1, 2]
+
+
 def test_only_one_process_works_on_a_run_and_its_death_frees_the_folder(tmp_path: Path) -> None:
     run = begin(tmp_path)
     hold = (

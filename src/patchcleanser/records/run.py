@@ -27,9 +27,10 @@ from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import DataError, MissingDependencyError, RecordError
+from patchcleanser.records.leftovers import batch_of_shards, require_free, require_no_links
 from patchcleanser.records.metrics import COLUMNS_OF, Summary, error_rate_bound, summary
 from patchcleanser.records.provenance import MANIFEST, key_of, read_manifest, short, write_manifest
-from patchcleanser.records.shards import DamageError, check_shard, read_header, read_shard, type_name, write_shard
+from patchcleanser.records.shards import DamageError, check_shard, read_shard, type_name, write_shard
 
 _IMAGE = [
     ("index", pa.int64()),  # position among the images of the run
@@ -133,7 +134,7 @@ class Run:
         """Open the run of this job in this folder, or create it.
 
         An existing run keeps its batch size, since batches name the shards. If only its manifest
-        is lost, the shards say which job and which batches they belong to.
+        is lost, the shards say which job and which batches they belong to. A folder of other files is refused.
         """
         folder = Path(folder)
         if (folder / MANIFEST).exists():
@@ -146,8 +147,9 @@ class Run:
                     f"{folder} holds a run of another job; it differs in {changes}{hint}; use another --out"
                 )
             return run
-        _require_no_links([folder / MANIFEST])
-        run = cls(folder, dict(job), images, _batch_of_shards(folder, job, images) or batch, dict(metadata))
+        require_no_links([folder / MANIFEST])
+        require_free(folder)
+        run = cls(folder, dict(job), images, batch_of_shards(folder, job, images) or batch, dict(metadata))
         columns = {column.name: type_name(column.type) for column in run.schema}
         write_manifest(folder, {"job": job, "images": images, "batch": run.batch, "columns": columns}, metadata)
         return run
@@ -325,7 +327,7 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from writing to the run; the lock ends with the process, however it ends."""
-        _require_no_links([self.folder / "lock", *map(self.shard, self.missing())])
+        require_no_links([self.folder / "lock", *map(self.shard, self.missing())])
         lock = FileLock(self.folder / "lock")
         try:
             lock.acquire(timeout=0)
@@ -358,27 +360,6 @@ def find_runs(folders: Sequence[str | Path], kind: str | None = "certify") -> li
             raise RecordError(f"no run in {folder}; make one with: patchcleanser {kind or 'certify'} --out {folder} …")
         runs += below
     return list({run.folder.resolve(): run for run in runs}.values())
-
-
-def _batch_of_shards(folder: Path, job: Mapping[str, Any], images: int) -> int | None:
-    """The batch size by the shards of a lost manifest; RecordError if they are not of this job."""
-    shards = sorted(folder.glob("rows-*.parquet"))
-    headers = [header for header in map(read_header, shards) if header is not None]
-    ours = [header for header in headers if (header.get("key"), header.get("images")) == (key_of(job), images)]
-    if shards and not ours:
-        raise RecordError(
-            f"{folder} holds rows but no {MANIFEST}, and none of them belongs to this job; use another --out"
-        )
-    return int(ours[0]["batch"]) if ours else None
-
-
-def _require_no_links(paths: Sequence[Path]) -> None:
-    """Refuse to write through a symbolic link: it may point anywhere."""
-    for path in paths:
-        if path.is_symlink():
-            raise RecordError(
-                f"{path} is a symbolic link, and nothing is written through links; replace it by a file, or delete it"
-            )
 
 
 def _stamp(path: Path) -> Stamp:

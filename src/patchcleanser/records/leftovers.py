@@ -1,0 +1,47 @@
+"""What a folder holds before a run begins in it: nothing, what is left of a run, or somebody else's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from patchcleanser.errors import RecordError
+from patchcleanser.records.provenance import MANIFEST, key_of
+from patchcleanser.records.shards import read_header
+
+LEFTOVERS = ("lock", "gallery", "report")
+"""What may be left of a run that lost its manifest, besides rows and hidden files."""
+
+
+def require_free(folder: Path) -> None:
+    """Refuse a folder of other files: among class folders, a run's own folder of pictures would be one more class."""
+    if not folder.is_dir() or any(folder.glob("rows-*.parquet")):  # `batch_of_shards` checks whose rows those are
+        return
+    names = sorted(path.name for path in folder.iterdir() if path.name not in LEFTOVERS and path.name[0] != ".")
+    if names:
+        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+        raise RecordError(
+            f"{folder} is not empty and holds no run, but {', '.join(names[:3])}{more}; use another --out"
+        )
+
+
+def batch_of_shards(folder: Path, job: Mapping[str, Any], images: int) -> int | None:
+    """The batch size by the shards of a lost manifest; RecordError if they are not of this job."""
+    shards = sorted(folder.glob("rows-*.parquet"))
+    headers = [header for header in map(read_header, shards) if header is not None]
+    ours = [header for header in headers if (header.get("key"), header.get("images")) == (key_of(job), images)]
+    if shards and not ours:
+        raise RecordError(
+            f"{folder} holds rows but no {MANIFEST}, and none of them belongs to this job; use another --out"
+        )
+    return int(ours[0]["batch"]) if ours else None
+
+
+def require_no_links(paths: Sequence[Path]) -> None:
+    """Refuse to write through a symbolic link: it may point anywhere."""
+    for path in paths:
+        if path.is_symlink():
+            raise RecordError(
+                f"{path} is a symbolic link, and nothing is written through links; replace it by a file, or delete it"
+            )
