@@ -26,9 +26,29 @@ Messages say what is wrong, the value, the limit and, if there is one, the fix.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class PatchCleanserError(Exception):
     """Base of every error raised on purpose by patchcleanser."""
+
+    @classmethod
+    def unknown(cls, kind: str, name: str, names: Iterable[str], more: str = "") -> PatchCleanserError:
+        """The error for a name that is none of `names`; `more` ends its message.
+
+        >>> str(InputError.unknown("dataset", "Cifar", ["sample", "cifar10"]))
+        "no dataset 'Cifar' (did you mean cifar10?); there are sample, cifar10"
+        """
+        names = list(names)
+        return cls(f"no {kind} {name!r}{nearest(name, names)}; there are {', '.join(names)}{more}")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A question that suggests the name that was probably meant; empty if none is near."""
+    by_lower_case = {each.lower(): each for each in names}
+    near = get_close_matches(name.lower(), by_lower_case, 1)
+    return f" (did you mean {by_lower_case[near[0]]}?)" if near else ""
 
 
 class InputError(PatchCleanserError, ValueError):

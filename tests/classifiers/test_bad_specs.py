@@ -64,7 +64,7 @@ BAD_SPECS = [
     (
         "timm:test_vit?weights=none&img_sz=64",
         ClassifierError,
-        "test_vit takes no option 'img_sz'; did you mean img_size",
+        "test_vit takes no option 'img_sz' .did you mean img_size",
     ),
     (
         "timm:test_resnet?weights=none&num_classes=many",

@@ -247,7 +247,7 @@ def test_nothing_is_written_into_the_folder_of_the_images(out: str, run: Command
     folder_of_classes(tmp_path / "photos")
     where = ["--out", out, "--device", "cpu"]
     for words in (
-        ["certify", "--data", "folder:photos", "--masks", "2"],
+        ["certify", "--data", "photos", "--masks", "2"],
         ["attack", "--data", "folder:photos", "--masks", "2"],
         ["train", "--model", "net:tiny", "--data", "folder:photos"],
         ["harden", "--model", "zoo:tiny", "--images", "photos"],

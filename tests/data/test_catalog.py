@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from patchcleanser.data import DATASETS, load_dataset
-from patchcleanser.data.catalog import NAMED, cached_splits
+from patchcleanser.data.catalog import NAMED, SAMPLE, cached_splits, full_name
 from patchcleanser.errors import DataError, MissingDependencyError
 
 
@@ -272,13 +272,27 @@ def test_without_scipy_the_command_that_installs_it_is_given(
         ("cifar10", "dev", "CIFAR-10 has the splits train, test; got 'dev'"),
         ("flowers102", "extra", "Flowers-102 has the splits train, val, test; got 'extra'"),
         ("imagenet", "dev", "ImageNet has the splits train, val; got 'dev'"),
-        ("cifar11", "test", "no dataset 'cifar11'; there are sample, cifar10, cifar100, svhn, .*, folder:PATH"),
+        ("banana", "test", "no dataset 'banana'; there are sample, cifar10, .*, and there is no such folder here"),
+        ("CIFAR-10", "test", r"no dataset 'CIFAR-10' \(did you mean cifar10\?\); there are sample"),
         ("folder:", "test", "no dataset 'folder:'"),
+        ("", "test", "no dataset ''"),
     ],
 )
 def test_unknown_splits_and_datasets_are_named(name: str, split: str, words: str) -> None:
     with pytest.raises(DataError, match=words):
         load_dataset(name, split=split)
+
+
+def test_a_path_alone_names_a_folder_or_a_parquet_file_but_a_dataset_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("photos", "sample"):
+        picture(tmp_path / folder / "cat" / "a.jpg")
+    for path in ("photos", "./photos", tmp_path / "photos"):
+        assert load_dataset(str(path)).classes == ("cat",)
+    assert len(load_dataset(str(SAMPLE))) == len(load_dataset("sample")) == 300
+    assert full_name("photos") == "folder:photos"
 
 
 @pytest.mark.parametrize("name", ["sample", "folder:x", "parquet:x"])

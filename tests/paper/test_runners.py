@@ -142,10 +142,10 @@ def test_a_classifier_of_one_s_own_takes_the_place_of_the_paper_s(root: Path, tm
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["table9"], "no experiment 'table9'; there are table2"),
+        (["table9"], "no experiment 'table9'"),
         ([], "say which: table2"),
         (["table2", "--models", "x"], "no model 'x'; there are tiny"),
-        (["table2", "--data", "mnist"], "no dataset 'mnist' in the experiments; there are imagenette"),
+        (["table2", "--data", "mnist"], "no dataset 'mnist'; there are imagenette"),
         (["table2", "--models", "zoo:tiny"], "zoo:tiny is no model of the experiments; say with --data"),
     ],
 )

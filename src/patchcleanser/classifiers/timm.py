@@ -18,7 +18,7 @@ from torch import nn
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
-from patchcleanser.errors import ClassifierError
+from patchcleanser.errors import ClassifierError, nearest
 
 
 class TimmClassifier(TorchClassifier):
@@ -61,9 +61,8 @@ def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
     except Exception as error:  # the hub's client and networks raise many types
         wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if wrong is not None:
-            near = difflib.get_close_matches(wrong[1], USUAL, 1)
-            hint = f"did you mean {near[0]}?" if near else f"usual ones are {', '.join(USUAL)}"
-            raise ClassifierError(f"timm:{name} takes no option {wrong[1]!r}; {hint}") from error
+            hint = f"{nearest(wrong[1], USUAL)}; usual ones are {', '.join(USUAL)}"
+            raise ClassifierError(f"timm:{name} takes no option {wrong[1]!r}{hint}") from error
         if weights != "hub" or isinstance(error, TypeError | AttributeError):
             raise ClassifierError(f"timm cannot build {name!r} with {given}: {error}") from error
         raise ClassifierError(f"no weights for timm:{name} from the hub ({type(error).__name__}); {INSTEAD}") from error

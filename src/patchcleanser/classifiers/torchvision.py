@@ -9,7 +9,7 @@ from torchvision import models
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
-from patchcleanser.errors import ClassifierError
+from patchcleanser.errors import ClassifierError, nearest
 
 
 class TorchvisionClassifier(TorchClassifier):
@@ -30,9 +30,11 @@ class TorchvisionClassifier(TorchClassifier):
         device: torch.device | str = "cpu",
         **options: Any,
     ) -> None:
-        if name not in models.list_models(module=models):
+        architectures = models.list_models(module=models)
+        if name not in architectures:
             raise ClassifierError(
-                f"torchvision has no classification model {name!r}; see torchvision.models.list_models()"
+                f"torchvision has no classification model {name!r}{nearest(name, architectures)}; "
+                "see torchvision.models.list_models()"
             )
         sets = models.get_model_weights(name)
         chosen = sets.DEFAULT if weights == "hub" else sets.__members__.get(weights)

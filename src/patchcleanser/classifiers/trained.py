@@ -13,7 +13,7 @@ from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.registry import SpecOrigin, innermost, load_spec, parse_options, with_classes
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
-from patchcleanser.errors import ClassifierError, DataError, InputError
+from patchcleanser.errors import ClassifierError, DataError, InputError, nearest
 from patchcleanser.networks.builders import INPUT, build_network
 from patchcleanser.records.cache import cache_folder, checksum, download
 
@@ -140,8 +140,8 @@ def zoo_folder(name: str) -> Path:
     folders = zoo_folders()
     if name not in folders:
         raise ClassifierError(
-            f"no zoo model {name!r}; at hand: {', '.join(sorted(folders)) or 'none'}. The larger ones lie in zoo/ of "
-            "the repository; name that folder with PATCHCLEANSER_ZOO"
+            f"no zoo model {name!r}{nearest(name, folders)}; at hand: {', '.join(sorted(folders)) or 'none'}. The "
+            "larger ones lie in zoo/ of the repository; name that folder with PATCHCLEANSER_ZOO"
         )
     return folders[name]
 

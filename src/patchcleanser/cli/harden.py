@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,7 +20,6 @@ from patchcleanser.cli.options import (
     require_outside,
 )
 from patchcleanser.cli.train import Out, load_trainable, print_card
-from patchcleanser.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,7 @@ def harden(
     from patchcleanser.classifiers.trained import bare_spec
     from patchcleanser.cli.progress import progress
     from patchcleanser.data import load_dataset, together
+    from patchcleanser.data.catalog import full_name
     from patchcleanser.records.provenance import origin
     from patchcleanser.training.artifacts import write_model
     from patchcleanser.training.harden import harden as run
@@ -68,7 +67,7 @@ def harden(
 
     settings = HardenSettings(**{**vars(options), "frozen": tuple(options.frozen or ())})
     threat = parse_threat(patch, 1, grid)
-    names = [_dataset_name(name) for name in images]
+    names = [full_name(name) for name in images]
     require_outside(out, *names)
     classifier = load_trainable(model, device, out, trust_code=trust_code)
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
@@ -98,14 +97,3 @@ def harden(
         outcome = f"nothing improved, so {unchanged}; try more photos"
     card = write_model(done.classifier.module, out, card)
     print_card(card, out, outcome, as_json=as_json)
-
-
-def _dataset_name(images: str) -> str:
-    """A dataset's name; a bare path is a folder of pictures."""
-    from patchcleanser.data.catalog import DATASETS
-
-    if ":" in images or images in DATASETS:
-        return images
-    if not Path(images).is_dir():
-        raise DataError(f"no folder {images!r}; name a folder of photos, parquet:PATH or one of {', '.join(DATASETS)}")
-    return f"folder:{images}"

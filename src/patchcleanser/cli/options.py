@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchcleanser.defenses import DEFENSES
-from patchcleanser.errors import InputError
+from patchcleanser.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers import Classifier
@@ -205,13 +205,14 @@ class RunnerOptions(ClusterOptions):
 
 def require_outside(out: Path | None, *data: str) -> None:
     """InputError if results would be written into a folder of images where every subfolder is a class."""
+    from patchcleanser.data.catalog import full_name
     from patchcleanser.data.folders import has_class_folders
 
     target = (out or Path("runs")).resolve()
     for name in data:
-        kind, _, address = name.partition(":")
+        kind, _, address = full_name(name).partition(":")
         root = Path(address).expanduser().resolve()
-        if kind != "folder" or not address or not target.is_relative_to(root) or not has_class_folders(root):
+        if kind != "folder" or not target.is_relative_to(root) or not has_class_folders(root):
             continue
         if not any(part.startswith(".") for part in target.relative_to(root).parts):
             raise InputError(
@@ -256,8 +257,11 @@ def defense_options(
         key, equals, value = text.partition("=")
         takers = [name for name in types if key in types[name]]
         if not equals or not takers:
-            names = ", ".join(dict.fromkeys(key for keys in types.values() for key in keys)) or "none"
-            raise InputError(f"--option takes name=value of the defense's own options ({names}), got {text!r}")
+            names = dict.fromkeys(key for keys in types.values() for key in keys)
+            own = ", ".join(names) or "none"
+            raise InputError(
+                f"--option takes name=value of the defense's own options ({own}), got {text!r}{nearest(key, names)}"
+            )
         for name in takers:
             try:
                 values[name][key] = types[name][key](value)

@@ -30,7 +30,7 @@ def predict(
     from patchcleanser.defenses.mask_defense import MaskDefense
 
     if options.defense not in DEFENSES:
-        raise InputError(f"no defense {options.defense!r}; there are {', '.join(DEFENSES)}")
+        raise InputError.unknown("defense", options.defense, DEFENSES)
     kind = DEFENSES[options.defense].load()
     arguments: dict[str, Any] = defense_options(options.defense, options.threshold, option)[options.defense]
     if issubclass(kind, MaskDefense):

@@ -91,7 +91,7 @@ def _experiment_names(names: list[str]) -> list[str]:
         raise InputError(f"say which: {', '.join(EXPERIMENTS)}, or all; --list says what they are")
     for name in names:
         if name != "all" and name not in EXPERIMENTS:
-            raise InputError(f"no experiment {name!r}; there are {', '.join(EXPERIMENTS)}, or all")
+            raise InputError.unknown("experiment", name, [*EXPERIMENTS, "all"])
     return list(EXPERIMENTS) if "all" in names else list(dict.fromkeys(names))
 
 
@@ -103,7 +103,7 @@ def _restrict(experiment: Experiment, models: str | None, data: str | None) -> E
     if data is not None:
         for name in data.split(","):
             if name not in PAPER_DATASETS:
-                raise InputError(f"no dataset {name!r} in the experiments; there are {', '.join(PAPER_DATASETS)}")
+                raise InputError.unknown("dataset", name, PAPER_DATASETS, " in the experiments")
         rows = tuple(row for row in rows if row.spec.data in data.split(","))
     if models is not None:
         wanted = [find_model(name).name for name in models.split(",")]

@@ -141,7 +141,7 @@ def _recipe(name: str, changes: list[str]) -> Recipe:
     from patchcleanser.training.recipes import RECIPES
 
     if name not in RECIPES:
-        raise InputError(f"no recipe {name!r}; there are {', '.join(RECIPES)}")
+        raise InputError.unknown("recipe", name, RECIPES)
     for change in changes:
         if "=" not in change:
             raise InputError(f"--set takes name=value, got {change!r}")

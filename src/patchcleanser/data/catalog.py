@@ -145,7 +145,7 @@ def load_dataset(
     trust_code: bool = False,
     named_by: str | Path | None = None,
 ) -> Dataset:
-    """A dataset by name (one of DATASETS).
+    """A dataset by name (one of DATASETS), or by the path of a folder of images.
 
     `split` is train, val or test; val and test are the same where a dataset has only one of them,
     and sample, folder:PATH and parquet:PATH are taken whole. `root` is where the files of a named
@@ -154,6 +154,7 @@ def load_dataset(
     If the name was read from a file, `named_by` is that file. Then an address elsewhere (``parquet:https://…``) is a
     TrustError unless `trust_code` says that the file is trusted.
     """
+    name = full_name(name)
     if name in NAMED:
         return _load_named(name, split, root)
     kind, _, address = name.partition(":")
@@ -161,13 +162,24 @@ def load_dataset(
         raise DataError(f"{name} includes its location and takes no root, got {root}")
     if name == "sample":
         return load_parquet(SAMPLE)
-    if kind == "folder" and address:
+    if kind == "folder":
         return load_folder(address)
-    if kind == "parquet" and address:
-        if named_by is not None and not trust_code and not is_local(address):
-            raise TrustError.of(named_by, name, "is an address elsewhere")
-        return load_parquet(address)
-    raise DataError(f"no dataset {name!r}; there are {', '.join(DATASETS)}")
+    if named_by is not None and not trust_code and not is_local(address):
+        raise TrustError.of(named_by, name, "is an address elsewhere")
+    return load_parquet(address)
+
+
+def full_name(name: str) -> str:
+    """The name of a dataset with its kind: a folder or Parquet file that is here may be given by its path alone."""
+    kind, _, address = name.partition(":")
+    if name == "sample" or name in NAMED or (kind in ("folder", "parquet") and address):
+        return name
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        return f"folder:{name}"
+    if path.suffix == ".parquet":
+        return f"parquet:{name}"
+    raise DataError.unknown("dataset", name, DATASETS, ", and there is no such folder here")
 
 
 def _load_named(name: str, split: str, root: str | Path | None) -> Dataset:

@@ -53,7 +53,7 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.defense not in DEFENSES:
-            raise InputError(f"no defense {self.defense!r}; there are {', '.join(DEFENSES)}")
+            raise InputError.unknown("defense", self.defense, DEFENSES)
         self.labels  # noqa: B018  # raises if there are none
         if self.table and DEFENSES[self.defense].load().may_alert:
             raise InputError(f"{self.defense} looks at one mask at a time and has no table; leave out the table")
@@ -153,7 +153,7 @@ class AttackJob:
 
     def __post_init__(self) -> None:
         if self.attack not in ATTACKS:
-            raise InputError(f"no attack {self.attack!r}; there are {', '.join(ATTACKS)}")
+            raise InputError.unknown("attack", self.attack, ATTACKS)
         if self.attack != ADAPTIVE and ATTACKS[self.attack].load().needs_gradients:
             require_gradients(self.job.classifier)
         if self.attack == ADAPTIVE and self.settings.places == "searched":

@@ -170,7 +170,7 @@ INPUT = {"bagnet17": 224}
 def build_network(name: str, options: dict[str, Any]) -> nn.Module:
     """One of NETWORKS with options from a spec string."""
     if name not in NETWORKS:
-        raise ClassifierError(f"no network {name!r}; there are {', '.join(NETWORKS)}")
+        raise ClassifierError.unknown("network", name, NETWORKS)
     try:
         return NETWORKS[name](**options)
     except TypeError as error:

@@ -329,9 +329,7 @@ def find_model(name: str) -> PaperModel:
     if ":" in name:
         spec = name.replace("{", "{{").replace("}", "}}")
         return PaperModel(name, "", "", "another classifier than the paper's", spec=spec)
-    raise InputError(
-        f"no model {name!r}; there are {', '.join(PAPER_MODELS)}, or any classifier's name as certify takes it"
-    )
+    raise InputError.unknown("model", name, PAPER_MODELS, ", or any classifier's name as certify takes it")
 
 
 def training_commands(root: Path | None = None) -> list[str]:

@@ -62,7 +62,7 @@ class DefendedModel:
 
     def __init__(self, settings: ServiceSettings) -> None:
         if settings.defense not in SERVED:
-            raise InputError(f"no defense {settings.defense!r} with masks to serve; there are {', '.join(SERVED)}")
+            raise InputError.unknown("defense", settings.defense, SERVED, ", which have masks")
         self.settings = settings
         self.classifier: Classifier
         if isinstance(settings.model, str):
