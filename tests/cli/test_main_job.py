@@ -23,7 +23,7 @@ SMALL = ["--limit", "6", "--masks", "2", "--device", "cpu"]
 def test_certify_says_accuracies_with_intervals_and_where_the_rows_are(run: Command) -> None:
     done = run("certify", *SMALL)
     assert done.code == 0
-    (stored,) = find_runs(["runs"])
+    ((stored,), _) = find_runs(["runs"])
     assert len(stored.read()) == 6
     assert str(stored.folder) in done.out
     for word in ("undefended", "clean", "certified", "row certified", "95%", "patchcleanser report"):
@@ -42,7 +42,7 @@ def test_the_same_command_continues_the_same_run(run: Command) -> None:
     first = run("certify", *SMALL, "--json")
     again = run("certify", *SMALL, "--json")
     assert json.loads(first.out)["run"] == json.loads(again.out)["run"]
-    assert len(find_runs(["runs"])) == 1
+    assert len(find_runs(["runs"])[0]) == 1
 
 
 def test_comma_lists_sweep(run: Command) -> None:
@@ -58,7 +58,7 @@ def test_comma_lists_sweep(run: Command) -> None:
         ("5x5", [3, 2]),
     ]
     assert {r["images"] for r in rows} == {6}
-    assert len(find_runs(["sweep"])) == 4
+    assert len(find_runs(["sweep"])[0]) == 4
 
 
 def test_json_is_all_that_standard_output_holds(run: Command) -> None:

@@ -16,6 +16,7 @@ from patchcleanser.core.geometry import Window
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import DataError, RecordError
 from patchcleanser.records.metrics import Proportion, per_class, summary
+from patchcleanser.records.provenance import write_manifest
 from patchcleanser.records.run import SCHEMA, Run, find_runs
 
 JOB: dict[str, Any] = {
@@ -199,10 +200,36 @@ def test_a_full_disk_loses_only_the_batch_in_flight(tmp_path: Path) -> None:
 def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
     begin(tmp_path / "a")
     begin(tmp_path / "b" / "c")
-    assert [run.folder.name for run in find_runs([tmp_path])] == ["a", "c"]
-    assert len(find_runs([tmp_path, tmp_path / "a"])) == 2
+    runs, left_out = find_runs([tmp_path])
+    assert [run.folder.name for run in runs] == ["a", "c"]
+    assert left_out == []
+    assert len(find_runs([tmp_path, tmp_path / "a"])[0]) == 2
     with pytest.raises(RecordError, match="make one with: patchcleanser certify"):
         find_runs([tmp_path / "nothing"])
+
+
+def test_a_run_that_cannot_be_used_does_not_cost_the_others_beside_it(tmp_path: Path) -> None:
+    begin(tmp_path / "good")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "manifest.json").write_text("{")
+    write_manifest(tmp_path / "kind", {"job": {**JOB, "kind": "dance"}, "images": 5, "batch": 2, "columns": {}}, {})
+    runs, left_out = find_runs([tmp_path])
+    assert [run.folder.name for run in runs] == ["good"]
+    assert [text.partition(tmp_path.name)[2].split(" (")[0] for text in left_out] == [
+        "/cut/manifest.json is damaged",
+        "/kind holds a run of kind 'dance'; there are certify, attack",
+    ]
+    with pytest.raises(RecordError, match=r"cut/manifest\.json is damaged"):
+        find_runs([tmp_path / "good", tmp_path / "cut"])
+
+
+def test_a_run_in_the_folder_of_another_is_named_unless_it_is_chosen(tmp_path: Path) -> None:
+    begin(tmp_path)
+    begin(tmp_path / "inner")
+    runs, left_out = find_runs([tmp_path])
+    assert [run.folder for run in runs] == [tmp_path]
+    assert left_out == [f"{tmp_path / 'inner'} lies in the folder of another run; name it, too"]
+    assert find_runs([tmp_path, tmp_path / "inner"])[1] == []
 
 
 @pytest.mark.parametrize(

@@ -90,11 +90,14 @@ def test_what_was_typed_relative_is_printed_relative(make_run: MakeRun, monkeypa
 def test_runs_left_out_and_not_finished_are_named(make_run: MakeRun, tmp_path: Path) -> None:
     make_run("sweep/whole")
     empty, half = make_run("sweep/empty"), make_run("sweep/half", masks=3)
+    cut = make_run("sweep/cut").folder / "manifest.json"
+    cut.write_text("{")
     half.shard(1).unlink()
     for batch in range(3):
         empty.shard(batch).unlink()
     lines = typed(tmp_path / "sweep").stderr.splitlines()
     again = "go on with: patchcleanser certify …"
+    assert lines.pop(0).startswith(f"left out: {cut} is damaged (")
     assert lines == [
         f"left out: {empty.folder}, it holds no rows yet; {again}",
         f"not finished: {half.folder}, 8 of 24 images missing; {again}",

@@ -33,7 +33,7 @@ def report(
     from patchcleanser.records.run import find_runs
     from patchcleanser.reports import write_report
 
-    stored = find_runs(runs, kind=None)
+    stored, left_out = find_runs(runs)
     folder = out or default_folder([run.folder for run in stored])
     if out is None:
         require_inside(folder, folder.parent)
@@ -41,7 +41,7 @@ def report(
     page = write_report(studies, folder, title=title, pictures=gallery)
     if as_json:
         print(json.dumps({str(run.folder): accuracies(run) for run in stored}, indent=1, ensure_ascii=False))
-    for note in notes(stored):
+    for note in [*(f"left out: {run}" for run in left_out), *notes(stored)]:
         print(note, file=sys.stderr)
     print(f"wrote {page}", file=sys.stderr if as_json else sys.stdout)
     for run in (run for run in stored if run.finished and not as_json):

@@ -349,17 +349,29 @@ class Run:
             lock.release()
 
 
-def find_runs(folders: Sequence[str | Path], kind: str | None = "certify") -> list[Run]:
-    """The runs of one kind (None: of every kind) in these folders or below them."""
-    runs: list[Run] = []
-    for folder in folders:
-        root = Path(folder)
-        manifests = [root / MANIFEST] if (root / MANIFEST).is_file() else sorted(root.rglob(MANIFEST))
-        below = [run for run in (Run.open(path.parent) for path in manifests) if kind in (None, run.kind)]
-        if not below:
-            raise RecordError(f"no run in {folder}; make one with: patchcleanser {kind or 'certify'} --out {folder} …")
-        runs += below
-    return list({run.folder.resolve(): run for run in runs}.values())
+def find_runs(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
+    """The runs in these folders or below them; and a sentence on each that is left out, with its path and the reason.
+
+    A folder that holds a run itself is that run, and its manifest must be sound.
+    """
+    runs: dict[Path, Run] = {}
+    left_out: dict[Path, str] = {}
+    for root in map(Path, folders):
+        below = {path.parent.resolve(): path.parent for path in sorted(root.rglob(MANIFEST))}
+        if (root / MANIFEST).is_file():
+            runs[root.resolve()] = Run.open(root)
+            left_out |= {key: f"{run} lies in the folder of another run; name it, too" for key, run in below.items()}
+            continue
+        problems = []
+        for key, folder in below.items():
+            try:
+                runs[key] = Run.open(folder)
+            except RecordError as error:
+                problems.append(str(error))
+                left_out[key] = problems[-1]
+        if len(problems) == len(below):
+            raise RecordError([*problems, f"no run in {root}; make one with: patchcleanser certify --out {root} …"][0])
+    return list(runs.values()), [text for key, text in left_out.items() if key not in runs]
 
 
 def _stamp(path: Path) -> Stamp:
