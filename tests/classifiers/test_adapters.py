@@ -1,5 +1,6 @@
 """One model, many ways in: every adapter must give the same labels, logits and certificates."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -395,6 +396,20 @@ def test_a_users_own_file_is_found_and_wrapped(user_file: str, function: str, ki
     with torch.inference_mode():
         assert classifier.checked_logits(torch.rand(3, 3, 8, 8)).shape == (3, classes)
     assert len(DoubleMasking(classifier, Threat.square(2), masks=2).predict(torch.rand(3, 3, 8, 8))) == 3
+
+
+def test_a_users_file_may_be_named_by_its_path_and_is_the_same_model(user_file: str, tmp_path: Path) -> None:
+    by_module = load_classifier(f"python:{user_file}:network", device="cpu").fingerprint
+    for folder in ("", f"{tmp_path}/"):
+        assert load_classifier(f"python:{folder}{user_file}.py:network", device="cpu").fingerprint == by_module
+
+
+def test_of_two_files_of_one_name_the_second_is_refused_not_taken_for_the_first(user_file: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    copied = shutil.copy(f"{user_file}.py", tmp_path / "other")
+    load_classifier(f"python:{user_file}.py:network", device="cpu")
+    with pytest.raises(ClassifierError, match=f"another module is called {user_file}; rename the file"):
+        load_classifier(f"python:{copied}:network", device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def files(tmp_path_factory: pytest.TempPathFactory, make_resnet: Callable[[], nn
     (folder / "text.onnx").write_text("this is no model")
     (folder / "empty.onnx").touch()
     (folder / "cut.onnx").write_bytes(b"\x08\x07\x12\x07pytorch")
+    (folder / "json.py").touch()
+    (folder / "broken.py").write_text("def make(")
     (folder / "vit").mkdir()
     (folder / "vit" / "config.json").write_text("{}")
     return folder
@@ -47,7 +49,14 @@ VISION = "torchvision:squeezenet1_1?num_classes=10&weights="
 
 BAD_SPECS = [
     ("banana:resnet50", InputError, "cannot read classifier 'banana:resnet50'; write one of timm:…, torchvision:…"),
-    ("resnet50", InputError, "cannot read classifier 'resnet50'"),
+    ("resnet50", InputError, r"cannot read classifier 'resnet50' \(did you mean timm:resnet50\?\); write one of"),
+    ("tiny", InputError, r"'tiny' \(did you mean zoo:tiny\?\)"),
+    ("torch-vision:resnet50", InputError, r"'torch-vision:resnet50' \(did you mean torchvision\?\)"),
+    ("model.onnx", InputError, r"'model.onnx' \(did you mean onnx:model.onnx\?\)"),
+    ("{}/vit", InputError, r"vit' \(did you mean transformers:.*vit\?\)"),
+    ("zoo:tinny", ClassifierError, r"no zoo model 'tinny' \(did you mean tiny\?\)"),
+    ("net:restnet", ClassifierError, r"no network 'restnet' \(did you mean resnet\?\); there are resnet, vit"),
+    ("torchvision:resnet81", ClassifierError, r"model 'resnet81' \(did you mean resnet18\?\)"),
     ("timm:", InputError, "cannot read classifier 'timm:'"),
     ("", InputError, "cannot read classifier ''"),
     ("timm:no_such_model", ClassifierError, "timm has no model 'no_such_model'"),
@@ -111,11 +120,15 @@ BAD_SPECS = [
     ("onnx:{}/cut.onnx", ClassifierError, "cut.onnx is not a model ONNX Runtime can load"),
     ("onnx:{}/text.onnx?banana=1", InputError, r"onnx: classifiers do not take \['banana'\]"),
     ("transformers:{}/vit", ClassifierError, "transformers cannot load .*vit"),
-    ("transformers:{}/absent", ClassifierError, "transformers cannot load .*absent"),
+    ("transformers:{}/absent", ClassifierError, "cannot load .*absent': it is neither a folder nor a model of the hub"),
     ("transformers:{}/vit?banana=1", InputError, "transformers: classifiers do not take .*banana"),
-    ("python:json", InputError, "write python:module:function, got python:json"),
+    ("python:json", InputError, "write python:module:function or python:FILE.py:function, got python:json"),
+    ("python:{}/absent.py:make", ClassifierError, "cannot import python:.*: no file at .*absent.py"),
+    ("python:{}/json.py:loads", ClassifierError, "cannot import python:.*: another module is called json; rename"),
+    ("python:{}/broken.py:make", ClassifierError, r"cannot import python:.*broken.py:make: SyntaxError: .*line 1\)"),
     ("python:no_such_module:make", ClassifierError, "cannot import python:no_such_module:make"),
-    ("python:json:no_such_function", ClassifierError, "cannot import python:json:no_such_function"),
+    ("python:json:no_such_function", ClassifierError, "python:json:no_such_function: json has no no_such"),
+    ("python:json:lods", ClassifierError, r"json has no lods \(did you mean loads\?\)"),
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import timm
+import torchvision
 
 from patchcleanser import load_classifier
 from patchcleanser.errors import ClassifierError
@@ -73,6 +74,32 @@ def test_behind_a_proxy_only_the_client_can_tell(
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     load_classifier(f"timm:{NAME}", device="cpu")
     assert weight_requests == [True]
+
+
+@pytest.mark.parametrize("name", ["absent", "google/vit-base-patch16-224"])
+def test_a_transformers_model_is_not_tried_for_on_a_hub_out_of_reach(
+    name: str, hub: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = pytest.importorskip("transformers").AutoModelForImageClassification
+    monkeypatch.setattr(load, "from_pretrained", lambda *words, **options: pytest.fail("it tries for half a minute"))
+    with pytest.raises(
+        ClassifierError, match=f"'{name}': it is neither a folder nor a model of the hub on this"
+    ) as error:
+        load_classifier(f"transformers:{name}", device="cpu")
+    assert "127.0.0.1 cannot be reached (Connection refused); name a folder that save_pretrained wrote" in str(
+        error.value
+    )
+
+
+def test_torchvision_is_not_tried_for_on_a_host_out_of_reach(
+    hub: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    weights = torchvision.models.SqueezeNet1_1_Weights.IMAGENET1K_V1
+    monkeypatch.setattr(weights.value, "url", f"{huggingface_hub.constants.ENDPOINT}/weights.pth")
+    with pytest.raises(ClassifierError, match=r"squeezenet1_1 on this machine, and 127\.0\.0\.1 cannot be reached \("):
+        load_classifier("torchvision:squeezenet1_1", device="cpu")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_random_weights_need_no_hub(hub: socket.socket, weight_requests: list[bool]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Container
@@ -20,7 +21,7 @@ from patchcleanser.classifiers.classifier import CallableClassifier, Classifier
 from patchcleanser.classifiers.fingerprints import MOVED
 from patchcleanser.classifiers.preprocessing import SPEC_OPTIONS, Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError
+from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError, nearest
 
 WRAPPERS = ("tokens", "inpaint", "mirror", "mean")
 """Kinds whose name is the spec of another classifier, or of several."""
@@ -68,7 +69,7 @@ def load_classifier(
     - ``torchvision:mobilenet_v2?weights=mobilenet_v2.pth``
     - ``transformers:FOLDER_OR_HUB_NAME``
     - ``onnx:model.onnx?mean=0.49,0.48,0.45&std=0.25,0.24,0.26&resize=256&crop=224``
-    - ``python:my_package.models:make`` calls make() and wraps what it returns
+    - ``python:my_package.models:make`` or ``python:models.py:make`` calls make() and wraps what it returns
     - ``tokens:SPEC``: the ViT of another spec, without the tokens that masks hide
     - ``inpaint:SPEC``: the network of another spec, with hidden pixels filled in from visible ones
     - ``mirror:SPEC``: the mean of another's logits for an image and for its mirror image
@@ -96,7 +97,8 @@ def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigi
     kind, _, rest = spec.partition(":")
     kinds = (*KINDS, *WRAPPERS)
     if kind not in kinds or not rest:
-        raise InputError(f"cannot read classifier {spec!r}; write one of {', '.join(f'{k}:…' for k in kinds)}")
+        hint = "" if kind in kinds else _suggestion(spec)
+        raise InputError(f"cannot read classifier {spec!r}{hint}; write one of {', '.join(f'{k}:…' for k in kinds)}")
     if kind in WRAPPERS:
         return _wrapped(kind, rest, device, options, origin)
     name, _, query = rest.partition("?")
@@ -116,6 +118,26 @@ def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigi
 def take_preprocessing(options: dict[str, Any], own: Container[str] = ()) -> dict[str, Any]:
     """Take the options of preprocessing out of a spec's options; those in `own` mean something else there."""
     return {name: options.pop(name) for name in SPEC_OPTIONS if name in options and name not in own}
+
+
+def _suggestion(spec: str) -> str:
+    """A question with the spec that was probably meant; empty if none is near."""
+    import timm
+
+    from patchcleanser.classifiers.trained import zoo_folders
+
+    kind, colon, _ = spec.partition(":")
+    if colon:
+        return nearest(kind, (*KINDS, *WRAPPERS))
+    path = Path(spec)
+    kinds = {
+        "onnx": path.suffix == ".onnx",
+        "trained": (path / "card.json").is_file(),
+        "transformers": (path / "config.json").is_file(),
+        "zoo": spec in zoo_folders(),
+        "timm": timm.is_model(spec.partition("?")[0].partition(".")[0]),
+    }
+    return next((f" (did you mean {kind}:{spec}?)" for kind, fits in kinds.items() if fits), "")
 
 
 def as_classifier(model: Any) -> Classifier:
@@ -175,17 +197,7 @@ def _onnx(name: str, device: torch.device, options: dict[str, Any], origin: Spec
 
 
 def _python(name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
-    module, _, function = name.partition(":")
-    if not function:
-        raise InputError(f"write python:module:function, got python:{name}")
-    if name not in OWN_BUILDERS:
-        origin.require_trust(f"python:{name}", "runs code of its author")
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a user's own file is found
-    try:
-        build = getattr(importlib.import_module(MOVED.get(module, module)), function)
-    except (ImportError, AttributeError) as error:
-        raise ClassifierError(f"cannot import python:{name}: {error}") from error
+    build = _import_builder(name, origin)
     try:
         changes = take_preprocessing(options, own=inspect.signature(build).parameters)
         model = build(**options)
@@ -206,6 +218,32 @@ def _python(name: str, device: torch.device, options: dict[str, Any], origin: Sp
     elif source is not None:
         classifier.code = hashlib.sha256(Path(source).read_bytes()).hexdigest()
     return classifier
+
+
+def _import_builder(name: str, origin: SpecOrigin) -> Callable[..., Any]:
+    """The function that `module:function` or `FILE.py:function` names."""
+    module, _, function = name.rpartition(":")
+    if not module or not function:
+        raise InputError(f"write python:module:function or python:FILE.py:function, got python:{name}")
+    file = Path(module).expanduser().absolute() if module.endswith(".py") else None
+    if name not in OWN_BUILDERS:
+        origin.require_trust(f"python:{name}", "runs code of its author")
+        if file and not file.is_file():
+            raise ClassifierError(f"cannot import python:{name}: no file at {module}")
+        folder = str(file.parent if file else Path.cwd())
+        if folder not in sys.path:
+            sys.path.insert(0, folder)  # as `python FILE` and `python -m` do, so that a user's own modules are found
+    try:
+        imported = importlib.import_module(file.stem if file else MOVED.get(module, module))
+    except Exception as error:  # it is the user's own code
+        raise ClassifierError(f"cannot import python:{name}: {type(error).__name__}: {error}") from error
+    if file and not file.samefile(imported.__file__ or os.devnull):
+        raise ClassifierError(f"cannot import python:{name}: another module is called {file.stem}; rename the file")
+    if not hasattr(imported, function):
+        near = nearest(function, vars(imported))
+        raise ClassifierError(f"cannot import python:{name}: {module} has no {function}{near}")
+    build: Callable[..., Any] = getattr(imported, function)
+    return build
 
 
 def _own(kind: str, name: str, device: torch.device, options: dict[str, Any], origin: SpecOrigin) -> Classifier:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import socket
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
-import huggingface_hub
 import timm
 import torch
-from huggingface_hub import try_to_load_from_cache
 from torch import nn
 
+from patchcleanser.classifiers.hub import require_hub
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
 from patchcleanser.errors import ClassifierError, nearest
@@ -73,8 +69,6 @@ USUAL = ("img_size", "patch_size", "num_classes", "in_chans", "global_pool", "we
 INSTEAD = "give a file with weights=PATH, or weights=none for random ones"
 FILES = ("model.safetensors", "pytorch_model.bin")
 """Usual names of weight files on the hub."""
-HUB_TIMEOUT = 5
-"""Seconds to wait for the hub's first response."""
 
 
 def _check_name(name: str) -> None:
@@ -92,23 +86,13 @@ def _check_name(name: str) -> None:
 
 
 def _check_weights(name: str, cache: str | None) -> None:
-    """Refuse a name without weights here or on a hub that responds; the hub's client would try for most of a minute."""
+    """Refuse a name without weights here or on a hub that responds."""
     config = timm.get_pretrained_cfg(name)
     if config is None or not config.has_weights:
         raise ClassifierError(f"timm has no pretrained weights for {name}; {INSTEAD}")
-    if not config.hf_hub_id or huggingface_hub.constants.HF_HUB_OFFLINE or getproxies():
-        return  # weights from elsewhere; a client set to offline; a proxy that may reach the hub where we cannot
-    files = (config.hf_hub_filename, *FILES)
-    if any(isinstance(try_to_load_from_cache(config.hf_hub_id, file, cache), str) for file in files if file):
-        return
-    hub = urlsplit(huggingface_hub.constants.ENDPOINT)
-    port = hub.port or (80 if hub.scheme == "http" else 443)
-    try:
-        socket.create_connection((hub.hostname or "", port), timeout=HUB_TIMEOUT).close()
-    except OSError as error:
-        raise ClassifierError(
-            f"no weights for timm:{name} on this machine, and {hub.hostname} cannot be reached ({error}); {INSTEAD}"
-        ) from error
+    if config.hf_hub_id:  # others are fetched from elsewhere
+        files = (config.hf_hub_filename, *FILES) if config.hf_hub_filename else FILES
+        require_hub(config.hf_hub_id, files, f"no weights for timm:{name}", INSTEAD, cache)
 
 
 def model_preprocessing(module: nn.Module, size: int | None = None, channels: int | None = None) -> Preprocessing:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import torch
 from torchvision import models
 
+from patchcleanser.classifiers.hub import require_host
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
 from patchcleanser.errors import ClassifierError, nearest
@@ -36,16 +40,18 @@ class TorchvisionClassifier(TorchClassifier):
                 f"torchvision has no classification model {name!r}{nearest(name, architectures)}; "
                 "see torchvision.models.list_models()"
             )
+        instead = "give a file with weights=PATH, or weights=none for random ones"
         sets = models.get_model_weights(name)
         chosen = sets.DEFAULT if weights == "hub" else sets.__members__.get(weights)
+        if chosen and not (Path(torch.hub.get_dir()) / "checkpoints" / Path(chosen.url).name).is_file():
+            require_host(chosen.url, f"no weights for torchvision:{name}", instead)
         try:
-            module = models.get_model(name, weights=chosen, **options)
+            with redirect_stdout(sys.stderr):  # a download is announced, and standard output is for results
+                module = models.get_model(name, weights=chosen, **options)
         except (TypeError, ValueError) as error:
             raise ClassifierError(f"torchvision cannot build {name!r} with {options}: {error}") from error
         except OSError as error:
-            raise ClassifierError(
-                f"no weights for torchvision:{name} ({error}); give a file with weights=PATH, or weights=none"
-            ) from error
+            raise ClassifierError(f"no weights for torchvision:{name} ({error}); {instead}") from error
         module = module.eval().to(device)
         if chosen is None and weights != "none":
             load_weights(module, weights)

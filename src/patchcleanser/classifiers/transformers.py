@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import HFValidationError
 from PIL import Image
 
+from patchcleanser.classifiers.hub import require_hub
 from patchcleanser.classifiers.preprocessing import Interpolation, Preprocessing, Rounding, checked_image
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.geometry import Size
@@ -42,6 +44,8 @@ class TransformersClassifier(TorchClassifier):
         if isinstance(model, (str, Path)):
             name = str(model)
             options = {"trust_remote_code": False, "local_files_only": Path(name).is_dir()}
+            if not Path(name).is_dir():
+                _require_on_hub(name)
             try:
                 _require_no_kernels(Path(name))
                 model = transformers.AutoModelForImageClassification.from_pretrained(name, **options)
@@ -56,6 +60,15 @@ class TransformersClassifier(TorchClassifier):
             model = model.eval().to(device or "cpu")
         preprocessing = preprocessing or _preprocessing(processor, model)
         super().__init__(model, preprocessing, classes=int(model.config.num_labels))
+
+
+def _require_on_hub(name: str) -> None:
+    """Refuse what is no folder, and no name of a model that the hub or its cache can have."""
+    missing = f"transformers cannot load {name!r}: it is neither a folder nor a model of the hub"
+    try:
+        require_hub(name, ("config.json",), missing, "name a folder that save_pretrained wrote")
+    except HFValidationError as error:
+        raise ClassifierError(missing) from error
 
 
 def _require_no_kernels(folder: Path) -> None:
