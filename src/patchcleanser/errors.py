@@ -38,17 +38,10 @@ class PatchCleanserError(Exception):
         """The error for a name that is none of `names`; `more` ends its message.
 
         >>> str(InputError.unknown("dataset", "Cifar", ["sample", "cifar10"]))
-        "no dataset 'Cifar' (did you mean cifar10?); there are sample, cifar10"
+        "no dataset 'Cifar'; there are sample, cifar10; did you mean cifar10?"
         """
         names = list(names)
-        return cls(f"no {kind} {name!r}{nearest(name, names)}; there are {', '.join(names)}{more}")
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """A question that suggests the name that was probably meant; empty if none is near."""
-    by_lower_case = {each.lower(): each for each in names}
-    near = get_close_matches(name.lower(), by_lower_case, 1)
-    return f" (did you mean {by_lower_case[near[0]]}?)" if near else ""
+        return cls(f"no {kind} {name!r}; there are {', '.join(names)}{more}{did_you_mean(name, names)}")
 
 
 class InputError(PatchCleanserError, ValueError):
@@ -140,3 +133,15 @@ class MissingDependencyError(PatchCleanserError, ImportError):
     @classmethod
     def of(cls, package: str, extra: str) -> MissingDependencyError:
         return cls(f"{package} is not installed; run: pip install 'patchcleanser[{extra}]'")
+
+
+def did_you_mean(text: str, names: Iterable[str]) -> str:
+    """The end of a sentence about a wrong name: the nearest right name, if any is near.
+
+    >>> did_you_mean("FST", ["exact", "fast"]), did_you_mean("half", ["exact", "fast"])
+    ('; did you mean fast?', '')
+    """
+    by_lower_case = {name.lower(): name for name in names}
+    return "".join(
+        f"; did you mean {by_lower_case[near]}?" for near in get_close_matches(text.lower(), by_lower_case, 1)
+    )

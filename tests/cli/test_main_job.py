@@ -213,6 +213,57 @@ def test_predict_answers_in_words_and_never_says_certified(run: Command, tmp_pat
     assert "no alert" in alarm.out
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["https://example.org/cat.png"],
+            "no picture at https://example.org/cat.png; predict reads files, so download",
+        ),
+        (["good.png", "absent.png"], "no picture at absent.png; name pictures, or folders of them"),
+        (["sample"], "no picture at sample; name pictures, or folders of them"),
+        (["empty"], "no pictures in empty"),
+        (["bad.png"], "cannot decode image bad.png: the file is damaged"),
+        (["small.png", "--patch", "9"], "small.png: patch of 9 px does not fit an image side of 8 px"),
+        (["good.png", "--defense", "double-mask"], "no defense 'double-mask'; there are double-masking, "),
+    ],
+)
+def test_predict_says_in_one_sentence_what_it_cannot_read(
+    run: Command, tmp_path: Path, words: list[str], message: str
+) -> None:
+    for name, side in (("good.png", 32), ("small.png", 8)):
+        Image.new("RGB", (side, side)).save(tmp_path / name)
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    (tmp_path / "empty").mkdir()
+    done = run("predict", *words, "--device", "cpu")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"error: {message}")
+    assert done.err.count("\n") == 1
+
+
+def test_predict_counts_one_mask_and_one_classification(run: Command, tmp_path: Path) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    done = run("predict", "a.png", "--masks", "1", "--device", "cpu")
+    assert done.out.endswith("; its only mask decided; 1 classification\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"), [("predict", "\nstopped\n"), ("certify", "\nstopped. The same command goes on from what")]
+)
+def test_ctrl_c_promises_to_go_on_only_where_something_is_kept(
+    run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, message: str
+) -> None:
+    def stop(*words: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("patchcleanser.classifiers.load_classifier", stop)
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    done = run(command, *(["a.png"] if command == "predict" else []))
+    assert done.code == 130
+    assert done.err.startswith(message)
+    assert done.err.count("patchcleanser") == (command == "certify")
+
+
 def test_one_bad_picture_does_not_cost_the_others(run: Command, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no picture")
     Image.new("RGB", (40, 30)).save(tmp_path / "b.png")

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from patchcleanser.attacks import ATTACKS
-from patchcleanser.cli.app import COMMANDS, StoppedError, app, as_command
+from patchcleanser.cli.app import COMMANDS, CONTINUED, StoppedError, app, as_command
 from patchcleanser.cli.options import DefenseOptions, RunnerOptions, RunOptions
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.mask_defense import MaskDefense
@@ -57,8 +57,12 @@ def test_help_describes_expanded_options_and_a_required_one_is_required() -> Non
 
 
 def test_ctrl_c_leaves_a_command_as_an_error_that_typer_does_not_swallow() -> None:
-    with pytest.raises(StoppedError):
+    with pytest.raises(StoppedError, match="draw"):
         as_command(draw)(name="box", width=3, tall=False, colour="none")
+
+
+def test_commands_that_go_on_after_a_stop_are_commands() -> None:
+    assert set(COMMANDS) > CONTINUED
 
 
 @pytest.mark.parametrize("command", ["certify", "attack"])
@@ -92,6 +96,7 @@ def test_options_of_a_cluster_are_refused_without_one() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--defense", "ds", "--option", "kep=4"], "(ablation, keep, threshold), got 'kep=4'; did you mean keep?"),
         (["--confirm", "all"], "--confirm belongs to --precision fast"),
         (["--masks", "3x"], "--masks takes a whole number, or one for each axis as 6x4, got '3x'"),
     ],

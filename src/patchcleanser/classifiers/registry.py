@@ -21,7 +21,7 @@ from patchcleanser.classifiers.classifier import CallableClassifier, Classifier
 from patchcleanser.classifiers.fingerprints import MOVED
 from patchcleanser.classifiers.preprocessing import SPEC_OPTIONS, Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
-from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError, nearest
+from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError, did_you_mean
 
 WRAPPERS = ("tokens", "inpaint", "mirror", "mean")
 """Kinds whose name is the spec of another classifier, or of several."""
@@ -98,7 +98,7 @@ def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigi
     kinds = (*KINDS, *WRAPPERS)
     if kind not in kinds or not rest:
         hint = "" if kind in kinds else _suggestion(spec)
-        raise InputError(f"cannot read classifier {spec!r}{hint}; write one of {', '.join(f'{k}:…' for k in kinds)}")
+        raise InputError(f"cannot read classifier {spec!r}; write one of {', '.join(f'{k}:…' for k in kinds)}{hint}")
     if kind in WRAPPERS:
         return _wrapped(kind, rest, device, options, origin)
     name, _, query = rest.partition("?")
@@ -121,14 +121,14 @@ def take_preprocessing(options: dict[str, Any], own: Container[str] = ()) -> dic
 
 
 def _suggestion(spec: str) -> str:
-    """A question with the spec that was probably meant; empty if none is near."""
+    """The end of a sentence about a spec that cannot be read: the one that was probably meant, if any is near."""
     import timm
 
     from patchcleanser.classifiers.trained import zoo_folders
 
     kind, colon, _ = spec.partition(":")
     if colon:
-        return nearest(kind, (*KINDS, *WRAPPERS))
+        return did_you_mean(kind, (*KINDS, *WRAPPERS))
     path = Path(spec)
     kinds = {
         "onnx": path.suffix == ".onnx",
@@ -137,7 +137,7 @@ def _suggestion(spec: str) -> str:
         "zoo": spec in zoo_folders(),
         "timm": timm.is_model(spec.partition("?")[0].partition(".")[0]),
     }
-    return next((f" (did you mean {kind}:{spec}?)" for kind, fits in kinds.items() if fits), "")
+    return next((f"; did you mean {kind}:{spec}?" for kind, fits in kinds.items() if fits), "")
 
 
 def as_classifier(model: Any) -> Classifier:
@@ -240,7 +240,7 @@ def _import_builder(name: str, origin: SpecOrigin) -> Callable[..., Any]:
     if file and not file.samefile(imported.__file__ or os.devnull):
         raise ClassifierError(f"cannot import python:{name}: another module is called {file.stem}; rename the file")
     if not hasattr(imported, function):
-        near = nearest(function, vars(imported))
+        near = did_you_mean(function, vars(imported))
         raise ClassifierError(f"cannot import python:{name}: {module} has no {function}{near}")
     build: Callable[..., Any] = getattr(imported, function)
     return build

@@ -14,7 +14,7 @@ from torch import nn
 from patchcleanser.classifiers.hub import require_hub
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
-from patchcleanser.errors import ClassifierError, nearest
+from patchcleanser.errors import ClassifierError, did_you_mean
 
 
 class TimmClassifier(TorchClassifier):
@@ -57,8 +57,8 @@ def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
     except Exception as error:  # the hub's client and networks raise many types
         wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if wrong is not None:
-            hint = f"{nearest(wrong[1], USUAL)}; usual ones are {', '.join(USUAL)}"
-            raise ClassifierError(f"timm:{name} takes no option {wrong[1]!r}{hint}") from error
+            hint = f"usual ones are {', '.join(USUAL)}{did_you_mean(wrong[1], USUAL)}"
+            raise ClassifierError(f"timm:{name} takes no option {wrong[1]!r}; {hint}") from error
         if weights != "hub" or isinstance(error, TypeError | AttributeError):
             raise ClassifierError(f"timm cannot build {name!r} with {given}: {error}") from error
         raise ClassifierError(f"no weights for timm:{name} from the hub ({type(error).__name__}); {INSTEAD}") from error

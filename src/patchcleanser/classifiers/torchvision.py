@@ -13,7 +13,7 @@ from torchvision import models
 from patchcleanser.classifiers.hub import require_host
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
-from patchcleanser.errors import ClassifierError, nearest
+from patchcleanser.errors import ClassifierError, did_you_mean
 
 
 class TorchvisionClassifier(TorchClassifier):
@@ -37,8 +37,8 @@ class TorchvisionClassifier(TorchClassifier):
         architectures = models.list_models(module=models)
         if name not in architectures:
             raise ClassifierError(
-                f"torchvision has no classification model {name!r}{nearest(name, architectures)}; "
-                "see torchvision.models.list_models()"
+                f"torchvision has no classification model {name!r}; see torchvision.models.list_models()"
+                f"{did_you_mean(name, architectures)}"
             )
         instead = "give a file with weights=PATH, or weights=none for random ones"
         sets = models.get_model_weights(name)

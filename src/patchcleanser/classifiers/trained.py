@@ -13,7 +13,7 @@ from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.registry import SpecOrigin, innermost, load_spec, parse_options, with_classes
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
-from patchcleanser.errors import ClassifierError, DataError, InputError, nearest
+from patchcleanser.errors import ClassifierError, DataError, InputError
 from patchcleanser.networks.builders import INPUT, build_network
 from patchcleanser.records.cache import cache_folder, checksum, download
 
@@ -139,10 +139,8 @@ def zoo_folder(name: str) -> Path:
     """The folder of one zoo model."""
     folders = zoo_folders()
     if name not in folders:
-        raise ClassifierError(
-            f"no zoo model {name!r}{nearest(name, folders)}; at hand: {', '.join(sorted(folders)) or 'none'}. The "
-            "larger ones lie in zoo/ of the repository; name that folder with PATCHCLEANSER_ZOO"
-        )
+        more = ", and PATCHCLEANSER_ZOO may name a folder of others"
+        raise ClassifierError.unknown("zoo model", name, sorted(folders), more)
     return folders[name]
 
 

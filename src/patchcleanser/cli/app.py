@@ -37,8 +37,12 @@ app = typer.Typer(
 )
 
 
+CONTINUED = {"demo", "certify", "attack", "train", "harden", "reproduce"}
+"""Commands that go on from what an earlier try wrote; the others start again."""
+
+
 class StoppedError(Exception):
-    """Ctrl-C in a command. Typer would swallow KeyboardInterrupt itself."""
+    """Ctrl-C in the command that it names. Typer would swallow KeyboardInterrupt itself."""
 
 
 def as_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -74,7 +78,7 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
         try:
             function(**options)
         except KeyboardInterrupt:
-            raise StoppedError from None
+            raise StoppedError(function.__name__) from None
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -105,7 +109,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line. Our errors become one sentence; Ctrl-C prints the command that continues."""
+    """Run the command line. Our errors become one sentence; Ctrl-C prints the command that goes on, if it does."""
     console = Console(stderr=True, highlight=False)
     try:
         app()
@@ -113,8 +117,9 @@ def main() -> None:
         console.print("error:", style="bold red", end=" ")
         console.print(str(error), markup=False, soft_wrap=True)  # a path or an extra may look like markup
         sys.exit(2)
-    except (StoppedError, KeyboardInterrupt):
-        command = shlex.join(["patchcleanser", *sys.argv[1:]])
-        console.print("\nstopped. The same command goes on from what was kept:", markup=False)
-        console.print(f"  {command}", markup=False, soft_wrap=True)
+    except (StoppedError, KeyboardInterrupt) as stop:
+        console.print("\nstopped", end="\n" if str(stop) not in CONTINUED else ". ")
+        if str(stop) in CONTINUED:
+            console.print("The same command goes on from what was kept:")
+            console.print(f"  {shlex.join(['patchcleanser', *sys.argv[1:]])}", markup=False, soft_wrap=True)
         sys.exit(130)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchcleanser.defenses import DEFENSES
-from patchcleanser.errors import InputError, nearest
+from patchcleanser.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from patchcleanser.classifiers import Classifier
@@ -258,10 +258,8 @@ def defense_options(
         takers = [name for name in types if key in types[name]]
         if not equals or not takers:
             names = dict.fromkeys(key for keys in types.values() for key in keys)
-            own = ", ".join(names) or "none"
-            raise InputError(
-                f"--option takes name=value of the defense's own options ({own}), got {text!r}{nearest(key, names)}"
-            )
+            own, hint = ", ".join(names) or "none", did_you_mean(key, names)
+            raise InputError(f"--option takes name=value of the defense's own options ({own}), got {text!r}{hint}")
         for name in takers:
             try:
                 values[name][key] = types[name][key](value)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from patchcleanser.cli.options import AsJson, DefenseOptions, Option, defense_options
+from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Window
 from patchcleanser.errors import DataError, ImageError, InputError, OutOfMemoryError, OutputError, ThreatError
 
@@ -37,17 +39,21 @@ def predict(
         arguments |= {**options.mask_set_options, "precision": options.precision}
     elif options.masks or options.stride or options.precision != "exact":
         raise InputError(f"{options.defense} has no masks; leave out --masks, --stride and --precision")
+    files = _files(images, SUFFIXES)
     classifier = options.loader(device=options.device)
     defense = kind(classifier, options.threat, **arguments)
     results: list[dict[str, Any]] = []
-    for path in _files(images, SUFFIXES):
+    for path in files:
         try:
             pixels = decode(_read(path), str(path))
             (verdict,) = defense.predict([pixels])
         except (DataError, ImageError, OutOfMemoryError, OutputError, ThreatError) as error:
             # One bad picture, or one that is too small for the patch, must not cost the answers to the others.
             message = str(error).removeprefix("image 0: ")
-            results.append({"image": str(path), "error": message if str(path) in message else f"{path}: {message}"})
+            message = message if str(path) in message else f"{path}: {message}"
+            if len(files) == 1 and not as_json:
+                raise DataError(message) from error
+            results.append({"image": str(path), "error": message})
         else:
             height, width = defense.to_threat_grid(pixels).shape[-2:]
             mask_set = defense.mask_set((height, width)) if isinstance(defense, MaskDefense) else None
@@ -59,12 +65,16 @@ def predict(
     failed = sum("error" in result for result in results)
     if failed:
         rest = "; the others are answered above" if failed < len(results) else ""
-        raise DataError(f"{failed} of {len(results)} pictures could not be answered{rest}")
+        raise DataError(f"{failed} of {counted(len(results), 'picture')} could not be answered{rest}")
 
 
 def _files(paths: list[Path], suffixes: set[str]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
+        if not path.exists():
+            address = re.match(r"\w\w+:/", str(path))
+            fix = "predict reads files, so download it first" if address else "name pictures, or folders of them"
+            raise DataError(f"no picture at {str(path).replace(':/', '://', 1)}; {fix}")
         inside = [path]
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())
@@ -102,16 +112,17 @@ def _sentence(result: dict[str, Any]) -> str:
     if "error" in result:
         return str(result["error"])
     label = f"{result['name']} ({result['label']})" if result["name"] else f"class {result['label']}"
-    cost = f"{result['classifications']} classifications"
+    cost = counted(result["classifications"], "classification")
     if "alert" in result:
         alert = "ALERT, a patch may be there; undefended label" if result["alert"] else "no alert;"
         return f"{result['image']}: {alert} {label}, {cost}"
     if "case" not in result:
         return f"{result['image']}: {label}; {cost}"
+    masks, disagreers = counted(result["masks"], "mask"), len(result["disagreers"])
     how = {
-        "agreed": f"all {result['masks']} masks agree",
+        "agreed": f"all {masks} agree" if result["masks"] > 1 else "its only mask decided",
         "disagreer": "one mask decided",
-        "majority": f"{len(result['disagreers'])} of {result['masks']} masks disagree, none convincingly",
+        "majority": f"{disagreers} of {masks} {'disagree' if disagreers > 1 else 'disagrees'}, but not convincingly",
     }[result["case"]]
     where = "".join(f"; a patch is suspected inside {Window(*numbers)}" for numbers in result["suspected"] or [])
     return f"{result['image']}: {label}; {how}{where}; {cost}"

@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from patchcleanser.errors import InputError, nearest
+from patchcleanser.errors import InputError, did_you_mean
 from patchcleanser.training.cutout import Ablation, Cutout, GreedyCutout
 
 Optimizer = Literal["sgd", "adamw", "muon"]
@@ -105,7 +105,9 @@ class Recipe:
             types = {f.name: type(getattr(target, f.name)) for f in fields(target)}
             if key not in types or key == "cutout":
                 owner = "a recipe" if target is self else "the cutout"
-                raise InputError(f"{owner} has no setting {name!r}{nearest(key, types)}; it has {', '.join(types)}")
+                raise InputError(
+                    f"{owner} has no setting {name!r}; it has {', '.join(types)}{did_you_mean(key, types)}"
+                )
             try:
                 values[key] = types[key](text) if types[key] is not bool else text.lower() in ("1", "true", "yes")
             except ValueError as error:
