@@ -157,7 +157,7 @@ def test_a_bad_image_in_a_stream_is_named_by_its_number(defense: DoubleMasking) 
         (["cat", "dog"], "a label is a class index .*, got 'cat' of type str"),
         ([None, 0], "a label is a class index .*, got None of type NoneType"),
         (torch.tensor([[0], [1]]), r"a label is a class index .*, got \[0\] of type list"),
-        ([0], "1 labels for 2 images"),
+        ([0], "1 label for 2 images"),
         ([0, 1, 2], "3 labels for 2 images"),
         ([], "0 labels for 2 images"),
         ([torch.tensor(0.0), torch.tensor(1.2)], r"a label is a class index .*, got 0\.0 of type float"),
@@ -173,7 +173,7 @@ def test_bad_labels_are_refused(labels: Any, words: str, defense: DoubleMasking,
         defense.certify(images, labels)
 
 
-@pytest.mark.parametrize(("count", "words"), [(1, "1 labels for at least 2 images"), (3, "3 labels for 2 images")])
+@pytest.mark.parametrize(("count", "words"), [(1, "1 label for at least 2 images"), (3, "3 labels for 2 images")])
 def test_labels_are_counted_for_streams_too(count: int, words: str, defense: DoubleMasking, images: Tensor) -> None:
     with pytest.raises(LabelError, match=words):
         defense.certify(iter(images), [0] * count)

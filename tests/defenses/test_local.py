@@ -173,9 +173,9 @@ def test_images_and_labels_are_checked_as_in_other_defenses(kind: Any) -> None:
     options = {"keep": 1} if kind is Smoothing else {}
     defense = kind(models[kind], DOT, **options)
     image = torch.zeros(1, 1, 1, 4)
-    with pytest.raises(LabelError, match="2 labels for 1 images"):
+    with pytest.raises(LabelError, match=r"2 labels for 1 image$"):
         defense.certify(image, [0, 1])
-    with pytest.raises(LabelError, match="1 labels for at least 2 images"):
+    with pytest.raises(LabelError, match="1 label for at least 2 images"):
         defense.certify(iter([image[0], image[0]]), [0])
     with pytest.raises(LabelError, match="label 7 is out of range"):
         defense.certify(image, [7])

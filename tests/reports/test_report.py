@@ -197,6 +197,13 @@ def test_the_first_sentence_names_the_defense_its_masks_and_the_threat(make_run:
     assert "defended by double-masking with 2×2 masks against a patch of" in words
 
 
+def test_one_image_and_one_mask_are_singular(make_run: MakeRun, tmp_path: Path) -> None:
+    words = Page(reported(tmp_path / "out", make_run(images=1, masks=1))).text
+    assert "on 1 image of " in words
+    assert "1 mask of 8×8 px" in words
+    assert not re.search(r"(?<!×)\b1 (images|masks|classes|classifications|batches|runs)\b", words)
+
+
 def test_the_page_loads_nothing_from_elsewhere(make_run: MakeRun, tmp_path: Path) -> None:
     html = reported(tmp_path / "out", make_run("a"), make_run("b", masks=3))
     for tag, attributes in Page(html).tags:

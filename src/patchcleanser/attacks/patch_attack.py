@@ -25,6 +25,7 @@ from patchcleanser.attacks.patch_problem import (
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.preprocessing import checked_image
 from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.core.counts import counted
 from patchcleanser.core.threats import Threat
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import InputError
@@ -114,7 +115,7 @@ class Attack(ABC):
     def candidates(self, images: Sequence[Tensor], labels: Sequence[int]) -> list[list[AttackResult]]:
         """For each image, the best restart at each location; a defense must survive every one of them."""
         if len(images) != len(labels):
-            raise InputError(f"{len(labels)} labels for {len(images)} images")
+            raise InputError(f"{counted(len(labels), 'label')} for {counted(len(images), 'image')}")
         if self.settings.target is not None and self.settings.target in labels:
             raise InputError(f"the target {self.settings.target} is the true label of an image; leave such images out")
         pixels = [image_on_grid(image, self.classifier, self.threat) for image in images]

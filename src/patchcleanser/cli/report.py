@@ -59,6 +59,7 @@ def accuracies(run: Run) -> dict[str, object]:
 
 def notes(runs: Sequence[Run]) -> list[str]:
     """Which runs are left out of the report, unchecked or unfinished, and why."""
+    from patchcleanser.core.counts import counted
     from patchcleanser.reports.contents import misfits
 
     unfit = {run.folder: why for run, why in misfits(runs)}
@@ -68,10 +69,10 @@ def notes(runs: Sequence[Run]) -> list[str]:
         rows = run.read(["skipped"])
         command = f"; go on with: {run.metadata['command']}" if run.metadata.get("command") else ""
         if rows["skipped"].null_count == 0:
-            why = f"all {len(rows)} images were skipped" if len(rows) else f"it holds no rows yet{command}"
+            why = f"each image was skipped ({len(rows):,})" if len(rows) else f"it holds no rows yet{command}"
             lines.append(f"left out: {run.folder}, {why}")
         elif run.missing():
-            missing = f"{run.images - len(rows)} of {run.images} images missing"
+            missing = f"{run.images - len(rows):,} of {counted(run.images, 'image')} missing"
             lines.append(f"not finished: {run.folder}, {missing}{command}")
     return lines
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from patchcleanser.core.counts import counted
 from patchcleanser.data.codec import as_bytes, decode
 from patchcleanser.errors import DataError, InputError
 
@@ -36,7 +37,7 @@ class Dataset(ABC):
     def __getitem__(self, index: int) -> tuple[Tensor, int | None]:
         """Image [3, H, W] and label, as torch's datasets give them; the label is None where there are none."""
         if not -len(self) <= index < len(self):
-            raise IndexError(f"{self.name} has {len(self)} images, got index {index}")
+            raise IndexError(f"{self.name} has {counted(len(self), 'image')}, got index {index}")
         index %= len(self)
         return self.image(index), None if self.labels is None else int(self.labels[index])
 
@@ -44,8 +45,9 @@ class Dataset(ABC):
         return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
-        labels = "no labels" if self.labels is None else f"{len(self.classes) or 'unnamed'} classes"
-        return f"<{type(self).__name__} {self.name}: {len(self)} images, {labels}>"
+        classes = counted(len(self.classes), "class") if self.classes else "unnamed classes"
+        labels = "no labels" if self.labels is None else classes
+        return f"<{type(self).__name__} {self.name}: {counted(len(self), 'image')}, {labels}>"
 
     @abstractmethod
     def image(self, index: int) -> Tensor:
@@ -169,7 +171,7 @@ class EncodedDataset(Dataset):
 
 def _check_labels(name: str, images: int, labels: NDArray[np.int64], classes: Sequence[str]) -> None:
     if images != len(labels):
-        raise DataError(f"{name} has {images} images but {len(labels)} labels")
+        raise DataError(f"{name} has {counted(images, 'image')} but {counted(len(labels), 'label')}")
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
         raise DataError(f"{name} has labels outside 0 to {len(classes) - 1}")
 

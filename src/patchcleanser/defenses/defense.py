@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.registry import as_classifier
+from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.threats import Threat
 from patchcleanser.engine.float32 import strict_float32
@@ -136,7 +137,7 @@ def checked_labels(images: Any, labels: Any) -> list[int]:
             raise LabelError(f"a label is a class index (int), got {value!r} of type {type(value).__name__}")
     # A tensor of no axes has a __len__ that raises; checked_images refuses it.
     if hasattr(images, "__len__") and getattr(images, "shape", None) != () and len(images) != len(values):
-        raise LabelError(f"{len(values)} labels for {len(images)} images")
+        raise LabelError(f"{counted(len(values), 'label')} for {counted(len(images), 'image')}")
     return [int(value) for value in values]
 
 
@@ -149,10 +150,10 @@ def examine_each(
     results: list[R] = []
     for image in prepared:
         if len(results) == len(labels):
-            raise LabelError(f"{len(labels)} labels for at least {len(results) + 1} images")
+            raise LabelError(f"{counted(len(labels), 'label')} for at least {counted(len(results) + 1, 'image')}")
         results.append(examine(image, labels[len(results)]))
     if len(results) != len(labels):
-        raise LabelError(f"{len(labels)} labels for {len(results)} images")
+        raise LabelError(f"{counted(len(labels), 'label')} for {counted(len(results), 'image')}")
     return results
 
 

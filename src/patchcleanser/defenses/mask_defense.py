@@ -13,6 +13,7 @@ from torch import Tensor
 
 from patchcleanser.classifiers.preprocessing import checked_images
 from patchcleanser.core.algorithms import LabelFlow
+from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
 from patchcleanser.core.masks import MaskSet, masks_per_axis
@@ -196,7 +197,8 @@ class MaskDefense(Defense[V, C]):
         for group in self._groups(images):
             group_labels = truths[len(results) : len(results) + len(group)]
             if len(group_labels) < len(group):
-                raise LabelError(f"{len(truths)} labels for at least {len(results) + len(group)} images")
+                least = counted(len(results) + len(group), "image")
+                raise LabelError(f"{counted(len(truths), 'label')} for at least {least}")
             if self.classifier.classes is None:
                 # Not in the table: labels in it would change the batches of the rest, by which kernels round.
                 self.engine.exact.count_classes(group[0])
@@ -206,7 +208,7 @@ class MaskDefense(Defense[V, C]):
             first = self._run(group, starts, self.engine, clean=True)
             results += self._confirmed(group, starts, first) if self.confirm == "all" else first
         if len(results) != len(truths):
-            raise LabelError(f"{len(truths)} labels for {len(results)} images")
+            raise LabelError(f"{counted(len(truths), 'label')} for {counted(len(results), 'image')}")
         return results
 
     def _run(

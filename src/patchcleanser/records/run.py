@@ -212,7 +212,9 @@ class Run:
             rate = error_rate_bound(caught, audited)
             bound = f"; with 95% confidence at most {rate:.2%} of these are wrong ({audited:,} audited)"
         if number:
-            text = f"{number:,} certificates are statistical, not proofs: they rest on labels of lower precision{bound}"
+            text = "certificate is statistical, no proof: it rests"
+            text = text if number == 1 else "certificates are statistical, not proofs: they rest"
+            text = f"{number:,} {text} on labels of lower precision{bound}"
             return f"{text}; use --confirm all for proofs" if self.kind == "certify" else text
         if unproved and self.job.get("table"):
             return f"tables of images that are not certified hold labels of lower precision{bound}"

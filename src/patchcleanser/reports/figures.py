@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from patchcleanser.core.counts import counted
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.reports import wording
 from patchcleanser.reports.drawing import ACCENT, DOT, INK, MUTED, RING, SOFT, WIDTH, Drawing, blank, dots, style
@@ -90,8 +91,9 @@ def margins(result: RunResult) -> Drawing | None:
     median = float(np.median(result.margins))
     certified = "detection-certified" if result.detects else "certified"
     caption = (
-        f"For each of the {len(result.margins):,} {certified} images, the smallest logit margin among the labels that "
-        f"its certificate rests on; the median is {median:.2f}. Near zero, other hardware may round to another label."
+        "The smallest logit margin among the labels that a certificate rests on, for "
+        f"{counted(len(result.margins), f'{certified} image')}; the median is {median:.2f}. Near zero, other hardware "
+        "may round to another label."
     )
     return Drawing("margins", "Margins", caption, f"Histogram of margins with median {median:.2f}", figure)
 

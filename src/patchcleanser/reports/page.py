@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from patchcleanser.core.counts import counted
 from patchcleanser.records.atomic import whole_file
 from patchcleanser.records.derive import Derived
 from patchcleanser.records.metrics import Proportion
@@ -60,6 +61,7 @@ def template_environment(*folders: Path) -> Environment:
     jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     # Matplotlib escapes the text in its figures. Long ids may break after a slash or a colon.
     jinja.filters.update(
+        counted=counted,
         number=text_of,
         interval=interval_of,
         svg=lambda drawing: Markup(inline(drawing)),

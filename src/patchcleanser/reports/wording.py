@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 
 from patchcleanser.attacks import ATTACKS
+from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.threats import AnyRectangle, Rectangle, SquareShare, Threat
 from patchcleanser.defenses import DEFENSES
@@ -89,7 +90,7 @@ def mask_sizes(result: RunResult) -> str:
     of = f" of {px(next(iter(sizes)))}" if len(sizes) == 1 and result.run.threat.count == 1 else ""
     many = len(result.sizes)
     at = "" if many == 1 else f" for images of {px(result.size)}, the most common of {many:,} sizes"
-    return f"{len(result.masks):,} masks{of}{at}"
+    return f"{counted(len(result.masks), 'mask')}{of}{at}"
 
 
 def classifications_note(result: RunResult) -> str:
@@ -100,8 +101,8 @@ def classifications_note(result: RunResult) -> str:
     if result.per_image[0] != masked + 1:
         return "One classification of each image is the undefended answer."
     under = "the masks" if result.detects else "the masks and their pairs"
-    count = f"Of the {masked + 1:,} classifications with {len(result.masks):,} masks"
-    return f"{count}, {masked:,} are under {under} and one is undefended."
+    count = f"Of the {masked + 1:,} classifications with {counted(len(result.masks), 'mask')}"
+    return f"{count}, {masked:,} {'is' if masked == 1 else 'are'} under {under} and one is undefended."
 
 
 def defense(result: RunResult) -> str:
@@ -130,14 +131,13 @@ def attack_name(result: RunResult) -> str:
 def attack_with_budget(result: RunResult) -> str:
     """The attack with its budget, defaults omitted: "Auto-PGD (100 iterations, 1 location)"."""
     settings = result.run.job["settings"]
-    parts = [f"{settings['iterations']:,} iterations", f"{settings['locations']:,} locations"]
+    parts = [counted(settings["iterations"], "iteration"), counted(settings["locations"], "location")]
     parts += [f"{settings['restarts']} restarts"] if settings["restarts"] > 1 else []
     parts += ["searched"] if settings["places"] == "searched" else []
     parts += [f"{settings['loss']} loss"] if settings["loss"] != "margin" else []
     parts += [f"target {result.answer_name(settings['target'])}"] if settings["target"] is not None else []
     parts += [f"seed {settings['seed']}"] if settings["seed"] else []
-    budget = re.sub(r"\b1 (iteration|location)s", r"1 \1", ", ".join(parts))
-    return f"{attack_name(result)} ({budget})"
+    return f"{attack_name(result)} ({', '.join(parts)})"
 
 
 def model(result: RunResult) -> str:
@@ -199,7 +199,7 @@ def overview(results: Sequence[RunResult]) -> str:
     detecting = sum(result.detects for result in results)
     detection_only = f" ({detecting} detection-only)" if 0 < detecting < len(results) else ""
     images = sorted({result.summary.images for result in results})
-    many = f"{images[0]:,} images each" if len(images) == 1 else f"{images[0]:,} to {images[-1]:,} images each"
+    many = f"{counted(images[0], 'image')} each" if len(images) == 1 else f"{images[0]:,} to {images[-1]:,} images each"
     plurals = {"Patch": "Patches", "Masks": "Masks", "Defense": "Defenses", "Attack": "Attacks"}
     lists = [
         f"{plural if len(values[name]) > 1 else name}: {', '.join(values[name])}."

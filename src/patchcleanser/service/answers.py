@@ -129,13 +129,14 @@ def model_facts(model: DefendedModel) -> schemas.ModelAnswer:
 
 def _explanation(verdict: Verdict, masks: int, defense: str) -> str:
     count = len(verdict.disagreers)
+    disagree = "disagree" if count > 1 else "disagrees"
     if defense == "challenger-masking" and count:
         winner = "one of the majority" if verdict.deciding_mask is None else f"mask {verdict.deciding_mask}"
-        return f"{count} of {masks} masks disagree; they challenge each other, and the last one left is {winner}"
+        return f"{count} of {masks} masks {disagree}; they challenge each other, and the last one left is {winner}"
     return {
         "agreed": f"all {masks} masks agree",
         "disagreer": "one mask changes the label, and with it no second mask does, as if it hid a patch",
-        "majority": f"{count} of {masks} masks disagree, none of them convincingly, so the majority decides",
+        "majority": f"{count} of {masks} masks {disagree}, but not convincingly, so the majority decides",
     }[verdict.case.value]
 
 
