@@ -309,6 +309,17 @@ def test_nothing_is_written_into_the_folder_of_the_images(out: str, run: Command
     assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == ["cat", "dog"]
 
 
+def test_neither_a_sweep_nor_the_demo_writes_among_other_files(run: Command, tmp_path: Path) -> None:
+    folder_of_classes(tmp_path / "photos")
+    sweep = ("certify", "--patch", "3,4", "--masks", "2", "--limit", "1", "--device", "cpu")
+    for words in (sweep, ("demo", "--device", "cpu")):
+        done = run(*words, "--out", "photos")
+        assert done.code == 2
+        assert "photos is not empty and holds no run, but cat, dog; use another --out" in done.err
+    assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == ["cat", "dog"]
+    assert [run(*sweep, "--out", "sweep").code for _ in range(2)] == [0, 0]
+
+
 def test_where_folders_are_no_classes_a_run_may_lie_among_the_images(run: Command, tmp_path: Path) -> None:
     folder_of_classes(tmp_path)
     words = ["certify", "--data", "folder:.", "--masks", "2", "--device", "cpu", "--out"]

@@ -48,6 +48,7 @@ def certify(
     from patchcleanser.cli.progress import run_progress
     from patchcleanser.evaluation import evaluate
     from patchcleanser.evaluation.workloads import workload_of
+    from patchcleanser.records.leftovers import RUNS_BELOW, require_free
     from patchcleanser.records.provenance import key_of
 
     if confirm != "sampled" and options.precision != "fast":
@@ -64,6 +65,8 @@ def certify(
     metadata = run_metadata(options.model, options.data, options.split, jobs[0])
     settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": metadata}
     runs = []
+    if options.out and len(jobs) > 1:
+        require_free(options.out, ours=RUNS_BELOW)
     with cluster.start(options.loader) as runner:
         # All jobs are checked before hours are spent on the first. A job that was given twice runs once.
         identities = [runner.begin(workload_of(job, skip=options.skip)) for job in jobs]

@@ -35,10 +35,12 @@ def demo(
     from patchcleanser.data import chosen, load_dataset
     from patchcleanser.evaluation import AttackJob, Job, evaluate
     from patchcleanser.records.derive import derive
+    from patchcleanser.records.leftovers import RUNS_BELOW, require_free
     from patchcleanser.reports import write_report
 
     if limit < 10:
         raise InputError(f"the demo needs at least 10 images to show anything, got --limit {limit}")
+    require_free(out, ours=RUNS_BELOW)
     dataset = chosen(load_dataset("sample"), limit)
     job = Job(load_classifier("zoo:tiny", device=device), dataset, Threat.square(PATCH_SIDE), table=True)
     first = replace(job, dataset=chosen(dataset, ATTACKED_IMAGES, subset="first"), table=False)

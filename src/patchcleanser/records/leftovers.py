@@ -13,10 +13,16 @@ from patchcleanser.records.shards import read_header
 LEFTOVERS = ("lock", "gallery", "report")
 """What may be left of a run that lost its manifest, besides rows and hidden files."""
 
+RUNS_BELOW = f"*/{MANIFEST}"
+"""The manifests of a sweep's runs, each in a folder of its own."""
 
-def require_free(folder: Path) -> None:
-    """Refuse a folder of other files: among class folders, a run's own folder of pictures would be one more class."""
-    if not folder.is_dir() or any(folder.glob("rows-*.parquet")):  # `batch_of_shards` checks whose rows those are
+
+def require_free(folder: Path, ours: str = "rows-*.parquet") -> None:
+    """Refuse a folder of other files: among class folders, a run's own folder of pictures would be one more class.
+
+    A folder that holds files of `ours` is taken, and `batch_of_shards` checks whose rows those are.
+    """
+    if not folder.is_dir() or any(folder.glob(ours)):
         return
     names = sorted(path.name for path in folder.iterdir() if path.name not in LEFTOVERS and path.name[0] != ".")
     if names:
