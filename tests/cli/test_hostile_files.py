@@ -170,7 +170,7 @@ def test_a_manifest_whose_names_are_no_names_is_damaged(name: str, value: Any, r
     [
         ["certify", "--limit", "2"],
         ["attack", "--limit", "2"],
-        ["predict", "picture.png"],
+        ["predict", "evil.py"],
         ["serve", "--port", "0"],
         ["models"],
         ["train", "--data", "sample", "--out", "out"],
