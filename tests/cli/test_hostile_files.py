@@ -78,6 +78,7 @@ def require_refused(done: Done, folder: Path, *words: str) -> None:
 
 SPECS = [
     "python:evil:make",
+    "python:evil.py:make",
     "inpaint:python:evil:make",
     "mirror:inpaint:python:evil:make",
     "tokens:python:evil:make",
