@@ -8,6 +8,7 @@ import typer
 from mkdocs.structure.files import File, Files
 
 from patchcleanser.cli.app import app
+from patchcleanser.cli.help import EXAMPLES
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -26,6 +27,7 @@ def command_page() -> str:
         rows = [row for parameter in command.params if (row := option_row(parameter, context))]
         if rows:
             parts.append("\n".join(["| option | meaning | default |", "|---|---|---|", *rows]))
+        parts.append("\n".join(["```bash", *(f"patchcleanser {example}" for example in EXAMPLES[name]), "```"]))
     return "\n\n".join(parts) + "\n"
 
 

@@ -26,6 +26,9 @@ Messages say what is wrong, the value, the limit and, if there is one, the fix.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class PatchCleanserError(Exception):
     """Base of every error raised on purpose by patchcleanser."""
@@ -120,3 +123,12 @@ class MissingDependencyError(PatchCleanserError, ImportError):
     @classmethod
     def of(cls, package: str, extra: str) -> MissingDependencyError:
         return cls(f"{package} is not installed; run: pip install 'patchcleanser[{extra}]'")
+
+
+def did_you_mean(text: str, names: Iterable[str]) -> str:
+    """The end of a sentence about a wrong name: the nearest right name, if any is near.
+
+    >>> did_you_mean("fst", ["exact", "fast"]), did_you_mean("half", ["exact", "fast"])
+    ('; did you mean fast?', '')
+    """
+    return "".join(f"; did you mean {name}?" for name in get_close_matches(text, names, n=1))
