@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from patchcleanser.cli.progress import LOGGER, notes, progress
+from patchcleanser.records.run import Run
 
 from .conftest import Command
 
@@ -65,6 +66,14 @@ def test_other_defenses_and_attacks_have_costs_too(run: Command) -> None:
         assert "3 images × (11 classifications and 14 attack steps)" in done.out, done.err
         assert "at most about" in done.out
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("words", [["certify", "-n", "4"], ["attack", "-n", "2", "--iterations", "3"]])
+def test_timing_beforehand_changes_no_row(words: list[str], run: Command) -> None:
+    for out, more in (("timed", []), ("untimed", ["--quiet"])):
+        assert run(*words, *QUICK, "-o", out, *more).code == 0
+    timed, untimed = (Run.open(out).read().drop_columns(["seconds"]) for out in ("timed", "untimed"))
+    assert timed.equals(untimed)
 
 
 def test_many_masks_say_how_many_pairs_before_they_are_checked(run: Command) -> None:

@@ -7,19 +7,25 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import typer
 
+from patchcleanser import Job, Threat, load_classifier, load_dataset
+from patchcleanser.attacks import AttackSettings
 from patchcleanser.classifiers.trained import zoo_folders
 from patchcleanser.cli.app import COMMANDS, app
 from patchcleanser.cli.help import CHOICES, EXAMPLES, GROUPS, SHORT, zoo_models
 from patchcleanser.cli.options import CommonOptions
-from patchcleanser.errors import PatchCleanserError
+from patchcleanser.data import chosen
+from patchcleanser.errors import InputError, PatchCleanserError
+from patchcleanser.evaluation.class_names import match_labels
 
 from .conftest import Command
 
+SAMPLE, TINY = load_dataset("sample"), load_classifier("zoo:tiny", device="cpu")
 ROOT: Any = typer.main.get_command(app)
 
 
@@ -31,9 +37,9 @@ def parsed(*words: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_in_a_group_but_those_of_all_commands(command: str) -> None:
-    groups = {option.name: option.rich_help_panel for option in ROOT.commands[command].params}
-    ungrouped = {name for name, group in groups.items() if group is None} - {"run", "runs", "name", "names"}
-    assert ungrouped == set(vars(CommonOptions()))
+    options = [option for option in ROOT.commands[command].params if option.param_type_name == "option"]
+    groups = {option.name: option.rich_help_panel for option in options}
+    assert {name for name, group in groups.items() if group is None} == set(vars(CommonOptions()))
     assert set(groups.values()) - {None} <= set(GROUPS)
 
 
@@ -84,12 +90,23 @@ def test_a_wrong_name_gets_the_nearest_right_one(words: list[str], near: str, ru
     assert re.search(rf"(did you mean|Did you mean|Possible options:)\W+{near}", done.err)
 
 
-@pytest.mark.parametrize("name", ["grid", "labels", "loss", "places", "subset", "unreadable"])
-def test_every_choice_is_accepted(name: str, run: Command) -> None:
+ACCEPTS: dict[str, Callable[[Any], object]] = {
+    "confirm": lambda choice: Job(TINY, SAMPLE, Threat.square(5), confirm=choice).built,
+    "grid": lambda choice: Threat.square(5, grid=choice),
+    "labels": lambda choice: match_labels(SAMPLE, TINY, choice),
+    "loss": lambda choice: AttackSettings(loss=choice),
+    "places": lambda choice: AttackSettings(places=choice),
+    "precision": lambda choice: Job(TINY, SAMPLE, Threat.square(5), precision=choice).built,
+    "subset": lambda choice: chosen(SAMPLE, 2, subset=choice),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTS)
+def test_the_package_accepts_every_choice_and_no_other(name: str) -> None:
     for choice in CHOICES[name]:
-        command = "attack" if name in ("loss", "places") else "certify"
-        done = run(command, f"--{name}", choice, "-n", "1", "--masks", "2", "--device", "cpu", "--dry-run")
-        assert done.code == 0, done.err
+        assert ACCEPTS[name](choice) is not None
+    with pytest.raises(InputError):
+        ACCEPTS[name]("another")
 
 
 def completed(*words: str, tail: str) -> str:

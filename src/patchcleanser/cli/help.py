@@ -9,6 +9,8 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+from typer.models import OptionInfo
+
 import patchcleanser
 from patchcleanser.attacks import ATTACKS
 from patchcleanser.core.threats import Grid
@@ -18,13 +20,13 @@ from patchcleanser.errors import InputError, did_you_mean
 
 GROUPS = {
     "Images and classifier": "model data images split root labels limit subset seed unreadable teacher models check "
-    "trust_code",
+    "batch trust_code",
     "Threat": "patch patches grid masks stride image",
     "Defense": "defense option threshold table confirm precision",
     "Attack": "attack iterations locations restarts places loss target sample",
     "Training": "recipe epochs change rate tries greedy mix unmasked sharp features mirror frozen patience",
     "Service": "host port allow_host proxy root_path queue deadline max_pixels max_files",
-    "Output": "out batch dry_run as_json title gallery derive png page runs baselines stored listed commands",
+    "Output": "out dry_run as_json title gallery derive png page runs baselines stored listed commands",
     "Where it runs": "device on address workers gpus cpus replicas keep",
 }
 """The group of an option in --help, by the name of its parameter."""
@@ -104,7 +106,8 @@ def presented(parameter: Parameter) -> Parameter:
     if information is None:
         return parameter
     information = copy.copy(information)  # several commands share an option
-    information.rich_help_panel = GROUP_OF.get(name)
+    if isinstance(information, OptionInfo):
+        information.rich_help_panel = GROUP_OF.get(name)
     if name in CHOICES or name in ("model", "data"):
         information.autocompletion = lambda incomplete: completions(name, incomplete)
     if name in SHORT:
