@@ -73,7 +73,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     defaults = {}
     for key, value in values.items():
         name = option_name(key)
-        usable = [known for known in options if known not in NOT_IN_FILES and (run is None or _stored(known, context))]
+        usable = [other for other in options if other not in NOT_IN_FILES and (run is None or _stored(other, context))]
         if name not in usable:
             why = "can only be typed" if name in options else f"is no option of {command}"
             raise InputError(f"{path}: {key} {why}{did_you_mean(name, usable)}")

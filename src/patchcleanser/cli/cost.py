@@ -70,10 +70,10 @@ def about(seconds: float | None) -> str:
     """A time in words, of two units at most.
 
     >>> about(0.2), about(250), about(9000), about(600_000)
-    ('at most about 1 s', 'at most about 4 min', 'at most about 2 h 30 min', 'at most about 6 days 23 h')
+    ('at most about 1 s', 'at most about 4 min', 'at most about 2 h 30 min', 'at most about 6 days 22 h')
     """
     if seconds is None:
-        return "for a time that is not known beforehand"
+        return "time unknown"
     if seconds < 100:
         return f"at most about {max(1, round(seconds))} s"
     minutes = round(seconds / 60)

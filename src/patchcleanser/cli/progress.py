@@ -86,7 +86,7 @@ def progress(
 
     def ends(steps: float, of: int) -> float | None:
         now = time.monotonic()
-        return now + (of - steps) * (now - started) / (steps - done) if steps > done else None
+        return now + (of - steps) * (now - started) / (steps - done) if done < steps < of else None
 
     if not shown():
         yield lambda steps, of, status: None
