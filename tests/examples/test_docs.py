@@ -34,10 +34,10 @@ def test_the_python_blocks_of_a_page_run_one_after_the_other(
         exec(compile(block, page.name, "exec"), names)
 
 
-def options_files() -> list[str]:
+def options_file() -> str:
     """The TOML blocks of the pages, which the commands there name as options.toml."""
-    blocks = [re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL) for page in PAGES]
-    return sum(blocks, [])
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    return "".join(re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL))
 
 
 def command_lines() -> list[tuple[str, str]]:
@@ -52,7 +52,7 @@ def test_the_commands_on_the_pages_exist_with_these_options(
     page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "options.toml").write_text("".join(options_files()), encoding="utf-8")
+    (tmp_path / "options.toml").write_text(options_file(), encoding="utf-8")
     words = shlex.split(line, comments=True)[1:]
     group = typer.main.get_command(app)
     command = group.commands[words[0]]  # type: ignore[attr-defined]
