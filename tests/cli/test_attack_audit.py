@@ -84,10 +84,10 @@ def test_a_fooled_certified_image_ends_the_attack_with_an_error(folder: Path, mo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--attack", "magic"], "no attack 'magic'"),
+        (["--attack", "magic"], "--attack is pgd, apgd, square or adaptive"),
         (["--iterations", "0"], "iterations is at least 1"),
-        (["--loss", "l1"], "a loss is margin, ce, dlr"),
-        (["--places", "worst"], "places are random or searched"),
+        (["--loss", "l1"], "--loss is margin, ce or dlr"),
+        (["--places", "worst"], "--places is random or searched"),
         (["--batch", "0"], "--batch is at least 1"),
     ],
 )
