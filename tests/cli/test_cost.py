@@ -53,6 +53,9 @@ def test_a_run_that_goes_on_costs_what_is_left(run: Command) -> None:
     done = run(*words)
     assert done.err.startswith("2 of 4 images × 11 classifications")
     assert "run: 2 of 4 images are already done" in done.err
+    assert run(*words, "--dry-run").out.startswith(
+        "0 of 4 images × 11 classifications, 5×5 patch = 2.4% of 32×32, at most"
+    )
 
 
 def test_other_defenses_and_attacks_have_costs_too(run: Command) -> None:

@@ -122,19 +122,18 @@ def cost_of(job: Job | AttackJob, done: int, *, timed: bool) -> Cost | None:
         return None
     image, label, size = sample
     left = len(base.dataset) - done
-    timed = timed and left > 0
     steps, each = 0, 0.0  # attack steps and seconds of one image
     if base.has_masks:
         masks = base.masking.mask_set(size)
         classifications = 1 + (len(masks) if base.masking.may_alert else len(masks.unions))  # 1 is the unmasked image
-        if timed:
+        if timed and left:
             each = classifications * seconds_per_label(base.masking, image, left * classifications)
     else:
         classifications, each = _examined(base, image, label)
     if attack:
         budget = attack.settings
         steps = budget.iterations * budget.locations * budget.restarts
-        each += seconds_of_attack(attack, image, label) if timed else 0.0
+        each += seconds_of_attack(attack, image, label) if timed and left else 0.0
     return Cost(job, left, classifications, patch_on(base.threat, size), steps, each * left if timed else None)
 
 
