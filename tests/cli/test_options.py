@@ -41,7 +41,8 @@ def typed(*words: str) -> tuple[int, str]:
 
 
 def test_fields_of_a_dataclass_become_options_and_come_back_as_the_dataclass() -> None:
-    assert list(signature(as_command(draw)).parameters) == ["name", "width", "tall", "colour"]
+    parameters = ["context", "name", "width", "tall", "colour", "config", "quiet", "traceback"]
+    assert list(signature(as_command(draw)).parameters) == parameters
     assert typed("box", "--width", "3", "--tall") == (0, f"box {Size(3, True)} red\n")
     assert typed("box", "--width", "3", "--colour", "blue") == (0, f"box {Size(3, False)} blue\n")
 
@@ -57,8 +58,11 @@ def test_help_describes_expanded_options_and_a_required_one_is_required() -> Non
 
 
 def test_ctrl_c_leaves_a_command_as_an_error_that_typer_does_not_swallow() -> None:
-    with pytest.raises(StoppedError, match="draw"):
-        as_command(draw)(name="box", width=3, tall=False, colour="none")
+    program = typer.Typer(pretty_exceptions_enable=False)
+    program.command()(as_command(draw))
+    done = CliRunner().invoke(program, ["box", "--width", "3", "--colour", "none"])
+    assert isinstance(done.exception, StoppedError)
+    assert str(done.exception) == "draw"
 
 
 def test_commands_that_go_on_after_a_stop_are_commands() -> None:

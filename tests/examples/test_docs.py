@@ -34,6 +34,12 @@ def test_the_python_blocks_of_a_page_run_one_after_the_other(
         exec(compile(block, page.name, "exec"), names)
 
 
+def options_file() -> str:
+    """The TOML blocks of the pages, which the commands there name as options.toml."""
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    return "".join(re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL))
+
+
 def command_lines() -> list[tuple[str, str]]:
     """Every indented `patchcleanser …` line of the pages, with the lines it goes on in."""
     pattern = re.compile(r"^(?:    |\$ )(patchcleanser .*)$", flags=re.MULTILINE)
@@ -42,7 +48,11 @@ def command_lines() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "line"), command_lines())
-def test_the_commands_on_the_pages_exist_with_these_options(page: str, line: str) -> None:
+def test_the_commands_on_the_pages_exist_with_these_options(
+    page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "options.toml").write_text(options_file(), encoding="utf-8")
     words = shlex.split(line, comments=True)[1:]
     group = typer.main.get_command(app)
     command = group.commands[words[0]]  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import shlex
 import sys
 from collections.abc import Callable
@@ -18,10 +19,14 @@ from patchcleanser.cli.attack import attack
 from patchcleanser.cli.audit import audit
 from patchcleanser.cli.catalog import data, models
 from patchcleanser.cli.certify import certify
+from patchcleanser.cli.config import calling
 from patchcleanser.cli.demo import demo
 from patchcleanser.cli.harden import harden
+from patchcleanser.cli.help import epilog, group_order, option_name, presented, require_choices
 from patchcleanser.cli.masks import masks
+from patchcleanser.cli.options import CommonOptions
 from patchcleanser.cli.predict import predict
+from patchcleanser.cli.progress import notes
 from patchcleanser.cli.report import report
 from patchcleanser.cli.reproduce import reproduce
 from patchcleanser.cli.serve import serve
@@ -33,7 +38,7 @@ app = typer.Typer(
     help="Certified defense of any image classifier against adversarial patches.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": option_name},
 )
 
 
@@ -48,8 +53,8 @@ class StoppedError(Exception):
 def as_command(function: Callable[..., None]) -> Callable[..., None]:
     """Make a function a command for Typer: options in dataclasses become single options, Ctrl-C a StoppedError.
 
-    A parameter whose type is a dataclass is replaced by the dataclass's fields, so that options shared by several
-    commands are declared once:
+    Every command also gets CommonOptions. A parameter whose type is a dataclass is replaced by the dataclass's fields,
+    so that options shared by several commands are declared once:
 
         @dataclass(frozen=True)
         class RunnerOptions:
@@ -59,27 +64,35 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
     """
     hints = get_type_hints(function, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}
-    parameters: list[Parameter] = []
-    for parameter in signature(function).parameters.values():
+    groups["common"] = CommonOptions
+    parameters = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    common = Parameter("common", Parameter.KEYWORD_ONLY)
+    for parameter in [*signature(function).parameters.values(), common]:
         if parameter.name in groups:
             group = groups[parameter.name]
             types = get_type_hints(group, include_extras=True)
             for field in fields(group):
                 default = Parameter.empty if field.default is MISSING else field.default
                 option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name])
-                parameters.append(option)
+                parameters.append(presented(option))
         else:
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]))
+            option = parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
+            parameters.append(presented(option))
 
     @functools.wraps(function)
-    def command(**options: Any) -> None:
-        for name, group in groups.items():
-            options[name] = group(**{field.name: options.pop(field.name) for field in fields(group)})
-        try:
-            function(**options)
-        except KeyboardInterrupt:
-            raise StoppedError(function.__name__) from None
+    def command(context: typer.Context, **options: Any) -> None:
+        require_choices(options)
+        level = logging.WARNING if options.get("as_json") else logging.INFO
+        with calling(context), notes(logging.ERROR if options["quiet"] else level):
+            for name, group in groups.items():
+                options[name] = group(**{field.name: options.pop(field.name) for field in fields(group)})
+            del options["common"]
+            try:
+                function(**options)
+            except KeyboardInterrupt:
+                raise StoppedError(function.__name__) from None
 
+    parameters.sort(key=group_order)
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
@@ -90,7 +103,7 @@ _functions += [masks, data, models, train, harden, reproduce]
 COMMANDS = {function.__name__: function for function in _functions}
 """In the order of --help."""
 for name, function in COMMANDS.items():
-    app.command(name)(as_command(function))
+    app.command(name, epilog=epilog(name))(as_command(function))
 
 
 def _print_version(wanted: bool) -> None:
@@ -114,6 +127,8 @@ def main() -> None:
     try:
         app()
     except PatchCleanserError as error:
+        if "--traceback" in sys.argv:
+            raise
         console.print("error:", style="bold red", end=" ")
         console.print(str(error), markup=False, soft_wrap=True)  # a path or an extra may look like markup
         sys.exit(2)

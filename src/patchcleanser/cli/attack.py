@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchcleanser.attacks import ADAPTIVE, ATTACKS
-from patchcleanser.cli.options import AsJson, RunnerOptions, RunOptions, default_folder, defense_options
+from patchcleanser.cli.options import (
+    AsJson,
+    DryRun,
+    RunnerOptions,
+    RunOptions,
+    default_folder,
+    defense_options,
+)
+from patchcleanser.core.counts import counted
 from patchcleanser.errors import ContradictionError
 
 if TYPE_CHECKING:
@@ -47,27 +55,32 @@ def attack(
     attack: Annotated[
         str, typer.Option(help=f"{', '.join(ATTACKS)}. square needs no gradients, {ADAPTIVE} knows the defense.")
     ] = "apgd",
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Attack images, ask the undefended and the defended classifier, and keep a row for each."""
     from patchcleanser.attacks.patch_attack import AttackSettings
     from patchcleanser.cli.certify import run_metadata
-    from patchcleanser.cli.progress import run_progress
+    from patchcleanser.cli.cost import announce
+    from patchcleanser.cli.progress import run_progress, waiting
     from patchcleanser.evaluation import AttackJob, evaluate
     from patchcleanser.evaluation.workloads import workload_of
 
     by_defense = defense_options(options.defense, options.threshold)
     settings = AttackSettings(**vars(budget), seed=options.seed)
     classifier = options.loader(device=cluster.device(options.device))
-    dataset = options.images(classifier, quiet=as_json)
+    dataset = options.images(classifier)
     base = options.job(classifier, dataset, options=by_defense.get(options.defense, {}))
     job = AttackJob(base, attack, settings)
     metadata = run_metadata(options.model, options.data, options.split, base)
     with cluster.start(options.loader) as runner:
-        identity = runner.begin(workload_of(job, skip=options.skip))
+        with waiting("checking the masks"):
+            identity = runner.begin(workload_of(job, skip=options.skip))
         name = f"{options.model}-{options.data}-{base.threat.shape}-{options.defense}-{attack}"
         folder = options.out or default_folder(name, identity)
-        with run_progress(job, folder, quiet=as_json) as on_progress:
+        if announce([(job, folder)], cluster, dry_run=dry_run, as_json=as_json):
+            return
+        with run_progress(job, folder) as on_progress:
             run = evaluate(
                 job,
                 folder,
@@ -96,7 +109,8 @@ def _print_run(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> No
         print(json.dumps(result, indent=1))
     else:
         places = "weakest" if attack == ADAPTIVE else settings["places"]
-        budget = f"{settings['iterations']} iterations, {settings['locations']} {places} locations"
+        locations = counted(settings["locations"], f"{places} location")
+        budget = f"{counted(settings['iterations'], 'iteration')}, {locations}"
         print(f"\n{run.threat}, {defense}, attacked by {attack}: {budget}")
         for name, share in shares.items():
             print(f"  {name:24} {share.with_interval()}")
@@ -106,7 +120,7 @@ def _print_run(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> No
     if fooled:
         names = ", ".join(fooled["id"].to_pylist()[:5])
         raise ContradictionError(
-            f"{len(fooled)} certified images were fooled ({names}); their attacked pictures are in "
+            f"{counted(len(fooled), 'certified image')} fooled ({names}); their attacked pictures are in "
             f"{run.folder / 'gallery'}, their rows in {run.folder}; the same command finds them again"
         )
 

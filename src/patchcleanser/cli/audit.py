@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchcleanser.cli.options import AsJson, Root, RunnerOptions, Seed, TrustCode
+from patchcleanser.core.counts import counted
 from patchcleanser.errors import ContradictionError, InputError, RecordError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def audit(
     )
     job = audited_job(stored, classifier, dataset)
     settings = AttackSettings(iterations=iterations, locations=locations, seed=seed)
-    with cluster.start(load) as runner, progress("audit", quiet=as_json) as show:
+    with cluster.start(load) as runner, progress("audit") as show:
         result = audit_run(
             stored, job, sample=sample, attack=attack, settings=settings, on_progress=show, runner=runner
         )
@@ -81,18 +82,19 @@ def audit(
         _print_audit(result, stored, path)
     if result.contradictions:
         raise ContradictionError(
-            f"{len(result.contradictions)} contradictions in {run}; {path} holds all that is needed to repeat them; "
+            f"{counted(len(result.contradictions), 'contradiction')} in {run}; {path} has all it takes to repeat them; "
             f"the same audit: patchcleanser audit {run} --sample {sample} --attack {attack} --iterations {iterations} "
             f"--locations {locations} --seed {seed}"
         )
 
 
 def _print_audit(result: Audit, run: Run, path: Path) -> None:
-    print(f"{run.threat}, {run.job['defense']}: {result.rows} rows, none contradicts itself")
+    print(f"{run.threat}, {run.job['defense']}: {counted(result.rows, 'row')}, none contradicts itself")
     print(f"  run digest {run.digest}")
-    print(f"  {len(result.derived)} derived again, one masked image at a time ({result.labels} classifications)")
+    labels = counted(result.labels, "classification")
+    print(f"  {len(result.derived)} derived again, one masked image at a time ({labels})")
     fooled = sum("patches" in entry for entry in result.contradictions)
-    print(f"  {len(result.attacked)} certified images attacked, {fooled} fooled")
+    print(f"  {counted(len(result.attacked), 'certified image')} attacked, {fooled} fooled")
     print(f"  {len(result.near_ties)} images or labels near a tie, where rounding decides")
     for note in result.notes:
         print(f"  note: {note}")

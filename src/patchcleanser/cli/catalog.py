@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from patchcleanser.cli.options import AsJson, Device, Limit, Root, Seed, Split, TrustCode, named_images
+from patchcleanser.core.counts import counted
 from patchcleanser.errors import DataError
 
 if TYPE_CHECKING:
@@ -53,14 +55,14 @@ def data(
         _list_datasets(as_json)
         return
     dataset = chosen(named_images(name, split, root), limit, seed=seed)
-    details = _dataset_details(dataset, len(dataset) if check else min(SAMPLE, len(dataset)), as_json)
+    details = _dataset_details(dataset, len(dataset) if check else min(SAMPLE, len(dataset)))
     if as_json:
         print(json.dumps(details, indent=1))
     else:
         _print_dataset(details)
     if details["unreadable"]:
         count = len(details["unreadable"])
-        raise DataError(f"{count} of {details['read']} images read cannot be decoded; named above")
+        raise DataError(f"{count} of {counted(details['read'], 'image')} cannot be decoded; named above")
 
 
 def _list_datasets(as_json: bool) -> None:
@@ -83,20 +85,20 @@ def _list_datasets(as_json: bool) -> None:
     print(f"\nnamed datasets are looked for in {cache_folder()}/NAME, or in --root")
 
 
-def _dataset_details(dataset: Dataset, read: int, quiet: bool) -> dict[str, Any]:
+def _dataset_details(dataset: Dataset, read: int) -> dict[str, Any]:
     """What is in a dataset; sizes (height x width) and unreadable images of its first `read` ones."""
     from patchcleanser.cli.progress import progress
 
     sizes: Counter[str] = Counter()
     unreadable = []
-    with progress(f"reading {dataset.name}", quiet=quiet or read <= SAMPLE) as show:
+    with progress(f"reading {dataset.name}") if read > SAMPLE else nullcontext() as show:
         for index in range(read):
             try:
                 _, height, width = dataset.image(index).shape
                 sizes[f"{height}x{width}"] += 1
             except DataError as error:
                 unreadable.append({"id": dataset.id(index), "error": str(error)})
-            if index % 1000 == 999:
+            if show and index % 1000 == 999:
                 show(index + 1, read, f"{len(unreadable)} unreadable")
     counts = Counter([] if dataset.labels is None else dataset.labels.tolist())
     return {
@@ -114,8 +116,8 @@ def _dataset_details(dataset: Dataset, read: int, quiet: bool) -> dict[str, Any]
 
 def _print_dataset(details: dict[str, Any]) -> None:
     classes, unreadable = details["classes"] if details["named_images"] else [], details["unreadable"]
-    labels = f"{len(classes)} classes" if details["named_images"] else "no labels"
-    print(f"{details['name']}: {details['images']} images, {labels}")
+    labels = counted(len(classes), "class") if details["named_images"] else "no labels"
+    print(f"{details['name']}: {counted(details['images'], 'image')}, {labels}")
     for label, entry in enumerate(classes[:MAX_LINES]):
         print(f"  {label:4} {entry['name']:24} {entry['images']}")
     if len(classes) > MAX_LINES:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchcleanser.cli.config import call
 from patchcleanser.cli.options import (
     AsJson,
+    DryRun,
     Option,
     RunnerOptions,
     RunOptions,
@@ -20,6 +24,7 @@ from patchcleanser.cli.options import (
     defense_options,
     slug,
 )
+from patchcleanser.core.counts import counted
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,13 +44,15 @@ def certify(
             "certificate is a proof; sampled leaves certificates statistical."
         ),
     ] = "sampled",
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Certify images with known labels, keep a row for each, and say what share no patch can change.
 
     A comma list of --patch, --masks or --defense makes a sweep: one run for each combination.
     """
-    from patchcleanser.cli.progress import run_progress
+    from patchcleanser.cli.cost import announce
+    from patchcleanser.cli.progress import run_progress, waiting
     from patchcleanser.evaluation import evaluate
     from patchcleanser.evaluation.workloads import workload_of
     from patchcleanser.records.leftovers import RUNS_BELOW, require_free
@@ -55,7 +62,7 @@ def certify(
         raise InputError("--confirm belongs to --precision fast; exact labels need no confirmation")
     by_defense = defense_options(options.defense, options.threshold, option)
     classifier = options.loader(device=cluster.device(options.device))
-    dataset = options.images(classifier, quiet=as_json)
+    dataset = options.images(classifier)
     sweep = product(options.patch.split(","), options.masks.split(",") if options.masks else [None], by_defense)
     points = [replace(options, patch=patch, masks=masks, defense=defense) for patch, masks, defense in sweep]
     jobs = [
@@ -69,17 +76,28 @@ def certify(
         require_free(options.out, ours=RUNS_BELOW)
     with cluster.start(options.loader) as runner:
         # All jobs are checked before hours are spent on the first. A job that was given twice runs once.
-        identities = [runner.begin(workload_of(job, skip=options.skip)) for job in jobs]
-        for job, identity in {key_of(i): (job, i) for job, i in zip(jobs, identities, strict=True)}.values():
-            folder = options.out or default_folder(f"{options.model}-{options.data}-{_name(job)}", identity)
-            if options.out and len(jobs) > 1:
-                folder = options.out / slug(_name(job))
-            with run_progress(job, folder, quiet=as_json) as on_progress:
+        with waiting("checking the masks"):
+            identities = [runner.begin(workload_of(job, skip=options.skip)) for job in jobs]
+        work = [
+            (job, _folder(job, identity, options, several=len(jobs) > 1))
+            for job, identity in {key_of(i): (job, i) for job, i in zip(jobs, identities, strict=True)}.values()
+        ]
+        if announce(work, cluster, dry_run=dry_run, as_json=as_json):
+            return
+        for job, folder in work:
+            with run_progress(job, folder) as on_progress:
                 runs.append(evaluate(job, folder, **settings, on_progress=on_progress, runner=runner))
     print_runs(runs, as_json=as_json)
     if not as_json:
         folders = [options.out] if options.out else [run.folder for run in runs]
         print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', *map(str, folders)])}")
+
+
+def _folder(job: Job, identity: Mapping[str, Any], options: RunOptions, *, several: bool) -> Path:
+    """Where the rows go: --out, or a folder in it for each of several runs; by default a name of the job's own."""
+    if options.out:
+        return options.out / slug(_name(job)) if several else options.out
+    return default_folder(f"{options.model}-{options.data}-{_name(job)}", identity)
 
 
 def run_metadata(model: str, data: str, split: str | None, job: Job) -> dict[str, Any]:
@@ -95,6 +113,7 @@ def run_metadata(model: str, data: str, split: str | None, job: Job) -> dict[str
         "model_classes": list(job.classifier.names or ()),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **origin(),
+        "options": call().to_json(),
     }
 
 
@@ -117,7 +136,7 @@ def print_runs(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = 
         print(json.dumps({**rows[0], **(more or {})} if len(rows) == 1 else rows, indent=1))
         return
     for run, result in results:
-        print(f"\n{run.threat}, {_mask_count(run)}{run.job['defense']}: {result.images} images")
+        print(f"\n{run.threat}, {_mask_count(run)}{run.job['defense']}: {counted(result.images, 'image')}")
         for name, share in result.shares.items():
             print(f"  {name.replace('_', ' '):20} {share.with_interval()}")
         if run.job["precision"] == "fast":
@@ -155,4 +174,5 @@ def _mask_count(run: Run) -> str:
     counts = lengths.drop_null().unique().to_pylist()
     if not counts and run.job["masks"] is None and run.job["stride"] is None:
         return ""
-    return f"{min(counts)} to {max(counts)} masks, " if len(counts) > 1 else f"{max(counts, default=0)} masks, "
+    least, most = min(counts, default=0), max(counts, default=0)
+    return f"{least} to {most} masks, " if least < most else f"{counted(most, 'mask')}, "

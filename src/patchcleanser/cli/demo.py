@@ -48,7 +48,7 @@ def demo(
     metadata = run_metadata("zoo:tiny", "sample", None, job)
     runs = []
     for work, folder in ((job, out / "run"), (AttackJob(first, "apgd", budget), out / "attack")):
-        with run_progress(work, folder, quiet=as_json) as on_progress:
+        with run_progress(work, folder) as on_progress:
             runs.append(evaluate(work, folder, metadata=metadata, on_progress=on_progress))
     certified, attacked = runs
     story = _story(job, attacked, out / "attack.png")

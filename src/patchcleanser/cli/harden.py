@@ -71,7 +71,7 @@ def harden(
     require_outside(out, *names)
     classifier = load_trainable(model, device, out, trust_code=trust_code)
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
-    with progress(f"hardening {model}", quiet=as_json) as show:
+    with progress(f"hardening {model}") as show:
         done = run(classifier, photos, threat, settings=settings, seed=seed, out=out, on_progress=show)
     before, best = done.checks[0], done.best
     card = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchcleanser.cli.options import AsJson, MaskOptions, parse_threat, per_axis
+from patchcleanser.core.counts import counted
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,12 +52,14 @@ def masks(
         print(json.dumps(result, indent=1))
         return
     largest = max((w.area, w) for mask in mask_set.masks for w in mask)[1]
-    print(f"{threat} on an image of {size[0]}×{size[1]} px: {len(mask_set)} masks, the largest window {largest}")
+    number = counted(len(mask_set), "mask")
+    print(f"{threat} on an image of {size[0]}×{size[1]} px: {number}, the largest window {largest}")
     if len(shapes) == 1:
         print(f"the patch is {shapes[0][0]}×{shapes[0][1]} px, {shapes[0][0] * shapes[0][1] / size[0] / size[1]:.2%}")
     else:
         print(f"{len(shapes)} shapes of patch, from {shapes[0]} to {shapes[-1]} px")
-    print(f"predict: {len(mask_set)} classifications of a clean image; certify: {len(mask_set.unions)}")
+    certify = len(mask_set.unions)
+    print(f"predict: {counted(len(mask_set), 'classification')} of a clean image; certify: {certify}")
     print(
         f"covering: proved. Each of the {positions:,} placements lies under some mask; the "
         f"{len(cover.placements)} hardest were checked one by one, and the others are under their masks"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchcleanser.cli.config import call, read_config
+from patchcleanser.cli.progress import LOGGER
+from patchcleanser.core.counts import counted
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import InputError, did_you_mean
 
@@ -42,6 +44,23 @@ Root = Annotated[Path | None, typer.Option(help="Folder that holds the files of 
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Split = Annotated[str | None, typer.Option(help="Part of a named dataset: test (or val), train.")]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help="Let cards and manifests name code to run, or URLs.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what it will cost; nothing is written.")]
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """What every command has."""
+
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            callback=read_config,
+            is_eager=True,
+            help="TOML file of options, or a run whose options are taken; what is typed wins.",
+        ),
+    ] = None
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print results and errors only.")] = False
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")] = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +100,7 @@ class DefenseOptions(MaskOptions):
         """Loads the classifier on the `device` it is called with."""
         from patchcleanser.classifiers import load_classifier
 
-        return partial(load_classifier, self.model, trust_code=self.trust_code)
+        return partial(load_classifier, self.model, trust_code=self.trust_code, named_by=call().named_by("model"))
 
 
 @dataclass(frozen=True)
@@ -102,8 +121,6 @@ class RunOptions(DefenseOptions):
     out: Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")] = None
 
     def __post_init__(self) -> None:
-        if self.unreadable not in ("stop", "skip"):
-            raise InputError(f"--unreadable is stop or skip, got {self.unreadable!r}")
         if self.batch is not None and self.batch < 1:
             raise InputError(f"--batch is at least 1 image, got {self.batch}")
         require_outside(self.out, self.data)
@@ -113,18 +130,19 @@ class RunOptions(DefenseOptions):
         """Whether images that cannot be read are left out."""
         return self.unreadable == "skip"
 
-    def images(self, classifier: Classifier, *, quiet: bool) -> Dataset:
-        """The images under the classifier's class numbers. Notes about them go to standard error."""
+    def images(self, classifier: Classifier) -> Dataset:
+        """The images under the classifier's class numbers."""
         from patchcleanser.data import chosen
         from patchcleanser.evaluation.class_names import match_labels
 
         if self.subset != "random" and self.limit is None:
             raise InputError(f"--subset {self.subset} says which images --limit takes; give --limit too")
-        dataset, note = match_labels(named_images(self.data, self.split, self.root), classifier, self.labels)
+        images = named_images(self.data, self.split, self.root, trust_code=self.trust_code)
+        dataset, note = match_labels(images, classifier, self.labels)
         few = self.limit is not None and self.limit > len(dataset)
-        for text in (note, f"{self.data} has only {len(dataset)} images" if few else None):
-            if text and not quiet:
-                print(f"note: {text}", file=sys.stderr)
+        for text in (note, f"{self.data} has only {counted(len(dataset), 'image')}" if few else None):
+            if text:
+                LOGGER.info(text)
         return chosen(dataset, self.limit, seed=self.seed, subset=self.subset)
 
     def job(self, classifier: Classifier, dataset: Dataset, **options: Any) -> Job:
@@ -145,8 +163,6 @@ class ClusterOptions:
     cpus: Annotated[int, typer.Option("--cpus-per-worker", help="With --on ray: cores and threads per worker.")] = 1
 
     def __post_init__(self) -> None:
-        if self.on not in ("here", "ray"):
-            raise InputError(f"--on is here or ray, got {self.on!r}")
         flags = {"--address": self.address, "--gpus-per-worker": self.gpus, "--cpus-per-worker": self.cpus != 1}
         self.require_ray(flags)
 
@@ -233,14 +249,14 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text.replace("%", "pct")).strip("-.")
 
 
-def named_images(data: str, split: str | None, root: Path | None) -> Dataset:
+def named_images(data: str, split: str | None, root: Path | None, *, trust_code: bool = False) -> Dataset:
     """The dataset of --data, --split and --root."""
     from patchcleanser.data import load_dataset
     from patchcleanser.data.catalog import NAMED
 
     if split is not None and data not in NAMED:
         raise InputError(f"{data} has no splits and is taken whole; leave out --split {split}")
-    return load_dataset(data, split=split or "test", root=root)
+    return load_dataset(data, split=split or "test", root=root, trust_code=trust_code, named_by=call().named_by("data"))
 
 
 def defense_options(

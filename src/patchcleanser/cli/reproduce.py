@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchcleanser.cli.options import AsJson, Device, Limit, Precision, RunnerOptions, Seed, TrustCode
+from patchcleanser.cli.progress import LOGGER
+from patchcleanser.core.counts import counted
 from patchcleanser.errors import DataError, InputError
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def reproduce(
     with cluster.start() as runner:
         live = LiveRunner(
             runs or out / "runs",
-            _executor(runner, quiet=as_json),
+            _executor(runner),
             root=root,
             limit=limit,
             seed=seed,
@@ -115,7 +117,7 @@ def _restrict(experiment: Experiment, models: str | None, data: str | None) -> E
     return replace(experiment, rows=rows)
 
 
-def _executor(runner: Runner, *, quiet: bool) -> Executor:
+def _executor(runner: Runner) -> Executor:
     """Run jobs as certify and attack do, with the same progress."""
     from patchcleanser.cli.certify import run_metadata
     from patchcleanser.cli.progress import run_progress
@@ -123,9 +125,9 @@ def _executor(runner: Runner, *, quiet: bool) -> Executor:
     from patchcleanser.paper.runners import Executor
 
     def run(job: Job | AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
-        if not quiet and not folder.exists():
-            print(folder.name, file=sys.stderr)  # progress names patch and masks, but not the row
-        with run_progress(job, folder, quiet=quiet) as on_progress:
+        if not folder.exists():
+            LOGGER.info(folder.name)  # progress names patch and masks, but not the row
+        with run_progress(job, folder) as on_progress:
             return evaluate(job, folder, metadata=metadata, on_progress=on_progress, runner=runner)
 
     return Executor(run, run_metadata)
@@ -218,7 +220,7 @@ def _print_list(as_json: bool) -> None:
         print(json.dumps(rows, indent=1))
         return
     for row in rows:
-        size = f"{row['lines']} lines" if row["lines"] else "pictures only"
+        size = counted(row["lines"], "line") if row["lines"] else "pictures only"
         print(f"{row['name']:9} {row['paper']:24} {row['title']} ({size})")
         if row["lines"]:
             print(f"{'':9} images: {', '.join(row['data'])}; models: {', '.join(row['models'])}")

@@ -7,12 +7,12 @@ import signal
 import socket
 import sys
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchcleanser.cli.options import PATCH, ClusterOptions, DefenseOptions, defense_options
+from patchcleanser.cli.options import ClusterOptions, DefenseOptions, defense_options
+from patchcleanser.cli.progress import LOGGER
 from patchcleanser.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -22,15 +22,8 @@ API_KEY = "PATCHCLEANSER_API_KEY"
 """Environment variable of the key. Not an option: every user of a machine sees the options of its processes."""
 
 
-@dataclass(frozen=True)
-class ServedDefense(DefenseOptions):
-    """The same options, with --threat as another name of --patch."""
-
-    patch: Annotated[str, typer.Option("--threat", "--patch", help="Threat: 32, 2%, 12x83, any:1% or any:502.")] = PATCH
-
-
 def serve(
-    options: ServedDefense,
+    options: DefenseOptions,
     cluster: ClusterOptions,
     data: Annotated[str, typer.Option(help="Samples of the page: sample, folder:PATH, …, or none.")] = "sample",
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
@@ -73,7 +66,7 @@ def serve(
         ),
     )
     if host not in ("127.0.0.1", "localhost", "::1") and settings.api_key is None:
-        print(f"note: {host} can be reached by others, and there is no {API_KEY}", file=sys.stderr)
+        LOGGER.warning("%s can be reached by others, and there is no %s", host, API_KEY)
     if cluster.on == "here":
         _serve_here(settings, host, port, root_path)
         return
@@ -107,9 +100,7 @@ def _serve_here(settings: ServiceSettings, host: str, port: int, root_path: str)
     listening = _listen(host, port)
     app = create_app(settings)
     if settings.samples and not app.state.service.model.samples:
-        print(
-            f"note: no picture of {settings.samples} has room for a {settings.threat}; none is offered", file=sys.stderr
-        )
+        LOGGER.warning("no picture of %s has room for a %s; none is offered", settings.samples, settings.threat)
     configure_logging(sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
         # The server catches these, finishes the requests it accepted, and raises them again.

@@ -28,6 +28,7 @@ def train(
     root: Annotated[Path | None, typer.Option(help="Folder of the dataset's files; fetched if not given.")] = None,
     recipe: Annotated[str, typer.Option(help="Recipe: paper, scratch-cifar, ds-cifar, …")] = "scratch-cifar",
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe: epochs=30.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images; the same as --set epochs=.")] = None,
     patch: Patch = "2.4%",
     teacher: Annotated[str | None, typer.Option(help="Classifier to distill from, with teacher_weight.")] = None,
     limit: Limit = None,
@@ -46,7 +47,7 @@ def train(
     from patchcleanser.training.artifacts import write_model
     from patchcleanser.training.fit import fit
 
-    settings = _recipe(recipe, change or [])
+    settings = _recipe(recipe, [*(change or []), *([] if epochs is None else [f"epochs={epochs}"])])
     threat = Threat.parse(patch)
     require_outside(out, data)
     torch.manual_seed(seed)  # of the initial weights
@@ -55,7 +56,7 @@ def train(
     start = weights_of(model, classifier)
     preprocessing = classifier.preprocessing.uncropped  # trained without a crop, and so used without one
     teaching = _load_teacher(teacher, settings, device, len(dataset.classes), trust_code=trust_code)
-    with progress(f"training {model}", quiet=as_json) as show:
+    with progress(f"training {model}") as show:
         fitted = fit(
             classifier.module,
             dataset,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +27,14 @@ from patchcleanser.errors import InputError, LabelError, MaskError, PatchCleanse
 
 R = TypeVar("R")
 
+LOGGER = logging.getLogger("patchcleanser")
+
 GROUP_LIMITS = {"cuda": (512, 512_000_000), "cpu": (256, 256_000_000)}
 """Most images, and bytes of images, that are worked on together, so that memory stays bounded. A fast engine
 calibrates once a group, which takes a GPU as long as 20 images."""
+
+MANY_PAIRS = 200_000
+"""More pairs of masks than this take a second or more to build."""
 
 CACHED_SIZES = 256
 """Most mask sets kept, one for each image size: images of ever new sizes must not fill the memory."""
@@ -134,6 +140,9 @@ class MaskDefense(Defense[V, C]):
             return self._given
         if size not in self._built:
             built = MaskSet.build(self.threat, image=size, masks=self._masks, stride=self._stride)
+            pairs = len(built) * (len(built) + 1) // 2
+            if pairs > MANY_PAIRS:
+                LOGGER.info("%s masks make %s pairs; checking them takes a while", f"{len(built):,}", f"{pairs:,}")
             built.require_cover(self.threat)
             if len(self._built) >= CACHED_SIZES:
                 self._built.clear()
