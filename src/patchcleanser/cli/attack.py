@@ -51,10 +51,10 @@ def attack(
 ) -> None:
     """Attack images, ask the undefended and the defended classifier, and keep a row for each."""
     from patchcleanser.attacks.patch_attack import AttackSettings
-    from patchcleanser.cli.certify import run_metadata
     from patchcleanser.cli.progress import run_progress
     from patchcleanser.evaluation import AttackJob, evaluate
     from patchcleanser.evaluation.workloads import workload_of
+    from patchcleanser.records.provenance import origin
 
     by_defense = defense_options(options.defense, options.threshold)
     settings = AttackSettings(**vars(budget), seed=options.seed)
@@ -62,7 +62,6 @@ def attack(
     dataset = options.images(classifier, quiet=as_json)
     base = options.job(classifier, dataset, options=by_defense.get(options.defense, {}))
     job = AttackJob(base, attack, settings)
-    metadata = run_metadata(options.model, options.data, options.split, base)
     with cluster.start(options.loader) as runner:
         identity = runner.begin(workload_of(job, skip=options.skip))
         name = f"{options.model}-{options.data}-{base.threat.shape}-{options.defense}-{attack}"
@@ -73,7 +72,7 @@ def attack(
                 folder,
                 batch=options.batch,
                 skip=options.skip,
-                metadata=metadata,
+                metadata=origin(),
                 on_progress=on_progress,
                 runner=runner,
             )

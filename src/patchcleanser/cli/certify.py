@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,7 +47,7 @@ def certify(
     from patchcleanser.cli.progress import run_progress
     from patchcleanser.evaluation import evaluate
     from patchcleanser.evaluation.workloads import workload_of
-    from patchcleanser.records.provenance import key_of
+    from patchcleanser.records.provenance import key_of, origin
 
     if confirm != "sampled" and options.precision != "fast":
         raise InputError("--confirm belongs to --precision fast; exact labels need no confirmation")
@@ -61,8 +60,7 @@ def certify(
         point.job(classifier, dataset, table=table, confirm=confirm, options=by_defense[point.defense])
         for point in points
     ]
-    metadata = run_metadata(options.model, options.data, options.split, jobs[0])
-    settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": metadata}
+    settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": origin()}
     runs = []
     with cluster.start(options.loader) as runner:
         # All jobs are checked before hours are spent on the first. A job that was given twice runs once.
@@ -77,22 +75,6 @@ def certify(
     if not as_json:
         folders = [options.out] if options.out else [run.folder for run in runs]
         print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', *map(str, folders)])}")
-
-
-def run_metadata(model: str, data: str, split: str | None, job: Job) -> dict[str, Any]:
-    """What a manifest says besides the job itself."""
-    from patchcleanser.data.catalog import NAMED
-    from patchcleanser.records.provenance import origin
-
-    return {
-        "model": model,
-        "data": data,
-        "split": split or ("test" if data in NAMED else None),
-        "classes": list(job.dataset.classes) or list(job.classifier.names or ()),
-        "model_classes": list(job.classifier.names or ()),
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **origin(),
-    }
 
 
 def _name(job: Job) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from patchcleanser.evaluation import AttackJob, Job
     from patchcleanser.evaluation.workloads import Runner
     from patchcleanser.paper import Experiment, Measurement, RunSpec
-    from patchcleanser.paper.runners import Executor, LiveRunner, Outcome, StoredRunner
+    from patchcleanser.paper.runners import Execute, LiveRunner, Outcome, StoredRunner
     from patchcleanser.records.run import Run
 
     Results = tuple[Experiment, dict[str, Measurement], dict[str, str]]
@@ -71,7 +71,7 @@ def reproduce(
     with cluster.start() as runner:
         live = LiveRunner(
             runs or out / "runs",
-            _executor(runner, quiet=as_json),
+            _execute(runner, quiet=as_json),
             root=root,
             limit=limit,
             seed=seed,
@@ -115,12 +115,10 @@ def _restrict(experiment: Experiment, models: str | None, data: str | None) -> E
     return replace(experiment, rows=rows)
 
 
-def _executor(runner: Runner, *, quiet: bool) -> Executor:
+def _execute(runner: Runner, *, quiet: bool) -> Execute:
     """Run jobs as certify and attack do, with the same progress."""
-    from patchcleanser.cli.certify import run_metadata
     from patchcleanser.cli.progress import run_progress
     from patchcleanser.evaluation import evaluate
-    from patchcleanser.paper.runners import Executor
 
     def run(job: Job | AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
         if not quiet and not folder.exists():
@@ -128,7 +126,7 @@ def _executor(runner: Runner, *, quiet: bool) -> Executor:
         with run_progress(job, folder, quiet=quiet) as on_progress:
             return evaluate(job, folder, metadata=metadata, on_progress=on_progress, runner=runner)
 
-    return Executor(run, run_metadata)
+    return run
 
 
 def _run_all(chosen: list[Experiment], runner: LiveRunner | StoredRunner, out: Path, rows: Path) -> list[Results]:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.threats import Threat
+from patchcleanser.data.dataset import class_index
 from patchcleanser.engine.float32 import strict_float32
-from patchcleanser.errors import ImageError, InputError, LabelError, PatchCleanserError
+from patchcleanser.errors import ImageError, InputError, LabelError
 
 V = TypeVar("V")
 C = TypeVar("C")
@@ -45,11 +45,9 @@ class Defense(ABC, Generic[V, C]):
     may_alert = False
     """Whether a verdict may be an alert instead of a label."""
 
-    def __init__(self, classifier: Any, threat: Threat) -> None:
-        if not isinstance(threat, Threat):
-            raise PatchCleanserError(f"a threat is made by Threat.square(32) or the like, got {type(threat).__name__}")
+    def __init__(self, classifier: Any, threat: Threat | str) -> None:
+        self._threat = Threat.of(threat)
         self.classifier = as_classifier(classifier)
-        self._threat = threat
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.classifier!r}, {self.threat})"
@@ -127,17 +125,14 @@ class DefendedModule(nn.Module):
 
 def checked_labels(images: Any, labels: Any) -> list[int]:
     """Class indices as ints; raise LabelError if they are none, or not one for each image that can be counted."""
-    labels = _python_values(labels)
+    labels = labels.tolist() if hasattr(labels, "tolist") else labels  # whose types tell floats from class indices
     if not isinstance(labels, Iterable):
         raise LabelError(f"labels are a list of class indices, one for each image, got {labels!r}")
-    values = [_python_values(value) for value in labels]
-    for value in values:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise LabelError(f"a label is a class index (int), got {value!r} of type {type(value).__name__}")
+    values = [class_index(value) for value in labels]
     # A tensor of no axes has a __len__ that raises; checked_images refuses it.
     if hasattr(images, "__len__") and getattr(images, "shape", None) != () and len(images) != len(values):
         raise LabelError(f"{len(values)} labels for {len(images)} images")
-    return [int(value) for value in values]
+    return values
 
 
 def examine_each(
@@ -161,8 +156,3 @@ def check_range(labels: Iterable[int], classes: int) -> None:
     for label in labels:
         if not 0 <= label < classes:
             raise LabelError(f"label {label} is out of range; the classifier has classes 0 to {classes - 1}")
-
-
-def _python_values(value: Any) -> Any:
-    """Tensors and arrays as Python numbers or lists, whose types tell floats from class indices."""
-    return value.tolist() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value

@@ -34,13 +34,13 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
     of them, so the true class has the largest logit. A smaller patch lies inside a larger one. One patch is meant.
     """
 
-    def __init__(self, classifier: Any, threat: Threat) -> None:
+    def __init__(self, classifier: Any, threat: Threat | str) -> None:
         super().__init__(classifier, threat)
         module = getattr(self.classifier, "module", None)
         if not isinstance(self.classifier, TorchClassifier) or not isinstance(module, IntervalNet):
             raise InputError(f"interval bounds need a network that has them, such as net:interval, got {classifier!r}")
-        if threat.count > 1:
-            raise ThreatError(f"the certificate of IntervalBounds is for one patch, got {threat}")
+        if self.threat.count > 1:
+            raise ThreatError(f"the certificate of IntervalBounds is for one patch, got {self.threat}")
         self.module = module
 
     def check_size(self, size: Size) -> None:

@@ -48,10 +48,10 @@ class LocalScoreDefense(Defense[V, C]):
     many_patches = True
     """Whether the certificate also holds for several patches at once."""
 
-    def __init__(self, classifier: Any, threat: Threat) -> None:
+    def __init__(self, classifier: Any, threat: Threat | str) -> None:
         super().__init__(classifier, threat)
-        if threat.count > 1 and not self.many_patches:
-            raise ThreatError(f"the certificate of {type(self).__name__} is for one patch, got {threat}")
+        if self.threat.count > 1 and not self.many_patches:
+            raise ThreatError(f"the certificate of {type(self).__name__} is for one patch, got {self.threat}")
         self.source = self.score_source()
         self._fields: dict[Size, tuple[ReceptiveFields, tuple[Footprint, ...]]] = {}
 

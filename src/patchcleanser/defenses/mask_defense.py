@@ -84,7 +84,7 @@ class MaskDefense(Defense[V, C]):
     def __init__(
         self,
         classifier: Any,
-        threat: Threat,
+        threat: Threat | str,
         *,
         masks: int | tuple[int, int] | None = None,
         stride: int | tuple[int, int] | None = None,
@@ -99,14 +99,14 @@ class MaskDefense(Defense[V, C]):
         masks_per_axis(masks, stride)  # refused at once, not with the first image
         if chunk is not None and chunk < 1:
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
-        self.engine = build_engine(self.classifier, grid=threat.grid, chunk=chunk, precision=precision)
+        self.engine = build_engine(self.classifier, grid=self.threat.grid, chunk=chunk, precision=precision)
         if confirm not in ("sampled", "all"):
             raise InputError(f"confirm is 'sampled' or 'all', got {confirm!r}")
         self.confirm = confirm
         self._masks, self._stride, self._given = masks, stride, mask_set
         self._built: dict[Size, MaskSet] = {}
         if mask_set is not None:
-            mask_set.require_cover(threat)
+            mask_set.require_cover(self.threat)
 
     @property
     def fast(self) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from patchcleanser.errors import InputError
 from patchcleanser.evaluation.attack_rows import attack_rows
 from patchcleanser.evaluation.jobs import AttackJob, Job
 from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns, load_batch
@@ -196,15 +197,19 @@ def evaluate(
     """Certify or attack every image of a job, and write a row for each into a folder.
 
     A run that was stopped goes on where it was. `batch` is the number of images per shard, `skip` leaves out images
-    that cannot be read, with the reason in their rows, and `metadata` goes into the manifest but decides nothing.
+    that cannot be read, with the reason in their rows. `metadata` goes into the manifest with that of the job, and
+    decides nothing.
     `runner` is where the work is done: here, or RayRunner(...). One may begin a run and the other finish it. Only this
     process writes.
     """
+    if not isinstance(job, Job | AttackJob) or not isinstance(folder, str | Path):
+        got = f"{type(job).__name__} and {type(folder).__name__}"
+        raise InputError(f"evaluate takes a Job or an AttackJob, and the folder of the run; got {got}")
     runner, work = runner or LocalRunner(), workload_of(job, skip=skip)
     identity = runner.begin(work)
     on_gpu, elsewhere = work.sizes
     size = batch or (on_gpu if identity["device"] == "cuda" else elsewhere)
-    metadata = {"entropy": secrets.randbits(63), **(metadata or {})}
+    metadata = {"entropy": secrets.randbits(63), **work.job.metadata, **(metadata or {})}
     run = Run.begin(folder, identity, images=len(work.job.dataset), batch=size, metadata=metadata)
     with run.locked():
         state, here, entropy = summary(run.read(work.columns)), 0, int(run.metadata.get("entropy", 0))
