@@ -21,7 +21,6 @@ from typing import Any
 
 from patchcleanser import Threat, load_classifier
 from patchcleanser.classifiers.trained import read_card
-from patchcleanser.cli.progress import run_progress
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline, row_key
@@ -61,8 +60,7 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
 def measured(job: Job, folder: Path) -> dict[str, Any]:
     """What certifying a job gave, and what it took."""
     command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
-    with run_progress(job, folder) as on_progress:
-        run = evaluate(job, folder, metadata={"command": command}, on_progress=on_progress)
+    run = evaluate(job, folder, metadata={"command": command}, progress=True)
     totals = summary(run.read(COLUMNS))
     return {
         "images": totals.images,

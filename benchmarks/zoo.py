@@ -19,7 +19,6 @@ from typing import Any
 from patchcleanser import Threat, load_classifier
 from patchcleanser.classifiers.registry import innermost, members
 from patchcleanser.classifiers.trained import read_card, zoo_folder
-from patchcleanser.cli.progress import run_progress
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.records.metrics import COLUMNS, summary
@@ -33,8 +32,7 @@ def measured(job: Job, folder: Path) -> dict[str, object]:
     """What certifying a job gave, and what it took."""
     command = shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
     started = time.monotonic()
-    with run_progress(job, folder) as on_progress:
-        run = evaluate(job, folder, metadata={"command": command}, on_progress=on_progress)
+    run = evaluate(job, folder, metadata={"command": command}, progress=True)
     totals = summary(run.read(COLUMNS))
     stats = job.masking.engine.stats
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import shlex
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from patchcleanser.cli.demo import demo
 from patchcleanser.cli.harden import harden
 from patchcleanser.cli.masks import masks
 from patchcleanser.cli.predict import predict
+from patchcleanser.cli.progress import notes
 from patchcleanser.cli.report import report
 from patchcleanser.cli.reproduce import reproduce
 from patchcleanser.cli.serve import serve
@@ -71,10 +73,11 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
     def command(**options: Any) -> None:
         for name, group in groups.items():
             options[name] = group(**{field.name: options.pop(field.name) for field in fields(group)})
-        try:
-            function(**options)
-        except KeyboardInterrupt:
-            raise StoppedError from None
+        with notes(logging.WARNING if options.get("as_json") else logging.INFO):
+            try:
+                function(**options)
+            except KeyboardInterrupt:
+                raise StoppedError from None
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -6,7 +6,7 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -51,31 +51,22 @@ def attack(
 ) -> None:
     """Attack images, ask the undefended and the defended classifier, and keep a row for each."""
     from patchcleanser.attacks.patch_attack import AttackSettings
-    from patchcleanser.cli.progress import run_progress
     from patchcleanser.evaluation import AttackJob, evaluate
     from patchcleanser.evaluation.workloads import workload_of
     from patchcleanser.records.provenance import origin
 
     by_defense = defense_options(options.defense, options.threshold)
-    settings = AttackSettings(**vars(budget), seed=options.seed)
+    budget_settings = AttackSettings(**vars(budget), seed=options.seed)
     classifier = options.loader(device=cluster.device(options.device))
     dataset = options.images(classifier, quiet=as_json)
     base = options.job(classifier, dataset, options=by_defense.get(options.defense, {}))
-    job = AttackJob(base, attack, settings)
+    job = AttackJob(base, attack, budget_settings)
     with cluster.start(options.loader) as runner:
         identity = runner.begin(workload_of(job, skip=options.skip))
         name = f"{options.model}-{options.data}-{base.threat.shape}-{options.defense}-{attack}"
         folder = options.out or default_folder(name, identity)
-        with run_progress(job, folder, quiet=as_json) as on_progress:
-            run = evaluate(
-                job,
-                folder,
-                batch=options.batch,
-                skip=options.skip,
-                metadata=origin(),
-                on_progress=on_progress,
-                runner=runner,
-            )
+        settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": origin()}
+        run = evaluate(job, folder, **settings, progress=not as_json, runner=runner)
     _print_run(run, options.model, sheet=_draw_attacked(run, dataset), as_json=as_json)
 
 

@@ -44,7 +44,6 @@ def certify(
 
     A comma list of --patch, --masks or --defense makes a sweep: one run for each combination.
     """
-    from patchcleanser.cli.progress import run_progress
     from patchcleanser.evaluation import evaluate
     from patchcleanser.evaluation.workloads import workload_of
     from patchcleanser.records.provenance import key_of, origin
@@ -69,8 +68,7 @@ def certify(
             folder = options.out or default_folder(f"{options.model}-{options.data}-{_name(job)}", identity)
             if options.out and len(jobs) > 1:
                 folder = options.out / slug(_name(job))
-            with run_progress(job, folder, quiet=as_json) as on_progress:
-                runs.append(evaluate(job, folder, **settings, on_progress=on_progress, runner=runner))
+            runs.append(evaluate(job, folder, **settings, progress=not as_json, runner=runner))
     print_runs(runs, as_json=as_json)
     if not as_json:
         folders = [options.out] if options.out else [run.folder for run in runs]
@@ -79,11 +77,9 @@ def certify(
 
 def _name(job: Job) -> str:
     """Threat, masks (or options) and defense, for a folder's name."""
-    from patchcleanser.cli.progress import grid_name
-
     threat = f"{job.threat.count}of{job.threat.shape}" if job.threat.count > 1 else str(job.threat.shape)
     options = "-".join(f"{name}{value}" for name, value in sorted(job.options.items())) or "default"
-    return f"{threat}-{grid_name(job) if job.has_masks else options}-{job.defense}"
+    return f"{threat}-{job.grid if job.has_masks else options}-{job.defense}"
 
 
 def print_runs(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None) -> None:

@@ -30,7 +30,6 @@ def demo(
     from patchcleanser.attacks.patch_attack import AttackSettings
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.certify import print_runs
-    from patchcleanser.cli.progress import run_progress
     from patchcleanser.core.threats import Threat
     from patchcleanser.data import chosen, load_dataset
     from patchcleanser.evaluation import AttackJob, Job, evaluate
@@ -46,8 +45,7 @@ def demo(
     budget = AttackSettings(iterations=100, locations=1)  # the weaker of the paper's two attackers
     runs = []
     for work, folder in ((job, out / "run"), (AttackJob(first, "apgd", budget), out / "attack")):
-        with run_progress(work, folder, quiet=as_json) as on_progress:
-            runs.append(evaluate(work, folder, metadata=origin(), on_progress=on_progress))
+        runs.append(evaluate(work, folder, metadata=origin(), progress=not as_json))
     certified, attacked = runs
     story = _story(job, attacked, out / "attack.png")
     page = write_report([(certified, derive(certified)), (attacked, None)], out / "report")

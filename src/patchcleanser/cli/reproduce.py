@@ -117,14 +117,12 @@ def _restrict(experiment: Experiment, models: str | None, data: str | None) -> E
 
 def _execute(runner: Runner, *, quiet: bool) -> Execute:
     """Run jobs as certify and attack do, with the same progress."""
-    from patchcleanser.cli.progress import run_progress
     from patchcleanser.evaluation import evaluate
 
     def run(job: Job | AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
         if not quiet and not folder.exists():
             print(folder.name, file=sys.stderr)  # progress names patch and masks, but not the row
-        with run_progress(job, folder, quiet=quiet) as on_progress:
-            return evaluate(job, folder, metadata=metadata, on_progress=on_progress, runner=runner)
+        return evaluate(job, folder, metadata=metadata, progress=not quiet, runner=runner)
 
     return run
 

@@ -16,6 +16,7 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data.dataset import class_index
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import ImageError, InputError, LabelError
+from patchcleanser.progress import tracked
 
 V = TypeVar("V")
 C = TypeVar("C")
@@ -63,15 +64,22 @@ class Defense(ABC, Generic[V, C]):
         return False
 
     @abstractmethod
-    def predict(self, images: Any) -> list[V]:
-        """A verdict for each image."""
+    def predict(self, images: Any, *, progress: bool | None = False) -> list[V]:
+        """A verdict for each image. `progress` shows a bar; None does so on a terminal and in a notebook."""
 
-    def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
-        """A certificate for each clean image with its true label; `maps` asks for the map of proved positions."""
-        return [examination.certificate for examination in self.examine(images, labels, maps=maps)]
+    def certify(
+        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = None
+    ) -> list[C]:
+        """A certificate for each clean image with its true label; `maps` asks for the map of proved positions.
+
+        `progress` shows a bar; by default it does so on a terminal and in a notebook.
+        """
+        return [exam.certificate for exam in self.examine(images, labels, maps=maps, progress=progress)]
 
     @abstractmethod
-    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> Sequence[Examination[V, C]]:
+    def examine(
+        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
+    ) -> Sequence[Examination[V, C]]:
         """Verdict, certificate and undefended label of clean images; nothing is computed twice."""
 
     @abstractmethod
@@ -129,20 +137,31 @@ def checked_labels(images: Any, labels: Any) -> list[int]:
     if not isinstance(labels, Iterable):
         raise LabelError(f"labels are a list of class indices, one for each image, got {labels!r}")
     values = [class_index(value) for value in labels]
-    # A tensor of no axes has a __len__ that raises; checked_images refuses it.
-    if hasattr(images, "__len__") and getattr(images, "shape", None) != () and len(images) != len(values):
+    if number_of(images) not in (None, len(values)):
         raise LabelError(f"{len(values)} labels for {len(images)} images")
     return values
 
 
+def number_of(images: Any) -> int | None:
+    """How many images there are, if they can be counted."""
+    # A tensor of no axes has a __len__ that raises; checked_images refuses it.
+    return len(images) if hasattr(images, "__len__") and getattr(images, "shape", None) != () else None
+
+
 def examine_each(
-    defense: Defense[Any, Any], prepared: Iterable[T], labels: list[int], maps: bool, examine: Callable[[T, int], R]
+    defense: Defense[Any, Any],
+    prepared: Iterable[T],
+    labels: list[int],
+    examine: Callable[[T, int], R],
+    *,
+    maps: bool,
+    progress: bool | None,
 ) -> list[R]:
     """Examine prepared images one by one with their labels, for defenses that have no map of positions."""
     if maps:
         raise InputError(f"{type(defense).__name__} has no map of positions; leave out maps=")
     results: list[R] = []
-    for image in prepared:
+    for image in tracked(prepared, "certify", progress, total=len(labels)):
         if len(results) == len(labels):
             raise LabelError(f"{len(labels)} labels for at least {len(results) + 1} images")
         results.append(examine(image, labels[len(results)]))

@@ -90,6 +90,16 @@ class Job:
         return issubclass(DEFENSES[self.defense].load(), MaskDefense)
 
     @property
+    def grid(self) -> str:
+        """The masks or strides per axis, as 6x6."""
+        return "x".join(map(str, self.identity["masks"] or self.identity["stride"]))
+
+    @property
+    def title(self) -> str:
+        """Threat, masks and defense."""
+        return f"{self.threat}, {f'{self.grid} masks, ' if self.has_masks else ''}{self.defense}"
+
+    @property
     def masking(self) -> MaskDefense[Any, Any]:
         """The defense; InputError if it has no masks."""
         if not isinstance(self.built, MaskDefense):
