@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from patchcleanser.cli.app import app
 from patchcleanser.data import chosen
 from patchcleanser.data.codec import as_picture
 from patchcleanser.errors import InputError
-from patchcleanser.evaluation import AttackJob
+from patchcleanser.evaluation import AttackJob, jobs
 from patchcleanser.evaluation.workloads import Progress
 
 
@@ -159,3 +161,9 @@ def test_attack_jobs_refuse_other_things_than_jobs_attacks_and_settings(options:
     job = Job(load_classifier("zoo:tiny", device="cpu"), "sample", "5", masks=2)
     with pytest.raises(InputError):
         AttackJob(**{"job": job, "attack": "apgd", **options})
+
+
+def test_type_checkers_see_every_field_of_a_job() -> None:
+    tree = ast.parse(Path(jobs.__file__).read_text(encoding="utf-8"))
+    (init,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    assert [argument.arg for argument in init.args.args[1:]] == [field.name for field in fields(Job)]

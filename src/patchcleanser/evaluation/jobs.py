@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from patchcleanser.attacks import ADAPTIVE, ATTACKS
 from patchcleanser.attacks.patch_attack import AttackSettings, require_gradients
@@ -56,6 +57,22 @@ class Job:
     """With fast labels: "all" recomputes every label of a certified image in float32, "sampled" a sample of labels."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of this defense only, such as threshold= of Minority Reports or seed= of challenger masking."""
+
+    if TYPE_CHECKING:  # what it takes; the fields say what it holds
+
+        def __init__(
+            self,
+            classifier: Classifier | nn.Module | Callable[..., Any] | str,
+            dataset: Any,
+            threat: Threat | str,
+            defense: str = "double-masking",
+            masks: Pair = None,
+            stride: Pair = None,
+            precision: Precision = "exact",
+            table: bool = False,
+            confirm: Confirm = "sampled",
+            options: Mapping[str, Any] = ...,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "threat", Threat.of(self.threat))
