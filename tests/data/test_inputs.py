@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
-from patchcleanser import DoubleMasking, Job, PatchCleanserError, Threat, load_dataset
+from patchcleanser import DoubleMasking, Job, PatchCleanserError, Threat, evaluate, load_dataset
 from patchcleanser.data.inputs import as_dataset
 from patchcleanser.errors import DataError, ImageError, InputError, LabelError, ThreatError
 
@@ -162,10 +162,10 @@ def test_what_is_no_dataset_is_refused_in_one_sentence(data: Any, kind: type[Exc
     assert "\n" not in str(error.value)
 
 
-def test_images_that_differ_with_every_read_are_refused() -> None:
-    dataset = as_dataset(Flickering())
-    with pytest.raises(DataError, match=r"image 1 of Flickering .*random transforms"):
-        dataset.image(1)
+def test_images_that_differ_with_every_read_are_refused(tmp_path: Path) -> None:
+    job = Job(NETWORK, Flickering(), "2x3", masks=2)
+    with pytest.raises(InputError, match=r"image 0 of Flickering .*leave random transforms out$"):
+        evaluate(job, tmp_path, skip=True)  # leaving out what has changed would be a choice by chance
 
 
 def test_jobs_and_defenses_take_texts_modules_and_pairs() -> None:

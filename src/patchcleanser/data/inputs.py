@@ -50,7 +50,7 @@ class PairDataset(Dataset):
     """The pairs (image, label) of a torch dataset or a list. The id of an image is its number.
 
     All pairs are read once at the beginning, for their labels and a hash of their pixels. A later read of other pixels
-    is a DataError.
+    is an InputError.
     """
 
     def __init__(self, pairs: Any) -> None:
@@ -75,7 +75,7 @@ class PairDataset(Dataset):
     def image(self, index: int) -> Tensor:
         pixels, _ = self._pair(index)
         if _digest(pixels) != self._digests[index]:
-            raise DataError(
+            raise InputError(
                 f"image {index} of {self.name} is another one each time it is read; leave random transforms out"
             )
         return pixels
