@@ -297,7 +297,7 @@ def class_index(label: Any, what: str = "a label") -> int:
     value = label.tolist() if hasattr(label, "tolist") else label
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         hint = "; of one-hot labels pass the argmax" if isinstance(value, list) else ""
-        raise LabelError(f"{what} is a class index (int), got {value!r:.40} of type {type(label).__name__}{hint}")
+        raise LabelError(f"{what} is a class index (int), got {value!r:.40} of type {type(value).__name__}{hint}")
     return int(value)
 
 
