@@ -21,8 +21,6 @@ from typing import Any
 
 from patchcleanser import Threat, load_classifier
 from patchcleanser.classifiers.trained import read_card
-from patchcleanser.cli.certify import run_metadata
-from patchcleanser.cli.progress import run_progress
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline, row_key
@@ -50,7 +48,7 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
         "defense": baseline.defense,
         "network": card["model"],
         "patch": PATCHES[patch],
-        **measured(job, folder, spec, "cifar10", words.split),
+        **measured(job, folder),
         "printed": list(baseline.printed(patch).values()) or None,
         "recipe": card["recipe"],
         "seed": card["seed"],
@@ -59,12 +57,10 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
     }
 
 
-def measured(job: Job, folder: Path, spec: str, data: str, split: str = "test") -> dict[str, Any]:
+def measured(job: Job, folder: Path) -> dict[str, Any]:
     """What certifying a job gave, and what it took."""
     command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
-    metadata = {**run_metadata(spec, data, split, job), "command": command}
-    with run_progress(job, folder) as on_progress:
-        run = evaluate(job, folder, metadata=metadata, on_progress=on_progress)
+    run = evaluate(job, folder, metadata={"command": command}, progress=True)
     totals = summary(run.read(COLUMNS))
     return {
         "images": totals.images,
@@ -103,7 +99,7 @@ def smoke_row(defense: str, spec: str, options: dict[str, Any], words: argparse.
     dataset = chosen(load_dataset(words.smoke), words.limit or 200, subset="first")
     job = Job(load_classifier(spec), dataset, Threat.parse("2%", grid="input"), defense, options=options)
     folder = (words.runs or words.models) / "-".join(["imagenet", defense, spec.split(":")[-1].partition("?")[0]])
-    row = measured(job, folder, spec, words.smoke)
+    row = measured(job, folder)
     columns = ("images", "ms", "classifications", "options", "command", "versions")
     return {"defense": defense, "network": spec, "patch": "2%", **{name: row[name] for name in columns}}
 

@@ -76,7 +76,7 @@ def main() -> None:
         "asked": "with its mirror image" if mirror else "once",
     }
     words = [given.name, Path(inner).name if hardened else "untouched", *["filled-in"] * filled, *["mirrored"] * mirror]
-    row |= measured(job, given.runs / "-".join(words), given.model, data)
+    row |= measured(job, given.runs / "-".join(words))
     row |= {
         "seed": card.get("seed"),
         "weights": card.get("weights_sha256") or job.classifier.fingerprint,

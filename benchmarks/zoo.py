@@ -19,8 +19,6 @@ from typing import Any
 from patchcleanser import Threat, load_classifier
 from patchcleanser.classifiers.registry import innermost, members
 from patchcleanser.classifiers.trained import read_card, zoo_folder
-from patchcleanser.cli.certify import run_metadata
-from patchcleanser.cli.progress import run_progress
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.records.metrics import COLUMNS, summary
@@ -30,13 +28,11 @@ HARDENED = {"name": "harden"}
 """What stands for a recipe where there is none."""
 
 
-def measured(job: Job, folder: Path, model: str, data: str) -> dict[str, object]:
+def measured(job: Job, folder: Path) -> dict[str, object]:
     """What certifying a job gave, and what it took."""
     command = shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
-    metadata = {**run_metadata(model, data, "test", job), "command": command}
     started = time.monotonic()
-    with run_progress(job, folder) as on_progress:
-        run = evaluate(job, folder, metadata=metadata, on_progress=on_progress)
+    run = evaluate(job, folder, metadata={"command": command}, progress=True)
     totals = summary(run.read(COLUMNS))
     stats = job.masking.engine.stats
     return {
@@ -70,7 +66,7 @@ def row_of(spec: str, patch: str, limit: int | None, runs: Path) -> dict[str, ob
     dataset = chosen(load_dataset("cifar10", split="test"), limit, subset="first")
     job = Job(load_classifier(spec), dataset, Threat.parse(patch), masks=6, precision="fast")
     row: dict[str, object] = {"model": called, "patch": f"{patch}x{patch}", "masks": "6x6", "grid": "source"}
-    row |= measured(job, runs / f"{called}-{patch}", spec, "cifar10")
+    row |= measured(job, runs / f"{called}-{patch}")
     facts = [
         {
             "recipe": card.get("recipe", HARDENED)["name"],

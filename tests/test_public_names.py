@@ -11,6 +11,7 @@ def test_the_public_names_are_exactly_the_intended_ones() -> None:
         "CallableClassifier",
         "Case",
         "Certificate",
+        "CertifiedAccuracy",
         "ChallengerMasking",
         "Classifier",
         "Client",

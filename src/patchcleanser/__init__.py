@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers; tests/test_pub
     from patchcleanser.defenses.double_masking import DoubleMasking as DoubleMasking
     from patchcleanser.defenses.minority_reports import MinorityReports as MinorityReports
     from patchcleanser.errors import PatchCleanserError as PatchCleanserError
+    from patchcleanser.evaluation import CertifiedAccuracy as CertifiedAccuracy
     from patchcleanser.evaluation import Job as Job
     from patchcleanser.evaluation import evaluate as evaluate
     from patchcleanser.records.run import Run as Run
@@ -38,7 +39,7 @@ _PUBLIC = {
     "data": ("load_dataset",),
     "defenses": ("ChallengerMasking", "DoubleMasking", "MinorityReports"),
     "errors": ("PatchCleanserError",),
-    "evaluation": ("Job", "evaluate"),
+    "evaluation": ("CertifiedAccuracy", "Job", "evaluate"),
     "records.run": ("Run",),
     "service.client": ("Client",),
 }

@@ -34,14 +34,14 @@ class PatchCleanserError(Exception):
     """Base of every error raised on purpose by patchcleanser."""
 
     @classmethod
-    def unknown(cls, kind: str, name: str, names: Iterable[str], more: str = "") -> PatchCleanserError:
+    def unknown(cls, kind: str, name: object, names: Iterable[str], more: str = "") -> PatchCleanserError:
         """The error for a name that is none of `names`; `more` ends its message.
 
         >>> str(InputError.unknown("dataset", "Cifar", ["sample", "cifar10"]))
         "no dataset 'Cifar'; there are sample, cifar10; did you mean cifar10?"
         """
         names = list(names)
-        return cls(f"no {kind} {name!r}; there are {', '.join(names)}{more}{did_you_mean(name, names)}")
+        return cls(f"no {kind} {name!r}; there are {', '.join(names)}{more}{did_you_mean(str(name), names)}")
 
 
 class InputError(PatchCleanserError, ValueError):

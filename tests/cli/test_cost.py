@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from patchcleanser.cli.progress import LOGGER, notes, progress
+from patchcleanser.cli.progress import LOGGER, notes
+from patchcleanser.progress import progress_bar
 from patchcleanser.records.run import Run
 
 from .conftest import Command
@@ -112,7 +113,7 @@ def lines(text: str) -> list[str]:
 def test_the_progress_line_fits_the_terminal_with_all_its_parts(width: int) -> None:
     screen = io.StringIO()
     console = Console(file=screen, width=width, force_terminal=True, highlight=False)
-    with notes(logging.INFO), progress("a run", 50_000, console=console) as show:
+    with notes(logging.INFO), progress_bar("a run", True, total=50_000, console=console) as show:
         show(12_800, 50_000, "certified 61.2%  12.34 images/s")
     assert max(map(len, lines(screen.getvalue()))) <= width
     bars = [line for line in lines(screen.getvalue()) if "50000" in line]

@@ -11,21 +11,20 @@ from typer.testing import CliRunner
 
 from patchcleanser.cli.app import app
 from patchcleanser.errors import InputError
-from patchcleanser.evaluation import evaluate
+from patchcleanser.evaluation import AttackJob, Job, evaluate
 from patchcleanser.evaluation.timing import Latencies
 from patchcleanser.paper import EXPERIMENTS, RunSpec
 from patchcleanser.paper.measurements import collect, read_measurements
 from patchcleanser.paper.models import usual_patch
-from patchcleanser.paper.runners import Executor, LiveRunner, Missing, StoredRunner
+from patchcleanser.paper.runners import LiveRunner, Missing, StoredRunner
 from patchcleanser.records.run import Run
 
 
 def live_runner(root: Path | None, runs: Path, **options: Any) -> LiveRunner:
-    executor = Executor(
-        lambda job, folder, metadata: evaluate(job, folder, metadata=metadata),
-        lambda model, data, split, job: {"model": model, "data": data},
-    )
-    return LiveRunner(runs, executor, root=root, device="cpu", **options)
+    def execute(job: Job | AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
+        return evaluate(job, folder, metadata=metadata)
+
+    return LiveRunner(runs, execute, root=root, device="cpu", **options)
 
 
 def test_a_run_is_executed_once_and_then_found(root: Path, tmp_path: Path) -> None:

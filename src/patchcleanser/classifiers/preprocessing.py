@@ -226,7 +226,7 @@ def checked_image(image: Any, channels: int | None, number: int = 0) -> Tensor:
     low, high = (float(v) for v in tensor.aminmax())
     if not (low >= 0 and high <= 1):  # NaN fails this too
         got = "NaN" if low != low or high != high else f"values from {low:g} to {high:g}"
-        raise ImageError(f"{where} has {got}; pixels lie in [0, 1]")
+        raise ImageError(f"{where} has {got}; pixels lie in [0, 1], and are normalised by the classifier")
     return tensor
 
 

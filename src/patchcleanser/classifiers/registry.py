@@ -148,9 +148,10 @@ def as_classifier(model: Any) -> Classifier:
         return load_classifier(model)
     if isinstance(model, nn.Module):
         return TorchClassifier(model)
-    if callable(model):
+    if callable(model) and not isinstance(model, type):
         return CallableClassifier(model)
-    raise InputError(f"a classifier is a Classifier, torch module, function or string, got {type(model).__name__}")
+    got = f"the class {model.__name__}; make an instance" if isinstance(model, type) else type(model).__name__
+    raise InputError(f"a classifier is a Classifier, torch module, function or string, got {got}")
 
 
 def pick_device(device: str) -> torch.device:

@@ -6,7 +6,7 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,19 +60,18 @@ def attack(
 ) -> None:
     """Attack images, ask the undefended and the defended classifier, and keep a row for each."""
     from patchcleanser.attacks.patch_attack import AttackSettings
-    from patchcleanser.cli.certify import run_metadata
+    from patchcleanser.cli.config import call
     from patchcleanser.cli.cost import announce
-    from patchcleanser.cli.progress import run_progress, waiting
+    from patchcleanser.cli.progress import shown, waiting
     from patchcleanser.evaluation import AttackJob, evaluate
     from patchcleanser.evaluation.workloads import workload_of
 
     by_defense = defense_options(options.defense, options.threshold)
-    settings = AttackSettings(**vars(budget), seed=options.seed)
+    budget_settings = AttackSettings(**vars(budget), seed=options.seed)
     classifier = options.loader(device=cluster.device(options.device))
     dataset = options.images(classifier)
     base = options.job(classifier, dataset, options=by_defense.get(options.defense, {}))
-    job = AttackJob(base, attack, settings)
-    metadata = run_metadata(options.model, options.data, options.split, base)
+    job = AttackJob(base, attack, budget_settings)
     with cluster.start(options.loader) as runner:
         with waiting("checking the masks"):
             identity = runner.begin(workload_of(job, skip=options.skip))
@@ -80,16 +79,8 @@ def attack(
         folder = options.out or default_folder(name, identity)
         if announce([(job, folder)], cluster, dry_run=dry_run, as_json=as_json):
             return
-        with run_progress(job, folder) as on_progress:
-            run = evaluate(
-                job,
-                folder,
-                batch=options.batch,
-                skip=options.skip,
-                metadata=metadata,
-                on_progress=on_progress,
-                runner=runner,
-            )
+        settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
+        run = evaluate(job, folder, **settings, progress=shown(), runner=runner)
     _print_run(run, options.model, sheet=_draw_attacked(run, dataset), as_json=as_json)
 
 

@@ -62,7 +62,7 @@ def data(
         _print_dataset(details)
     if details["unreadable"]:
         count = len(details["unreadable"])
-        raise DataError(f"{count} of {counted(details['read'], 'image')} cannot be decoded; named above")
+        raise DataError(f"{count} of {counted(details['read'], 'image')} read cannot be decoded; named above")
 
 
 def _list_datasets(as_json: bool) -> None:

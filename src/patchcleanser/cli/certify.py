@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
@@ -52,7 +51,7 @@ def certify(
     A comma list of --patch, --masks or --defense makes a sweep: one run for each combination.
     """
     from patchcleanser.cli.cost import announce
-    from patchcleanser.cli.progress import run_progress, waiting
+    from patchcleanser.cli.progress import shown, waiting
     from patchcleanser.evaluation import evaluate
     from patchcleanser.evaluation.workloads import workload_of
     from patchcleanser.records.leftovers import RUNS_BELOW, require_free
@@ -69,8 +68,7 @@ def certify(
         point.job(classifier, dataset, table=table, confirm=confirm, options=by_defense[point.defense])
         for point in points
     ]
-    metadata = run_metadata(options.model, options.data, options.split, jobs[0])
-    settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": metadata}
+    settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
     runs = []
     if options.out and len(jobs) > 1:
         require_free(options.out, ours=RUNS_BELOW)
@@ -85,8 +83,7 @@ def certify(
         if announce(work, cluster, dry_run=dry_run, as_json=as_json):
             return
         for job, folder in work:
-            with run_progress(job, folder) as on_progress:
-                runs.append(evaluate(job, folder, **settings, on_progress=on_progress, runner=runner))
+            runs.append(evaluate(job, folder, **settings, progress=shown(), runner=runner))
     print_runs(runs, as_json=as_json)
     if not as_json:
         folders = [options.out] if options.out else [run.folder for run in runs]
@@ -100,30 +97,11 @@ def _folder(job: Job, identity: Mapping[str, Any], options: RunOptions, *, sever
     return default_folder(f"{options.model}-{options.data}-{_name(job)}", identity)
 
 
-def run_metadata(model: str, data: str, split: str | None, job: Job) -> dict[str, Any]:
-    """What a manifest says besides the job itself."""
-    from patchcleanser.data.catalog import NAMED
-    from patchcleanser.records.provenance import origin
-
-    return {
-        "model": model,
-        "data": data,
-        "split": split or ("test" if data in NAMED else None),
-        "classes": list(job.dataset.classes) or list(job.classifier.names or ()),
-        "model_classes": list(job.classifier.names or ()),
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **origin(),
-        "options": call().to_json(),
-    }
-
-
 def _name(job: Job) -> str:
     """Threat, masks (or options) and defense, for a folder's name."""
-    from patchcleanser.cli.progress import grid_name
-
     threat = f"{job.threat.count}of{job.threat.shape}" if job.threat.count > 1 else str(job.threat.shape)
     options = "-".join(f"{name}{value}" for name, value in sorted(job.options.items())) or "default"
-    return f"{threat}-{grid_name(job) if job.has_masks else options}-{job.defense}"
+    return f"{threat}-{job.grid if job.has_masks else options}-{job.defense}"
 
 
 def print_runs(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None) -> None:

@@ -32,9 +32,11 @@ class Call:
     read: frozenset[str] = frozenset()
     """The options that were read from it, or from a TOML file."""
 
-    def to_json(self) -> dict[str, Any]:
-        """What a run stores, so that it can be repeated."""
-        return {self.command: dict(self.options)} if self.command else {}
+    def metadata(self) -> dict[str, Any]:
+        """What a run stores of it: the command, versions, and the options, so that it can be repeated."""
+        from patchcleanser.records.provenance import origin
+
+        return {**origin(), "options": {self.command: dict(self.options)} if self.command else {}}
 
     def named_by(self, name: str) -> Path | None:
         """The run that an option was read from. Its author may be a stranger, so it must not name code to run."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from patchcleanser.cli.options import RunnerOptions
-from patchcleanser.cli.progress import resumed, shown, title_of, waiting
+from patchcleanser.cli.progress import resumed, shown, waiting
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import DataError, ThreatError
 
@@ -59,7 +59,7 @@ class Cost:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "run": title_of(self.job),
+            "run": self.job.title,
             "images": self.images,
             "classifications_per_image": self.classifications,
             "attack_steps_per_image": self.steps,
@@ -105,7 +105,7 @@ def announce(
 def _print_costs(costs: Sequence[Cost], file: TextIO) -> None:
     """A line for each run, and for several their sum."""
     for cost in costs:
-        print(f"{title_of(cost.job)}: {cost}" if len(costs) > 1 else cost, file=file)
+        print(f"{cost.job.title}: {cost}" if len(costs) > 1 else cost, file=file)
     if len(costs) > 1:
         seconds = [cost.seconds for cost in costs]
         total = None if None in seconds else sum(s for s in seconds if s is not None)

@@ -29,8 +29,9 @@ def demo(
     """Certify real CIFAR-10 images with the packaged classifier, attack some, write the report. About a minute."""
     from patchcleanser.attacks.patch_attack import AttackSettings
     from patchcleanser.classifiers import load_classifier
-    from patchcleanser.cli.certify import print_runs, run_metadata
-    from patchcleanser.cli.progress import run_progress
+    from patchcleanser.cli.certify import print_runs
+    from patchcleanser.cli.config import call
+    from patchcleanser.cli.progress import shown
     from patchcleanser.core.threats import Threat
     from patchcleanser.data import chosen, load_dataset
     from patchcleanser.evaluation import AttackJob, Job, evaluate
@@ -45,11 +46,9 @@ def demo(
     job = Job(load_classifier("zoo:tiny", device=device), dataset, Threat.square(PATCH_SIDE), table=True)
     first = replace(job, dataset=chosen(dataset, ATTACKED_IMAGES, subset="first"), table=False)
     budget = AttackSettings(iterations=100, locations=1)  # the weaker of the paper's two attackers
-    metadata = run_metadata("zoo:tiny", "sample", None, job)
     runs = []
     for work, folder in ((job, out / "run"), (AttackJob(first, "apgd", budget), out / "attack")):
-        with run_progress(work, folder) as on_progress:
-            runs.append(evaluate(work, folder, metadata=metadata, on_progress=on_progress))
+        runs.append(evaluate(work, folder, metadata=call().metadata(), progress=shown()))
     certified, attacked = runs
     story = _story(job, attacked, out / "attack.png")
     page = write_report([(certified, derive(certified)), (attacked, None)], out / "report")

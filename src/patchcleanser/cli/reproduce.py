@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchcleanser.cli.options import AsJson, Device, Limit, Precision, RunnerOptions, Seed, TrustCode
-from patchcleanser.cli.progress import LOGGER
+from patchcleanser.cli.progress import LOGGER, shown
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import DataError, InputError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from patchcleanser.evaluation import AttackJob, Job
     from patchcleanser.evaluation.workloads import Runner
     from patchcleanser.paper import Experiment, Measurement, RunSpec
-    from patchcleanser.paper.runners import Executor, LiveRunner, Outcome, StoredRunner
+    from patchcleanser.paper.runners import Execute, LiveRunner, Outcome, StoredRunner
     from patchcleanser.records.run import Run
 
     Results = tuple[Experiment, dict[str, Measurement], dict[str, str]]
@@ -73,7 +73,7 @@ def reproduce(
     with cluster.start() as runner:
         live = LiveRunner(
             runs or out / "runs",
-            _executor(runner),
+            _execute(runner),
             root=root,
             limit=limit,
             seed=seed,
@@ -117,20 +117,16 @@ def _restrict(experiment: Experiment, models: str | None, data: str | None) -> E
     return replace(experiment, rows=rows)
 
 
-def _executor(runner: Runner) -> Executor:
+def _execute(runner: Runner) -> Execute:
     """Run jobs as certify and attack do, with the same progress."""
-    from patchcleanser.cli.certify import run_metadata
-    from patchcleanser.cli.progress import run_progress
     from patchcleanser.evaluation import evaluate
-    from patchcleanser.paper.runners import Executor
 
     def run(job: Job | AttackJob, folder: Path, metadata: dict[str, Any]) -> Run:
         if not folder.exists():
             LOGGER.info(folder.name)  # progress names patch and masks, but not the row
-        with run_progress(job, folder) as on_progress:
-            return evaluate(job, folder, metadata=metadata, on_progress=on_progress, runner=runner)
+        return evaluate(job, folder, metadata=metadata, progress=shown(), runner=runner)
 
-    return Executor(run, run_metadata)
+    return run
 
 
 def _run_all(chosen: list[Experiment], runner: LiveRunner | StoredRunner, out: Path, rows: Path) -> list[Results]:

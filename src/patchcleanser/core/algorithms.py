@@ -71,7 +71,13 @@ def double_masking_flow(table: LabelTable) -> LabelFlow[Verdict]:
     labels = table.one_mask_labels()
     majority = majority_label(labels)
     yield table.rows([i for i, label in enumerate(labels) if label != majority])
-    return replace(double_masking(labels, table.row_labels), classifications=table.spent)
+    return _with_table(double_masking(labels, table.row_labels), table)
+
+
+def _with_table(verdict: Verdict, table: LabelTable) -> Verdict:
+    """The verdict with what only the table knows: the labels it cost, and where its deciding mask lies."""
+    windows = () if verdict.deciding_mask is None else table.mask_set.masks[verdict.deciding_mask]
+    return replace(verdict, classifications=table.spent, suspected=windows)
 
 
 def challenger_rounds(labels: Sequence[int], seed: int | None = None) -> Generator[tuple[int, int], int, Verdict]:
@@ -133,7 +139,7 @@ def challenger_flow(table: LabelTable, seed: int | None = None) -> LabelFlow[Ver
             challenger, candidate = rounds.send(table.pair_label(challenger, candidate))
     except StopIteration as end:
         verdict: Verdict = end.value
-        return replace(verdict, classifications=table.spent)
+        return _with_table(verdict, table)
 
 
 def certification_flow(table: LabelTable, label: int, threat: Threat, *, maps: bool) -> LabelFlow[Certificate]:
@@ -186,6 +192,7 @@ def certification_flow(table: LabelTable, label: int, threat: Threat, *, maps: b
         classifications=table.spent,
         positions=masks.hidden_positions(threat, good) if maps else None,
         unconfirmed=table.unconfirmed,
+        region=threat.region,
     )
 
 
@@ -246,7 +253,8 @@ def detection_flow(table: LabelTable, threshold: float) -> LabelFlow[DetectionVe
     yield np.array([*table.masks(), UNMASKED])
     undefended, labels = int(table.labels[UNMASKED]), table.one_mask_labels()
     reports = reporters(undefended, labels, _confidences(table), threshold)
-    return DetectionVerdict(undefended, bool(reports), tuple(labels), reports, table.spent)
+    windows = tuple(window for mask in reports for window in table.mask_set.masks[mask])
+    return DetectionVerdict(undefended, bool(reports), tuple(labels), reports, table.spent, windows)
 
 
 def detection_certification_flow(table: LabelTable, label: int, threshold: float) -> LabelFlow[DetectionCertificate]:
@@ -254,7 +262,8 @@ def detection_certification_flow(table: LabelTable, label: int, threshold: float
     yield np.array([*table.masks(), UNMASKED])
     failing = first_failure(label, table.one_mask_labels(), _confidences(table), threshold)
     right = int(table.labels[UNMASKED]) == label
-    return DetectionCertificate(label, failing is None and right, failing, table.margin, table.spent)
+    windows = () if failing is None else table.mask_set.masks[failing]
+    return DetectionCertificate(label, failing is None and right, failing, table.margin, table.spent, windows)
 
 
 def _confidences(table: LabelTable) -> list[float]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from patchcleanser.core.geometry import Size, Window
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class Case(Enum):
@@ -19,8 +25,38 @@ class Case(Enum):
     MAJORITY = "majority"
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Result:
+    """What every verdict and certificate can do."""
+
+    def __repr__(self) -> str:
+        facts = {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self) if entry.repr}  # type: ignore[arg-type]
+        shown = {name: f"{fact:.4g}" if isinstance(fact, float) else fact for name, fact in facts.items()}
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={fact}' for name, fact in shown.items() if fact is not None)})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as values that `json.dumps` takes; a window is [top, left, height, width].
+
+        >>> LocalCertificate(3, False, (Window(0, 1, 5, 5),), -math.inf, 9).to_dict()["failing_placement"]
+        [[0, 1, 5, 5]]
+        """
+        return {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self)}  # type: ignore[arg-type]
+
+    def plot(self, image: Any, *, ax: Axes | None = None) -> Axes:
+        """Draw the image, and on it what decided: dashed masks, hatched patches, shaded places (matplotlib).
+
+        A certificate with a map shades every pixel at which a patch may be centred and is not proved harmless. Without
+        a map it shows one patch that the proof does not reach. A verdict shows the mask that decided. `image` is the
+        one that was classified; for a threat on the input grid, the resized and cropped one.
+        """
+        from patchcleanser.core.plots import plot_result
+
+        return plot_result(self, image, ax)
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict(Result):
     """The defended label of one image, which may carry a patch, and how it was reached.
 
     A verdict is never a certificate: this image need not be clean.
@@ -28,17 +64,19 @@ class Verdict:
 
     label: int
     case: Case
-    one_mask_labels: tuple[int, ...]
-    disagreers: tuple[int, ...]
+    one_mask_labels: tuple[int, ...] = field(repr=False)
+    disagreers: tuple[int, ...] = field(repr=False)
     """Masks whose one-mask label is not the majority's."""
     deciding_mask: int | None
     """The mask that decided in the second round (Case II), the suspected place of a patch."""
     classifications: int
     """Labels computed for this image."""
+    suspected: tuple[Window, ...] = field(default=(), repr=False, compare=False)
+    """The windows of the deciding mask."""
 
 
-@dataclass(frozen=True)
-class Certificate:
+@dataclass(frozen=True, repr=False)
+class Certificate(Result):
     """Whether, for a clean image and its true label, no patch of the threat changes the answer.
 
     `certified` is the paper's two-mask correctness; `row_certified` is the weaker condition that suffices as well, so
@@ -50,18 +88,23 @@ class Certificate:
     certified: bool
     row_certified: bool
     failing_pair: tuple[int, int] | None
-    failing_placement: tuple[Window, ...] | None
+    failing_placement: tuple[Window, ...] | None = field(repr=False)
     margin: float
     """The smallest top-two logit margin among the labels looked at."""
     classifications: int
-    positions: dict[Size, NDArray[np.bool_]] | None
+    positions: dict[Size, NDArray[np.bool_]] | None = field(repr=False, hash=False)
     """Per patch shape, the top-left corners [rows, columns] proved safe; None if not requested."""
-    unconfirmed: int = 0
+    unconfirmed: int = field(default=0, repr=False)
     """Labels it rests on that were computed in lower precision only. 0: it is a proof; else it is statistical."""
+    region: Window | None = field(default=None, repr=False)
+    """The threat's region, from whose corner positions count."""
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, Certificate) else NotImplemented
 
 
-@dataclass(frozen=True)
-class LocalVerdict:
+@dataclass(frozen=True, repr=False)
+class LocalVerdict(Result):
     """The defended label of one image, from many local scores; it is no certificate."""
 
     label: int
@@ -69,8 +112,8 @@ class LocalVerdict:
     """Inputs classified for this image."""
 
 
-@dataclass(frozen=True)
-class LocalCertificate:
+@dataclass(frozen=True, repr=False)
+class LocalCertificate(Result):
     """Whether, for a clean image and its true label, no patch of the threat changes an answer made of local scores."""
 
     label: int
@@ -82,20 +125,22 @@ class LocalCertificate:
     classifications: int
 
 
-@dataclass(frozen=True)
-class DetectionVerdict:
+@dataclass(frozen=True, repr=False)
+class DetectionVerdict(Result):
     """Minority Reports' answer: the undefended label, or an alert instead of it."""
 
     label: int
     alert: bool
-    one_mask_labels: tuple[int, ...]
-    reporters: tuple[int, ...]
+    one_mask_labels: tuple[int, ...] = field(repr=False)
+    reporters: tuple[int, ...] = field(repr=False)
     """Masks whose confident label contradicts the undefended one."""
     classifications: int
+    suspected: tuple[Window, ...] = field(default=(), repr=False, compare=False)
+    """The windows of the reporting masks."""
 
 
-@dataclass(frozen=True)
-class DetectionCertificate:
+@dataclass(frozen=True, repr=False)
+class DetectionCertificate(Result):
     """Whether no patch of the threat can change the label of a clean image *unnoticed*.
 
     A weaker promise than a Certificate: under attack the answer may be an alert.
@@ -107,3 +152,19 @@ class DetectionCertificate:
     """A mask whose label is wrong or not confident enough; None if the undefended label fails."""
     margin: float
     classifications: int
+    suspected: tuple[Window, ...] = field(default=(), repr=False, compare=False)
+    """The windows of the failing mask."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Window):
+        return list(value.numbers)
+    if isinstance(value, Mapping):
+        return {f"{height}x{width}": _plain(safe) for (height, width), safe in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

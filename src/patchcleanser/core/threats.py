@@ -105,6 +105,16 @@ class Threat:
             raise ThreatError(f"region is a Window(top, left, height, width), got {self.region!r}")
 
     @classmethod
+    def of(cls, threat: Any) -> Threat:
+        """A threat as it is, or from its text, as "2%" or "12x83"."""
+        if isinstance(threat, str):
+            return cls.parse(threat)
+        if not isinstance(threat, Threat):
+            got = f"the {type(threat).__name__} {threat}" if isinstance(threat, int | float) else type(threat).__name__
+            raise ThreatError(f"a threat is Threat.square(32) or the like, or text as '32', '12x83' or '2%'; got {got}")
+        return threat
+
+    @classmethod
     def square(cls, side: int, *, count: int = 1, region: Window | None = None, grid: Grid = "source") -> Threat:
         """A square patch of `side` pixels."""
         return cls.rectangle(side, side, count=count, region=region, grid=grid)

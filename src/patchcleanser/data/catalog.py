@@ -155,6 +155,12 @@ def load_dataset(
     TrustError unless `trust_code` says that the file is trusted.
     """
     name = full_name(name)
+    dataset = _load(name, split, root, trusted=named_by is None or trust_code, named_by=named_by)
+    dataset.origin = {"data": name} | ({"split": split} if name in NAMED else {})
+    return dataset
+
+
+def _load(name: str, split: str, root: str | Path | None, *, trusted: bool, named_by: str | Path | None) -> Dataset:
     if name in NAMED:
         return _load_named(name, split, root)
     kind, _, address = name.partition(":")
@@ -164,7 +170,7 @@ def load_dataset(
         return load_parquet(SAMPLE)
     if kind == "folder":
         return load_folder(address)
-    if named_by is not None and not trust_code and not is_local(address):
+    if named_by is not None and not trusted and not is_local(address):
         raise TrustError.of(named_by, name, "is an address elsewhere")
     return load_parquet(address)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from patchcleanser.core.counts import counted
 from patchcleanser.data.codec import as_bytes, decode
-from patchcleanser.errors import DataError, InputError
+from patchcleanser.errors import DataError, InputError, LabelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +29,8 @@ class Dataset(ABC):
     name: str
     classes: tuple[str, ...]
     labels: NDArray[np.int64] | None
+    origin: Mapping[str, str] = MappingProxyType({})
+    """What `load_dataset` made it, or the dataset it is a view of, from: `data`, and `split` if it has splits."""
     remembers = False
     """Whether reading is slow enough that digests computed by other processes are stored."""
 
@@ -213,7 +216,7 @@ class Subset(DatasetView):
 
     def __init__(self, dataset: Dataset, indices: NDArray[np.intp]) -> None:
         self.dataset, self.indices = dataset, indices
-        self.name, self.classes = dataset.name, dataset.classes
+        self.name, self.classes, self.origin = dataset.name, dataset.classes, dataset.origin
         self.labels = None if dataset.labels is None else dataset.labels[indices]
 
     def __len__(self) -> int:
@@ -289,6 +292,15 @@ def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
             image = functional.interpolate(image[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
         images[index] = as_bytes(image)
     return ArrayDataset(dataset.name, images, dataset.labels, dataset.classes)
+
+
+def class_index(label: Any, what: str = "a label") -> int:
+    """A label as an int: Python's, numpy's or a tensor of no axes; LabelError if it is no class index."""
+    value = label.tolist() if hasattr(label, "tolist") else label
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        hint = "; of one-hot labels pass the argmax" if isinstance(value, list) else ""
+        raise LabelError(f"{what} is a class index (int), got {value!r:.40} of type {type(value).__name__}{hint}")
+    return int(value)
 
 
 MAX_UNNAMED_CLASSES = 100_000

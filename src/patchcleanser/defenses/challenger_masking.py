@@ -14,7 +14,7 @@ from patchcleanser.defenses.mask_defense import MaskDefense
 class ChallengerMasking(MaskDefense[Verdict, Certificate]):
     """At most twice as many classifications as masks, the same certificate, a little less clean accuracy."""
 
-    def __init__(self, classifier: Any, threat: Threat, *, seed: int | None = None, **options: Any) -> None:
+    def __init__(self, classifier: Any, threat: Threat | str, *, seed: int | None = None, **options: Any) -> None:
         super().__init__(classifier, threat, **options)
         self.seed = seed
 

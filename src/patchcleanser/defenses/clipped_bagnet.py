@@ -23,7 +23,7 @@ class ClippedBagNet(LocalRecovery):
     for every placement, no patch changes the answer; the sums are in local_defense.summed_margin, with a max_drop of 2.
     """
 
-    def __init__(self, classifier: Any, threat: Threat, *, scale: float = 0.05, shift: float = -1.0) -> None:
+    def __init__(self, classifier: Any, threat: Threat | str, *, scale: float = 0.05, shift: float = -1.0) -> None:
         if not scale > 0:
             raise InputError(f"logits are squashed by a scale above 0, got {scale}")
         self.scale, self.shift = scale, shift

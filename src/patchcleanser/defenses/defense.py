@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,8 +14,10 @@ from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.threats import Threat
+from patchcleanser.data.dataset import class_index
 from patchcleanser.engine.float32 import strict_float32
-from patchcleanser.errors import ImageError, InputError, LabelError, PatchCleanserError
+from patchcleanser.errors import ImageError, InputError, LabelError
+from patchcleanser.progress import tracked
 
 V = TypeVar("V")
 C = TypeVar("C")
@@ -46,11 +47,9 @@ class Defense(ABC, Generic[V, C]):
     may_alert = False
     """Whether a verdict may be an alert instead of a label."""
 
-    def __init__(self, classifier: Any, threat: Threat) -> None:
-        if not isinstance(threat, Threat):
-            raise PatchCleanserError(f"a threat is made by Threat.square(32) or the like, got {type(threat).__name__}")
+    def __init__(self, classifier: Any, threat: Threat | str) -> None:
+        self._threat = Threat.of(threat)
         self.classifier = as_classifier(classifier)
-        self._threat = threat
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.classifier!r}, {self.threat})"
@@ -66,15 +65,22 @@ class Defense(ABC, Generic[V, C]):
         return False
 
     @abstractmethod
-    def predict(self, images: Any) -> list[V]:
-        """A verdict for each image."""
+    def predict(self, images: Any, *, progress: bool | None = False) -> list[V]:
+        """A verdict for each image. `progress` shows a bar; None does so on a terminal and in a notebook."""
 
-    def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
-        """A certificate for each clean image with its true label; `maps` asks for the map of proved positions."""
-        return [examination.certificate for examination in self.examine(images, labels, maps=maps)]
+    def certify(
+        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = None
+    ) -> list[C]:
+        """A certificate for each clean image with its true label; `maps` asks for the map of proved positions.
+
+        `progress` shows a bar; by default it does so on a terminal and in a notebook.
+        """
+        return [exam.certificate for exam in self.examine(images, labels, maps=maps, progress=progress)]
 
     @abstractmethod
-    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> Sequence[Examination[V, C]]:
+    def examine(
+        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
+    ) -> Sequence[Examination[V, C]]:
         """Verdict, certificate and undefended label of clean images; nothing is computed twice."""
 
     @abstractmethod
@@ -128,27 +134,35 @@ class DefendedModule(nn.Module):
 
 def checked_labels(images: Any, labels: Any) -> list[int]:
     """Class indices as ints; raise LabelError if they are none, or not one for each image that can be counted."""
-    labels = _python_values(labels)
+    labels = labels.tolist() if hasattr(labels, "tolist") else labels  # whose types tell floats from class indices
     if not isinstance(labels, Iterable):
         raise LabelError(f"labels are a list of class indices, one for each image, got {labels!r}")
-    values = [_python_values(value) for value in labels]
-    for value in values:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise LabelError(f"a label is a class index (int), got {value!r} of type {type(value).__name__}")
-    # A tensor of no axes has a __len__ that raises; checked_images refuses it.
-    if hasattr(images, "__len__") and getattr(images, "shape", None) != () and len(images) != len(values):
+    values = [class_index(value) for value in labels]
+    if number_of(images) not in (None, len(values)):
         raise LabelError(f"{counted(len(values), 'label')} for {counted(len(images), 'image')}")
-    return [int(value) for value in values]
+    return values
+
+
+def number_of(images: Any) -> int | None:
+    """How many images there are, if they can be counted."""
+    # A tensor of no axes has a __len__ that raises; checked_images refuses it.
+    return len(images) if hasattr(images, "__len__") and getattr(images, "shape", None) != () else None
 
 
 def examine_each(
-    defense: Defense[Any, Any], prepared: Iterable[T], labels: list[int], maps: bool, examine: Callable[[T, int], R]
+    defense: Defense[Any, Any],
+    prepared: Iterable[T],
+    labels: list[int],
+    examine: Callable[[T, int], R],
+    *,
+    maps: bool,
+    progress: bool | None,
 ) -> list[R]:
     """Examine prepared images one by one with their labels, for defenses that have no map of positions."""
     if maps:
         raise InputError(f"{type(defense).__name__} has no map of positions; leave out maps=")
     results: list[R] = []
-    for image in prepared:
+    for image in tracked(prepared, "certify", progress, total=len(labels)):
         if len(results) == len(labels):
             raise LabelError(f"{counted(len(labels), 'label')} for at least {counted(len(results) + 1, 'image')}")
         results.append(examine(image, labels[len(results)]))
@@ -162,8 +176,3 @@ def check_range(labels: Iterable[int], classes: int) -> None:
     for label in labels:
         if not 0 <= label < classes:
             raise LabelError(f"label {label} is out of range; the classifier has classes 0 to {classes - 1}")
-
-
-def _python_values(value: Any) -> Any:
-    """Tensors and arrays as Python numbers or lists, whose types tell floats from class indices."""
-    return value.tolist() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value

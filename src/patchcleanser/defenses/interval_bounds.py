@@ -13,13 +13,14 @@ from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.results import LocalCertificate, LocalVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.defense import Defense, Examination, check_range, checked_labels, examine_each
+from patchcleanser.defenses.defense import Defense, Examination, check_range, checked_labels, examine_each, number_of
 from patchcleanser.defenses.local_defense import other_classes
 from patchcleanser.engine.exact import default_chunk
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.engine.masking import box_masks
 from patchcleanser.errors import InputError, OutputError, ThreatError
 from patchcleanser.networks.interval import IntervalNet, boxes
+from patchcleanser.progress import tracked
 
 
 class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
@@ -34,13 +35,13 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
     of them, so the true class has the largest logit. A smaller patch lies inside a larger one. One patch is meant.
     """
 
-    def __init__(self, classifier: Any, threat: Threat) -> None:
+    def __init__(self, classifier: Any, threat: Threat | str) -> None:
         super().__init__(classifier, threat)
         module = getattr(self.classifier, "module", None)
         if not isinstance(self.classifier, TorchClassifier) or not isinstance(module, IntervalNet):
             raise InputError(f"interval bounds need a network that has them, such as net:interval, got {classifier!r}")
-        if threat.count > 1:
-            raise ThreatError(f"the certificate of IntervalBounds is for one patch, got {threat}")
+        if self.threat.count > 1:
+            raise ThreatError(f"the certificate of IntervalBounds is for one patch, got {self.threat}")
         self.module = module
 
     def check_size(self, size: Size) -> None:
@@ -52,12 +53,13 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
             )
         self.threat.shapes(size)
 
-    def predict(self, images: Any) -> list[LocalVerdict]:
+    def predict(self, images: Any, *, progress: bool | None = False) -> list[LocalVerdict]:
         """The network's own labels."""
-        return [LocalVerdict(int(self._logits(pixels).argmax()), 1) for pixels in self._inputs(images)]
+        inputs = tracked(self._inputs(images), "predict", progress, total=number_of(images))
+        return [LocalVerdict(int(self._logits(pixels).argmax()), 1) for pixels in inputs]
 
     def examine(
-        self, images: Any, labels: Iterable[int], *, maps: bool = False
+        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
     ) -> list[Examination[LocalVerdict, LocalCertificate]]:
         """Label and certificate of clean images; the undefended label is the answer itself."""
 
@@ -68,7 +70,8 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
             certificate = self._certificate(inputs, label, right=verdict.label == label)
             return Examination(verdict, certificate, size, verdict.label)
 
-        return examine_each(self, self._inputs(images), checked_labels(images, labels), maps, examine)
+        truths = checked_labels(images, labels)
+        return examine_each(self, self._inputs(images), truths, examine, maps=maps, progress=progress)
 
     def _inputs(self, images: Any) -> Iterable[Tensor]:
         """Each image as the network's input."""

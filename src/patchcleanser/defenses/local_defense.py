@@ -15,9 +15,19 @@ from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.receptive_fields import Footprint, ReceptiveFields
 from patchcleanser.core.results import LocalCertificate, LocalVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.defense import C, Defense, Examination, V, check_range, checked_labels, examine_each
+from patchcleanser.defenses.defense import (
+    C,
+    Defense,
+    Examination,
+    V,
+    check_range,
+    checked_labels,
+    examine_each,
+    number_of,
+)
 from patchcleanser.defenses.local_scores import LocalLogits, LocalScoreSource
 from patchcleanser.errors import OutputError, PatchCleanserError, ThreatError
+from patchcleanser.progress import tracked
 
 SUM_ROUNDING = 1e-5
 """A margin up to this proves nothing: float64 sums of an attacked image's scores round differently too."""
@@ -48,10 +58,10 @@ class LocalScoreDefense(Defense[V, C]):
     many_patches = True
     """Whether the certificate also holds for several patches at once."""
 
-    def __init__(self, classifier: Any, threat: Threat) -> None:
+    def __init__(self, classifier: Any, threat: Threat | str) -> None:
         super().__init__(classifier, threat)
-        if threat.count > 1 and not self.many_patches:
-            raise ThreatError(f"the certificate of {type(self).__name__} is for one patch, got {threat}")
+        if self.threat.count > 1 and not self.many_patches:
+            raise ThreatError(f"the certificate of {type(self).__name__} is for one patch, got {self.threat}")
         self.source = self.score_source()
         self._fields: dict[Size, tuple[ReceptiveFields, tuple[Footprint, ...]]] = {}
 
@@ -71,16 +81,20 @@ class LocalScoreDefense(Defense[V, C]):
     def certificate(self, image: ImageScores, label: int) -> C:
         """Prove, or not, one clean image with its true label."""
 
-    def predict(self, images: Any) -> list[V]:
-        return [self.verdict(image) for image in self._scored_images(images)]
+    def predict(self, images: Any, *, progress: bool | None = False) -> list[V]:
+        scored = tracked(self._scored_images(images), "predict", progress, total=number_of(images))
+        return [self.verdict(image) for image in scored]
 
-    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[Examination[V, C]]:
+    def examine(
+        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
+    ) -> list[Examination[V, C]]:
         def examine(image: ImageScores, label: int) -> Examination[V, C]:
             check_range([label], len(image.logits))
             certificate = self.certificate(image, label)
             return Examination(self.verdict(image), certificate, image.size, int(image.logits.argmax()))
 
-        return examine_each(self, self._scored_images(images), checked_labels(images, labels), maps, examine)
+        truths = checked_labels(images, labels)
+        return examine_each(self, self._scored_images(images), truths, examine, maps=maps, progress=progress)
 
     def check_size(self, size: Size) -> None:
         """Raise if ablations, receptive fields or patches do not fit images of this size."""

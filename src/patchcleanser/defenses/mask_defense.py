@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -20,12 +20,15 @@ from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
 from patchcleanser.core.masks import MaskSet, masks_per_axis
 from patchcleanser.core.results import Certificate
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.defense import C, Defense, Examination, V, check_range, checked_labels
+from patchcleanser.defenses.defense import C, Defense, Examination, V, check_range, checked_labels, number_of
 from patchcleanser.engine import Confirm, LabelEngine, Precision, RecomputeError, build_engine
 from patchcleanser.engine.masking import ImageState, LabelRequest
 from patchcleanser.errors import InputError, LabelError, MaskError, PatchCleanserError
+from patchcleanser.progress import Show, progress_bar
 
 R = TypeVar("R")
+Report = Callable[[list[ImageState], Container[int]], None]
+"""Shows how far a group of images is, of which those with these numbers are finished."""
 
 LOGGER = logging.getLogger("patchcleanser")
 
@@ -91,7 +94,7 @@ class MaskDefense(Defense[V, C]):
     def __init__(
         self,
         classifier: Any,
-        threat: Threat,
+        threat: Threat | str,
         *,
         masks: int | tuple[int, int] | None = None,
         stride: int | tuple[int, int] | None = None,
@@ -106,14 +109,14 @@ class MaskDefense(Defense[V, C]):
         masks_per_axis(masks, stride)  # refused at once, not with the first image
         if chunk is not None and chunk < 1:
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
-        self.engine = build_engine(self.classifier, grid=threat.grid, chunk=chunk, precision=precision)
+        self.engine = build_engine(self.classifier, grid=self.threat.grid, chunk=chunk, precision=precision)
         if confirm not in ("sampled", "all"):
             raise InputError(f"confirm is 'sampled' or 'all', got {confirm!r}")
         self.confirm = confirm
         self._masks, self._stride, self._given = masks, stride, mask_set
         self._built: dict[Size, MaskSet] = {}
         if mask_set is not None:
-            mask_set.require_cover(threat)
+            mask_set.require_cover(self.threat)
 
     @property
     def fast(self) -> bool:
@@ -150,22 +153,30 @@ class MaskDefense(Defense[V, C]):
             return built
         return self._built[size]
 
-    def predict(self, images: Any) -> list[V]:
+    def predict(self, images: Any, *, progress: bool | None = False) -> list[V]:
         """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
         verdicts: list[V] = []
-        for group in self._groups(images):
-            verdicts += self._run(group, [self.verdict_flow] * len(group), self.engine, clean=False)
+        with progress_bar("predict", progress, total=number_of(images)) as show:
+            for group in self._groups(images):
+                report = partial(_show_images, show, number_of(images), len(verdicts))
+                verdicts += self._run(group, [self.verdict_flow] * len(group), self.engine, report, clean=False)
+                report(group, range(len(group)))
         return verdicts
 
-    def certify(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[C]:
+    def certify(
+        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = None
+    ) -> list[C]:
         """A certificate for each clean image with its true label.
 
         Stops at the first label that refutes an image, hardest masks first, with the same answer as the full check.
-        `maps=True` computes every label, and so the map of positions.
+        `maps=True` computes every label, and so the map of positions. `progress` shows a bar, by default on a terminal
+        and in a notebook.
         """
-        return self._run_labelled(images, labels, partial(self.certificate_flow, maps=maps))
+        return self._run_labelled(images, labels, partial(self.certificate_flow, maps=maps), progress)
 
-    def examine(self, images: Any, labels: Iterable[int], *, maps: bool = False) -> list[TableExamination[V, C]]:
+    def examine(
+        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
+    ) -> list[TableExamination[V, C]]:
         """Verdict, certificate and undefended label of clean images; no label is computed twice."""
 
         def flow(table: LabelTable, label: int) -> LabelFlow[TableExamination[V, C]]:
@@ -174,7 +185,7 @@ class MaskDefense(Defense[V, C]):
             certificate = yield from self.certificate_flow(table, label, maps=maps)
             return TableExamination(verdict, certificate, table.mask_set.image, int(table.labels[UNMASKED]), table)
 
-        return self._run_labelled(images, labels, flow)
+        return self._run_labelled(images, labels, flow, progress)
 
     def calibrate(self, images: Any) -> None:
         """Learn from clean images that you trust which fast labels are uncertain; without it `predict` is exact.
@@ -199,32 +210,44 @@ class MaskDefense(Defense[V, C]):
     def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[C]:
         """Prove, or not, one clean image with its true label."""
 
-    def _run_labelled(self, images: Any, labels: Iterable[int], flow: Callable[..., LabelFlow[R]]) -> list[R]:
+    def _run_labelled(
+        self, images: Any, labels: Iterable[int], flow: Callable[..., LabelFlow[R]], progress: bool | None
+    ) -> list[R]:
         """Run a flow for each image with its label."""
         truths = checked_labels(images, labels)
         results: list[R] = []
-        for group in self._groups(images):
-            group_labels = truths[len(results) : len(results) + len(group)]
-            if len(group_labels) < len(group):
-                least = counted(len(results) + len(group), "image")
-                raise LabelError(f"{counted(len(truths), 'label')} for at least {least}")
-            if self.classifier.classes is None:
-                # Not in the table: labels in it would change the batches of the rest, by which kernels round.
-                self.engine.exact.count_classes(group[0])
-            check_range(group_labels, self.classifier.classes or 0)
-            self.engine.calibrate(group)
-            starts = [partial(flow, label=label) for label in group_labels]
-            first = self._run(group, starts, self.engine, clean=True)
-            results += self._confirmed(group, starts, first) if self.confirm == "all" else first
+        with progress_bar("certify", progress, total=len(truths)) as show:
+            for group in self._groups(images):
+                group_labels = truths[len(results) : len(results) + len(group)]
+                if len(group_labels) < len(group):
+                    least = counted(len(results) + len(group), "image")
+                    raise LabelError(f"{counted(len(truths), 'label')} for at least {least}")
+                report = partial(_show_images, show, len(truths), len(results))
+                results += self._run_clean(group, group_labels, flow, report)
+                report(group, range(len(group)))
         if len(results) != len(truths):
             raise LabelError(f"{counted(len(truths), 'label')} for {counted(len(results), 'image')}")
         return results
+
+    def _run_clean(
+        self, group: list[ImageState], labels: list[int], flow: Callable[..., LabelFlow[R]], report: Report
+    ) -> list[R]:
+        """Run a flow for each clean image of a group with its label."""
+        if self.classifier.classes is None:
+            # Not in the table: labels in it would change the batches of the rest, by which kernels round.
+            self.engine.exact.count_classes(group[0])
+        check_range(labels, self.classifier.classes or 0)
+        self.engine.calibrate(group)
+        starts = [partial(flow, label=label) for label in labels]
+        first = self._run(group, starts, self.engine, report, clean=True)
+        return self._confirmed(group, starts, first) if self.confirm == "all" else first
 
     def _run(
         self,
         group: list[ImageState],
         starts: Sequence[Callable[[LabelTable], LabelFlow[R]]],
         engine: LabelEngine,
+        report: Report | None = None,
         *,
         clean: bool,
     ) -> list[R]:
@@ -236,8 +259,11 @@ class MaskDefense(Defense[V, C]):
                 for wanted in joint_requests(flows, results):
                     requests = [LabelRequest(group[number], unions) for number, unions in wanted]
                     engine.compute(requests, strict=clean, clean=clean)
+                    if report is not None:
+                        report(group, results)
                 return [results[number] for number in range(len(flows))]
-            except RecomputeError:
+            except RecomputeError as error:
+                LOGGER.info("the labels of %d images are computed again: %s", len(group), error)
                 for image in group:
                     image.table = image.table.anew()
 
@@ -268,6 +294,14 @@ class MaskDefense(Defense[V, C]):
                 group, left = [], most_bytes
         if group:
             yield group
+
+
+def _show_images(show: Show, total: int | None, before: int, group: list[ImageState], finished: Container[int]) -> None:
+    """Show how many images are done; of an unfinished one, the share of its labels."""
+    shares = (
+        1.0 if number in finished else image.table.spent / len(image.table.labels) for number, image in enumerate(group)
+    )
+    show(round(before + sum(shares), 1), total, "")
 
 
 def _rests_on_fast_labels(result: Any) -> bool:

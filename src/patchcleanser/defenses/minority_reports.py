@@ -21,7 +21,7 @@ class MinorityReports(MaskDefense[DetectionVerdict, DetectionCertificate]):
 
     may_alert = True
 
-    def __init__(self, classifier: Any, threat: Threat, *, threshold: float = 0.5, **options: Any) -> None:
+    def __init__(self, classifier: Any, threat: Threat | str, *, threshold: float = 0.5, **options: Any) -> None:
         if options.get("precision") == "fast":
             raise InputError("Minority Reports compares confidences, which fast labels lack; use precision='exact'")
         super().__init__(classifier, threat, **options)

@@ -37,7 +37,7 @@ class PatchGuard(LocalRecovery):
 
     many_patches = False
 
-    def __init__(self, classifier: Any, threat: Threat, *, ratio: float = 0.0) -> None:
+    def __init__(self, classifier: Any, threat: Threat | str, *, ratio: float = 0.0) -> None:
         if not 0 <= ratio < 1:
             raise InputError(f"the share of a class's sum that a window must hold lies in [0, 1), got {ratio}")
         self.ratio = ratio

@@ -33,7 +33,7 @@ class PatchGuardPlusPlus(LocalScoreDefense[DetectionVerdict, DetectionCertificat
     may_alert = True
     many_patches = False
 
-    def __init__(self, classifier: Any, threat: Threat, *, threshold: float = 0.5) -> None:
+    def __init__(self, classifier: Any, threat: Threat | str, *, threshold: float = 0.5) -> None:
         if not 0 <= threshold <= 1:
             raise InputError(f"a confidence threshold lies in [0, 1], got {threshold}")
         self.threshold = threshold

@@ -21,7 +21,7 @@ class AblationDefense(LocalRecovery):
     """If set, views vote for every class whose confidence is above it."""
 
     def __init__(
-        self, classifier: Any, threat: Threat, *, ablation: Ablation = "columns", keep: int = 4, **options: Any
+        self, classifier: Any, threat: Threat | str, *, ablation: Ablation = "columns", keep: int = 4, **options: Any
     ) -> None:
         self.ablation, self.keep = ablation, keep
         super().__init__(classifier, threat, **options)
@@ -55,7 +55,7 @@ class Smoothing(AblationDefense):
     [True]
     """
 
-    def __init__(self, classifier: Any, threat: Threat, *, threshold: float = 0.3, **options: Any) -> None:
+    def __init__(self, classifier: Any, threat: Threat | str, *, threshold: float = 0.3, **options: Any) -> None:
         if not isinstance(threshold, (int, float)):  # without one, scores would not be votes, and the proof not hold
             raise InputError(f"a confidence threshold lies in [0, 1], got {threshold}")
         self.threshold = threshold

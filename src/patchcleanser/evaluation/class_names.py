@@ -20,7 +20,7 @@ class Relabelled(DatasetView):
     """A dataset under other class numbers."""
 
     def __init__(self, dataset: Dataset, labels: NDArray[np.int64], classes: tuple[str, ...]) -> None:
-        self.dataset, self.name = dataset, dataset.name
+        self.dataset, self.name, self.origin = dataset, dataset.name, dataset.origin
         self.labels, self.classes = labels, classes
 
     def __len__(self) -> int:

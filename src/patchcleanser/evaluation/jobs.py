@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from patchcleanser.attacks import ADAPTIVE, ATTACKS
 from patchcleanser.attacks.patch_attack import AttackSettings, require_gradients
 from patchcleanser.classifiers.classifier import Classifier
+from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.dataset import Dataset
+from patchcleanser.data.inputs import as_dataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.defense import Defense
 from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.engine import Confirm, Precision
 from patchcleanser.errors import DataError, InputError, PatchCleanserError, ThreatError
+from patchcleanser.records.provenance import versions
 
 LABELS = 3
 """Version of the labels. Raise it when a change of the code may change a label: old and new rows then never mix."""
@@ -34,6 +39,8 @@ Pair = int | tuple[int, int] | None
 class Job:
     """What to certify: images, classifier, threat, masks and defense. Jobs of equal identity have equal rows.
 
+    `classifier` may also be a torch module, a function or a string for load_classifier; `dataset` a name for
+    load_dataset, a torch dataset, a DataLoader or a list of (image, label); `threat` a text such as "2%".
     `table=True` computes and stores every two-mask label. Other defenses, smaller patches, vulnerability maps and
     thresholds can then be derived without the model.
     """
@@ -51,9 +58,30 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of this defense only, such as threshold= of Minority Reports or seed= of challenger masking."""
 
+    if TYPE_CHECKING:  # what it takes; the fields say what it holds
+
+        def __init__(
+            self,
+            classifier: Classifier | nn.Module | Callable[..., Any] | str,
+            dataset: Any,
+            threat: Threat | str,
+            defense: str = "double-masking",
+            masks: Pair = None,
+            stride: Pair = None,
+            precision: Precision = "exact",
+            table: bool = False,
+            confirm: Confirm = "sampled",
+            options: Mapping[str, Any] = ...,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
-        if self.defense not in DEFENSES:
+        object.__setattr__(self, "threat", Threat.of(self.threat))
+        if not isinstance(self.defense, str) or self.defense not in DEFENSES:
             raise InputError.unknown("defense", self.defense, DEFENSES)
+        if not isinstance(self.options, Mapping) or not all(isinstance(name, str) for name in self.options):
+            raise InputError(f"options is a dict of the defense's own options, got {self.options!r}")
+        object.__setattr__(self, "classifier", as_classifier(self.classifier))
+        object.__setattr__(self, "dataset", as_dataset(self.dataset))
         self.labels  # noqa: B018  # raises if there are none
         if self.table and DEFENSES[self.defense].load().may_alert:
             raise InputError(f"{self.defense} looks at one mask at a time and has no table; leave out the table")
@@ -77,6 +105,16 @@ class Job:
     def has_masks(self) -> bool:
         """Whether the defense works with a mask set."""
         return issubclass(DEFENSES[self.defense].load(), MaskDefense)
+
+    @property
+    def grid(self) -> str:
+        """The masks or strides per axis, as 6x6."""
+        return "x".join(map(str, self.identity["masks"] or self.identity["stride"]))
+
+    @property
+    def title(self) -> str:
+        """Threat, masks and defense."""
+        return f"{self.threat}, {f'{self.grid} masks, ' if self.has_masks else ''}{self.defense}"
 
     @property
     def masking(self) -> MaskDefense[Any, Any]:
@@ -122,6 +160,18 @@ class Job:
         if isinstance(problem, ThreatError):
             raise problem
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a manifest says besides the job itself; of model and data only what was loaded by name."""
+        return {
+            **({"model": self.classifier.spec} if self.classifier.spec else {}),
+            **self.dataset.origin,
+            "classes": list(self.dataset.classes) or list(self.classifier.names or ()),
+            "model_classes": list(self.classifier.names or ()),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "versions": versions(),
+        }
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that decides the rows, as plain values."""
@@ -152,8 +202,12 @@ class AttackJob:
     settings: AttackSettings = field(default_factory=AttackSettings)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.job, Job):
+            raise InputError(f"an attack job wraps a Job: AttackJob(Job(…)), got {type(self.job).__name__}")
         if self.attack not in ATTACKS:
             raise InputError.unknown("attack", self.attack, ATTACKS)
+        if not isinstance(self.settings, AttackSettings):
+            raise InputError(f"settings are AttackSettings(iterations=…, …), got {self.settings!r}")
         if self.attack != ADAPTIVE and ATTACKS[self.attack].load().needs_gradients:
             require_gradients(self.job.classifier)
         if self.attack == ADAPTIVE and self.settings.places == "searched":
@@ -161,6 +215,11 @@ class AttackJob:
 
     def __getstate__(self) -> dict[str, Any]:
         return init_fields(self)
+
+    @property
+    def title(self) -> str:
+        """Attack and threat."""
+        return f"{self.attack}, {self.job.threat}"
 
     @cached_property
     def identity(self) -> dict[str, Any]:

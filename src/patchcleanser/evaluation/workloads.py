@@ -5,6 +5,7 @@ Tasks do not depend on each other: they may run anywhere, in any order, even twi
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -15,12 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import pyarrow as pa
+
+from patchcleanser.errors import InputError
 from patchcleanser.evaluation.attack_rows import attack_rows
 from patchcleanser.evaluation.jobs import AttackJob, Job
 from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns, load_batch
 from patchcleanser.evaluation.saved_images import save_examples, save_picture
+from patchcleanser.progress import progress_bar
 from patchcleanser.records.metrics import COLUMNS, Summary, summary
 from patchcleanser.records.run import Row, Run
+
+LOGGER = logging.getLogger("patchcleanser")
+
+FEW_IMAGES, ENOUGH_IMAGES = 10, 100
+"""Accuracies of fewer images say little; after enough, a run that is not finished is judged, too."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -105,6 +115,11 @@ class BatchWorkload(Workload[Batch, Result]):
     def read(self, task: Batch) -> LoadedBatch:
         return load_batch(self.job, task.indices, skip=self.skip, left_out=task.left_out)
 
+    @property
+    def title(self) -> str:
+        """What is certified, for a progress bar."""
+        return self.job.title
+
     @abstractmethod
     def write(self, run: Run, task: Batch, result: Result) -> None:
         """Write the result of a batch."""
@@ -157,6 +172,10 @@ class AttackWorkload(BatchWorkload[tuple[list[Row], dict[str, bytes]]]):
     def identity(self) -> dict[str, Any]:
         return self.attack.identity
 
+    @property
+    def title(self) -> str:
+        return self.attack.title
+
     def process(self, task: Batch, read: LoadedBatch) -> tuple[list[Row], dict[str, bytes]]:
         return attack_rows(self.attack, read, task.entropy)
 
@@ -182,6 +201,12 @@ class Progress:
     """Images done in this session."""
     summary: Summary
 
+    def __str__(self) -> str:
+        shares = self.summary.shares
+        names = [name for name in ("robust", "certified", "detection_certified") if name in shares]
+        parts = [f"{name.replace('_', ' ')} {shares[name].percent:.1f}%" for name in names[:1]]
+        return "  ".join([*parts, *([f"{self.summary.skipped} skipped"] if self.summary.skipped else [])])
+
 
 def evaluate(
     job: Job | AttackJob,
@@ -191,29 +216,79 @@ def evaluate(
     skip: bool = False,
     metadata: Mapping[str, Any] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    progress: bool | None = None,
     runner: Runner | None = None,
 ) -> Run:
     """Certify or attack every image of a job, and write a row for each into a folder.
 
     A run that was stopped goes on where it was. `batch` is the number of images per shard, `skip` leaves out images
-    that cannot be read, with the reason in their rows, and `metadata` goes into the manifest but decides nothing.
+    that cannot be read, with the reason in their rows. `metadata` goes into the manifest with that of the job, and
+    decides nothing. `progress` shows a bar, or lines where there is no terminal; by default a bar on a terminal or in a
+    notebook. Events go to the logger "patchcleanser".
+
     `runner` is where the work is done: here, or RayRunner(...). One may begin a run and the other finish it. Only this
     process writes.
     """
+    if not isinstance(job, Job | AttackJob) or not isinstance(folder, str | Path):
+        got = f"{type(job).__name__} and {type(folder).__name__}"
+        raise InputError(f"evaluate takes a Job or an AttackJob, and the folder of the run; got {got}")
     runner, work = runner or LocalRunner(), workload_of(job, skip=skip)
     identity = runner.begin(work)
     on_gpu, elsewhere = work.sizes
     size = batch or (on_gpu if identity["device"] == "cuda" else elsewhere)
-    metadata = {"entropy": secrets.randbits(63), **(metadata or {})}
+    metadata = {"entropy": secrets.randbits(63), **work.job.metadata, **(metadata or {})}
     run = Run.begin(folder, identity, images=len(work.job.dataset), batch=size, metadata=metadata)
     with run.locked():
-        state, here, entropy = summary(run.read(work.columns)), 0, int(run.metadata.get("entropy", 0))
-        batches = [Batch(number, run.indices(number), entropy=entropy) for number in run.missing()]
+        _compute_missing(run, work, runner, on_progress, progress)
+        work.finish(run)
+    LOGGER.debug("%s: all of %d images are done", run.folder, run.images)
+    return run
+
+
+def _compute_missing(
+    run: Run,
+    work: BatchWorkload[Any],
+    runner: Runner,
+    on_progress: Callable[[Progress], None] | None,
+    progress: bool | None,
+) -> None:
+    """Compute and write the rows of every batch that is missing, and say after each how far the run is."""
+    state, here, entropy = summary(run.read(work.columns)), 0, int(run.metadata.get("entropy", 0))
+    before, started, judged = state.images + state.skipped, time.monotonic(), False
+    level = logging.INFO if before else logging.DEBUG
+    LOGGER.log(level, "%s: %d of %d images are already done", run.folder, before, run.images)
+    batches = [Batch(number, run.indices(number), entropy=entropy) for number in run.missing()]
+    with progress_bar(work.title, progress, total=run.images, done=before) as show:
         for task, result in runner.results(work, batches):
             work.write(run, task, result)
-            state += summary(run.read_batch(task.number, work.columns))
+            rows = run.read_batch(task.number, work.columns and [*work.columns, "id"])
+            _log_left_out(rows)
+            state += summary(rows)
             here += len(task.indices)
+            update = Progress(state.images + state.skipped, run.images, here, state)
+            show(update.done, update.total, f"{update}  {here / max(time.monotonic() - started, 1e-9):.2f} images/s")
+            if not judged and (update.done == update.total or state.images >= ENOUGH_IMAGES):
+                judged = True
+                _warn_near_chance(state, work.job)
             if on_progress is not None:
-                on_progress(Progress(state.images + state.skipped, run.images, here, state))
-        work.finish(run)
-    return run
+                on_progress(update)
+
+
+def _log_left_out(rows: pa.Table) -> None:
+    for row in rows.select(["id", "skipped"]).to_pylist():
+        if row["skipped"] is not None:
+            LOGGER.info("image %s is left out: %s", row["id"], row["skipped"])
+
+
+def _warn_near_chance(state: Summary, job: Job) -> None:
+    """Warn if the undefended classifier is hardly better than chance: then its input or the labels are wrong."""
+    classes, undefended = job.classifier.classes or len(job.dataset.classes), state.shares["undefended"]
+    if classes and state.images >= FEW_IMAGES and undefended.percent < min(50.0, 200 / classes):
+        LOGGER.warning(
+            "only %s of %d images are classified correctly without any patch, and chance gives %.2g%%: usually the "
+            "preprocessing is wrong (mean, std, size), or the labels have other numbers than the classifier's classes "
+            "(in Python, patchcleanser.evaluation.match_labels matches them by name)",
+            undefended,
+            state.images,
+            100 / classes,
+        )

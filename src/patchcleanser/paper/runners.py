@@ -20,17 +20,14 @@ from patchcleanser.evaluation.timing import FILE as TIMES
 from patchcleanser.evaluation.timing import Latencies, read_times, time_images
 from patchcleanser.paper.experiments import MASKING, RunSpec
 from patchcleanser.paper.models import PAPER_DATASETS, PaperModel, find_model
+from patchcleanser.records.provenance import origin
 from patchcleanser.records.run import Run
 
 TIMED_IMAGES = 20
 
 
-@dataclass(frozen=True)
-class Executor:
-    """Runs a job into a folder, and says what its manifest records about model, data and split."""
-
-    run: Callable[[Job | AttackJob, Path, dict[str, Any]], Run]
-    metadata: Callable[[str, str, str, Job], dict[str, Any]]
+Execute = Callable[[Job | AttackJob, Path, dict[str, Any]], Run]
+"""Runs a job into a folder with this metadata."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class LiveRunner:
     """
 
     runs: Path
-    executor: Executor
+    execute: Execute
     root: Path | None = None
     limit: int | None = None
     seed: int = 0
@@ -75,11 +72,11 @@ class LiveRunner:
         except DataError as error:
             return Missing(str(error))
         try:
-            return self._execute(spec, model, classifier, dataset)
+            return self._measure(spec, classifier, dataset)
         except (DataError, ClassifierError, InputError, RecordError) as error:
             return Missing(f"{spec.slug} cannot be run: {error}")
 
-    def _execute(self, spec: RunSpec, model: PaperModel, classifier: Classifier, dataset: Dataset) -> Run | Latencies:
+    def _measure(self, spec: RunSpec, classifier: Classifier, dataset: Dataset) -> Run | Latencies:
         masks: dict[str, Any] = {"masks": (spec.masks, spec.masks), "precision": self.precision, "table": spec.table}
         job = Job(
             classifier,
@@ -91,14 +88,13 @@ class LiveRunner:
         # Other images, devices and precisions give other rows.
         device = self.worker_device or pick_device(self.device).type
         folder = self.runs / f"{spec.slug}-{len(job.dataset)}-{device}-{self.precision}"
-        split = PAPER_DATASETS[spec.data].split
-        metadata = {**self.executor.metadata(model.fill(model.spec), spec.data, split, job), "seed": self.seed}
+        metadata = {**origin(), "seed": self.seed}
         if spec.kind == "time":
-            return time_images(job, folder, metadata=metadata)
+            return time_images(job, folder, metadata={**job.metadata, **metadata})
         if spec.kind == "attack":
             settings = AttackSettings(iterations=spec.iterations, locations=spec.locations, seed=self.seed)
-            return self.executor.run(AttackJob(job, "apgd", settings), folder, metadata)
-        return self.executor.run(job, folder, metadata)
+            return self.execute(AttackJob(job, "apgd", settings), folder, metadata)
+        return self.execute(job, folder, metadata)
 
     def _images(self, spec: RunSpec) -> int | None:
         """The number of images: at most the limit and the paper's number; None for all."""

@@ -27,6 +27,8 @@ Bools = NDArray[np.bool_]
 class Proportion:
     """A count out of a total.
 
+    >>> Proportion(77, 100)
+    Proportion(77/100 = 77.00% 95%: 67.8 to 84.2)
     >>> Proportion(77, 100).percent, tuple(round(b, 1) for b in Proportion(77, 100).interval)
     (77.0, (67.8, 84.2))
     """
@@ -60,6 +62,9 @@ class Proportion:
         interval = [round(bound, 4) for bound in self.interval]
         return {"percent": round(self.percent, 4), "count": self.count, "interval95": interval}
 
+    def __repr__(self) -> str:
+        return f"Proportion({self.count}/{self.total} = {' '.join(self.with_interval().split())})"
+
     def __str__(self) -> str:
         return f"{self.percent:.2f}%"
 
@@ -86,6 +91,10 @@ class Summary:
             self.classifications + other.classifications,
             self.seconds + other.seconds,
         )
+
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{name}={share}" for name, share in self.shares.items())
+        return f"Summary(images={self.images}, {f'skipped={self.skipped}, ' if self.skipped else ''}{shares})"
 
     def to_json(self) -> dict[str, object]:
         return {

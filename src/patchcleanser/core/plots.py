@@ -1,0 +1,92 @@
+"""Verdicts and certificates drawn on their image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+from PIL import Image
+
+from patchcleanser.core.geometry import Size, Window
+from patchcleanser.core.pixels import pixels_of
+from patchcleanser.core.results import Certificate, Result
+from patchcleanser.errors import ImageError
+
+WEAK = (0.86, 0.0, 0.5)
+"""The colour of what is not proved: pink, which photos seldom have; as shares of red, green and blue."""
+PATCH: Any = {"hatch": "////", "edgecolor": WEAK, "linewidth": 1.5}
+MASK: Any = {"linestyle": "--", "edgecolor": "white", "linewidth": 1.8}
+
+
+def plot_result(result: Result, image: Any, ax: Axes | None) -> Axes:
+    """Draw a result on its image; see Result.plot."""
+    pixels = _rgb(image)
+    weak = _weak_places(result, (len(pixels), pixels.shape[1])) if isinstance(result, Certificate) else None
+    axes = pyplot.subplots(figsize=(3.6, 3.6))[1] if ax is None else ax
+    axes.imshow(pixels)
+    axes.set_axis_off()
+    if weak is None:
+        for window in getattr(result, "failing_placement", None) or ():
+            _frame(axes, window, PATCH)
+    else:
+        axes.imshow(np.dstack([np.broadcast_to(WEAK, pixels.shape), 0.55 * weak]))
+    for window in getattr(result, "suspected", ()):
+        _frame(axes, window, {**MASK, "linestyle": "-", "edgecolor": "black"})  # white dashes must show on white
+        _frame(axes, window, MASK)
+    axes.set_title(_title(result), fontsize=10)
+    return axes
+
+
+def _title(result: Any) -> str:
+    """The label and what was decided or proved, in a few words."""
+    proofs = ("certified", "row_certified", "detection_certified")
+    proof = next((name.replace("_", "-") for name in proofs if getattr(result, name, False)), None)
+    if getattr(result, "alert", False):
+        return "alert"
+    if proof is None and hasattr(result, "margin"):
+        places = [safe.ravel() for safe in (getattr(result, "positions", None) or {}).values()]
+        percent = np.floor(1000 * np.concatenate(places).mean()) / 10 if places else 0
+        proof = f"{percent:.1f}% of places proved" if places else "not certified"
+    case = getattr(result, "case", None)
+    return ", ".join([f"label {result.label}", *([proof] if proof else []), *([case.value] if case else [])])
+
+
+def _frame(axes: Axes, window: Window, looks: dict[str, Any]) -> None:
+    corner = (window.left - 0.5, window.top - 0.5)
+    axes.add_patch(Rectangle(corner, window.width, window.height, fill=False, clip_on=False, **looks))
+
+
+def _weak_places(certificate: Certificate, size: Size) -> NDArray[np.bool_] | None:
+    """[height, width]: pixels at which a patch of some shape may be centred and is not proved harmless."""
+    if certificate.positions is None:
+        return None
+    weak = np.zeros(size, dtype=bool)
+    room = certificate.region or Window(0, 0, *size)
+    for (height, width), safe in certificate.positions.items():
+        rows, columns = safe.shape
+        if (rows + height - 1, columns + width - 1) != (room.height, room.width) or room.bottom > size[0]:
+            raise ImageError(
+                f"the map is for images of {rows + height - 1}×{columns + width - 1} px, got {size[0]}×{size[1]} px; "
+                "draw it on the image that was certified (for a threat on the input grid the resized and cropped one)"
+            )
+        top, left = room.top + (height - 1) // 2, room.left + (width - 1) // 2
+        weak[top : top + rows, left : left + columns] |= ~safe
+    return weak
+
+
+def _rgb(image: Any) -> NDArray[np.float32]:
+    """An image as people have it (PIL, [C, H, W] or [H, W, C]) as [H, W, 3] in [0, 1]."""
+    array = pixels_of(image) if isinstance(image, Image.Image) else image
+    array = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+    if array.ndim != 3 or not {1, 3} & {array.shape[0], array.shape[2]}:
+        raise ImageError(
+            f"one image is drawn: a PIL image or [channels, height, width], got {type(image).__name__} "
+            f"of shape {array.shape}"
+        )
+    array = array.transpose(1, 2, 0) if array.shape[0] in (1, 3) else array
+    pixels = array.astype(np.float32) / (255 if array.dtype == np.uint8 else 1)
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)).clip(0, 1))
