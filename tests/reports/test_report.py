@@ -376,6 +376,9 @@ def test_paths_on_the_page_keep_their_last_name_only(make_run: MakeRun, tmp_path
     metadata = {"data": "folder:/home/me/photos", "split": None, "command": "certify --data folder:/home/me/photos"}
     html = reported(tmp_path / "out", make_run(metadata=metadata, skipped={1: "cannot decode /home/me/photos/1.png"}))
     assert "/home/me" not in html
+    unfinished = make_run("unfinished", metadata=metadata)
+    unfinished.shard(1).unlink()
+    assert "/home/me" not in reported(tmp_path / "out", unfinished)
     assert "cannot decode 1.png" in html
     assert "images of folder:photos," in Page(html).text
     assert "(None)" not in html
