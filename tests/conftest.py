@@ -1,7 +1,10 @@
 """Settings shared by all tests."""
 
 import os
+import shutil
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,3 +24,15 @@ def _known_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which fast labels are audited is no chance in tests, though nobody can know it elsewhere."""
     draw = np.random.default_rng
     monkeypatch.setattr(np.random, "default_rng", lambda seed=None: draw(0 if seed is None else seed))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium here; install it, or name it in CHROMIUM")
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()

@@ -12,6 +12,8 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Row, Run
+from patchcleanser.reports.gallery import attack_gallery
+from patchcleanser.reports.run_results import read_result
 
 from .test_command import typed
 from .test_report import Page, reported, table
@@ -88,13 +90,26 @@ def test_the_gallery_shows_before_and_after_with_labels_case_and_certificate(
         assert title in page.text
     assert "cat , certified undefended: cat → dog defended: cat → cat case II: a disagreer decides" in page.text
     assert "cat , not certified undefended: cat → dog defended: cat → dog (wrong) case III" in page.text
-    # Each image twice, and the patch outlined once, by a dark and a bright line.
-    assert sum(tag == "image" for tag, _ in page.tags) == 32
+    # Each image twice, and the patch outlined once, by a dark and a bright line; and four attacked ones on top.
+    assert sum(tag == "image" for tag, _ in page.tags) == 36
     outlines = [a for tag, a in page.tags if tag == "rect" and (a.get("x"), a.get("y")) == ("2", "1")]
-    assert len(outlines) == 32
+    assert len(outlines) == 40
     bare = reported(tmp_path / "bare", Run.open(tmp_path / "attack"), pictures=False)
     assert not any(tag == "image" for tag, _ in Page(bare).tags)
     assert "--no-gallery" in bare
+
+
+def test_a_recovered_image_of_case_ii_shows_a_mask_that_hides_the_patch(make_attack: MakeRun) -> None:
+    run = make_attack()
+    result = read_result(run, None)
+    assert result is not None
+    groups = attack_gallery(result, 8)
+    masks = [list(mask) for mask in run.mask_set((8, 8)).masks]
+    for pair in groups["recovered"]:
+        assert pair.after.masks in masks
+        assert any(window.contains(pair.after.outlined[0]) for window in pair.after.masks)
+        assert not pair.before.masks
+    assert not any(pair.after.masks for pair in groups["fooled"])
 
 
 def test_a_picture_that_is_gone_is_left_out(make_attack: MakeRun, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import subprocess
 import sys
@@ -15,12 +16,13 @@ import numpy as np
 import pytest
 from matplotlib.colors import rgb2hex
 
+from patchcleanser import reports
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
 from patchcleanser.records.derive import derive
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
-from patchcleanser.reports import write_report
+from patchcleanser.reports import contents, write_report
 from patchcleanser.reports.drawing import ROLES
 from patchcleanser.reports.figures import SHADES, run_figures
 from patchcleanser.reports.run_results import read_result
@@ -38,6 +40,7 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.words: list[str] = []
+        self.scripts: list[str] = []
         self.open: list[str] = []
         self.feed(text)
         assert not self.open, self.open
@@ -55,7 +58,9 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if not self.open or self.open[-1] != "style":
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        elif not self.open or self.open[-1] != "style":
             self.words.append(data)
 
     @property
@@ -123,6 +128,38 @@ def test_an_unfinished_run_says_so_and_a_finished_one_does_not(make_run: MakeRun
     words = Page(reported(tmp_path / "out", run)).text
     assert "This run is not finished: 1 of 3 batches are missing (8 of 24 images)" in words
     assert "Go on with: patchcleanser certify …" in words
+    assert re.search(r"^ *Unfinished \(16 of 24 images\): [\d.]+% certified", words), "the headline says it, too"
+    words = Page(reported(tmp_path / "out", run, make_run("done", masks=3), title="My title")).text
+    assert "Unfinished (1 of 2 runs, 40 of 48 images): My title" in words
+
+
+def test_every_image_is_listed_on_the_page_and_in_a_file(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(skipped={3: "truncated"})
+    data = json.loads(Page(reported(tmp_path / "out", run)).scripts[0])
+    columns = {
+        column["title"]: [column["texts"][cell] if "texts" in column else cell for cell in column["cells"]]
+        for column in data["columns"]
+    }
+    rows = [row for row in run.read().to_pylist() if row["skipped"] is None]
+    classes = ("cat", "dog", "frog")
+    assert (
+        columns["Image"] == [row["id"] for row in rows] == [line["image"] for line in table(tmp_path / "out", "images")]
+    )
+    assert columns["True label"] == [classes[row["label"]] for row in rows]
+    assert columns["Answer"] == [classes[row["answer"]] for row in rows]
+    assert columns["Certified"] == ["yes" if row["certified"] else "no" for row in rows]
+    assert columns["Case"] == [{"agreed": "I", "disagreer": "II", "majority": "III"}[row["case"]] for row in rows]
+    assert columns["Margin"] == [pytest.approx(row["margin"], abs=6e-4) for row in rows]
+
+
+def test_a_page_lists_a_bounded_number_of_images(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "MAX_ROWS", 10)
+    page = Page(reported(tmp_path / "out", make_run()))
+    assert all(len(column["cells"]) == 10 for column in json.loads(page.scripts[0])["columns"])
+    assert "The page lists the first 10 of 24 images. All 24 rows are in tables/images.csv" in page.text
+    assert len(table(tmp_path / "out", "images")) == 24
 
 
 def test_a_run_without_rows_is_an_error_alone_and_left_out_beside_others(make_run: MakeRun, tmp_path: Path) -> None:
@@ -184,7 +221,11 @@ def test_other_peoples_text_is_escaped_everywhere(make_run: MakeRun, tmp_path: P
     run = make_run(ids=lambda n: f"{n}{NASTY}", metadata=metadata, skipped={1: NASTY})
     html = reported(tmp_path / "out", run, title=NASTY)
     page = Page(html)
-    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "img", "iframe", "object", "link"})
+    assert {tag for tag, _ in page.tags}.isdisjoint({"img", "iframe", "object", "link"})
+    assert [attributes for tag, attributes in page.tags if tag == "script"] == [{"type": "application/json"}, {}]
+    data, script = page.scripts
+    assert NASTY in json.loads(data)["columns"][1]["texts"]
+    assert script == (Path(reports.__file__).parent / "page.js").read_text(encoding="utf-8"), "only our own script"
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert "&lt;script&gt;alert(1)" in html
     assert "{{ 7*7 }}" in page.text
@@ -211,7 +252,8 @@ def test_the_page_loads_nothing_from_elsewhere(make_run: MakeRun, tmp_path: Path
             value = attributes.get(name)
             assert value is None or value.startswith(("#", "data:image/")), (tag, value)
     assert not re.search(r"@import|url\((?!#)", html)
-    assert "http" not in re.sub(r"data:image/[^\"]*", "", html)
+    assert not re.search("https?:", re.sub(r"data:image/[^\"]*", "", html))
+    assert "default-src 'none'" in html, "and the browser sees to it"
 
 
 def test_the_page_is_built_for_readers(make_run: MakeRun, tmp_path: Path) -> None:
@@ -289,6 +331,7 @@ def test_tables_come_in_three_and_figures_in_two_formats(make_run: MakeRun, tmp_
         files: dict[str, set[str]] = {}
         for path in (tmp_path / "out" / folder).iterdir():
             files.setdefault(path.stem, set()).add(path.suffix)
+        assert files.pop("images", {".csv"}) == {".csv"}  # too long to be read
         assert files
         assert all(suffixes == endings for suffixes in files.values())
 
@@ -333,6 +376,9 @@ def test_paths_on_the_page_keep_their_last_name_only(make_run: MakeRun, tmp_path
     metadata = {"data": "folder:/home/me/photos", "split": None, "command": "certify --data folder:/home/me/photos"}
     html = reported(tmp_path / "out", make_run(metadata=metadata, skipped={1: "cannot decode /home/me/photos/1.png"}))
     assert "/home/me" not in html
+    unfinished = make_run("unfinished", metadata=metadata)
+    unfinished.shard(1).unlink()
+    assert "/home/me" not in reported(tmp_path / "out", unfinished)
     assert "cannot decode 1.png" in html
     assert "images of folder:photos," in Page(html).text
     assert "(None)" not in html

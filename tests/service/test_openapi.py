@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
+from patchcleanser.service.app import create_app
 from patchcleanser.service.problems import PROBLEMS
 
 CHECKS = (
@@ -54,6 +56,29 @@ def test_the_document_names_every_error_a_route_gives(tiny_server: Any) -> None:
         "application/json",
         "multipart/form-data",
     }
+
+
+def test_the_page_of_the_api_shows_every_operation_and_type_and_its_examples_work(client: TestClient) -> None:
+    response = client.get("/docs")
+    assert response.headers["content-type"].startswith("text/html")
+    assert "<script" not in response.text
+    document = client.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        assert all(f">{method.upper()} {path}</code></h2>" in response.text for method in methods)
+    anchors = set(re.findall(r'id="([^"]+)"', response.text))
+    assert set(document["components"]["schemas"]) <= anchors
+    assert set(re.findall(r'href="#([^"]+)"', response.text)) <= anchors
+    examples = [address.replace("&amp;", "&") for address in re.findall(r'class="try" href="([^"]+)"', response.text)]
+    assert "v1/masks?height=224&width=224" in examples
+    for address in examples:
+        assert client.get(f"/{address}").status_code == (404 if "samples/" in address else 200)  # it has no samples
+    assert "curl -F image=@photo.png -F labels=0 http://127.0.0.1:8000/v1/certify" in response.text
+
+
+def test_the_page_of_the_api_needs_no_key(kit: Any) -> None:
+    with TestClient(create_app(kit.toy(api_key="a key of many letters"))) as asking:
+        assert asking.get("/docs").status_code == 200
+        assert asking.get("/openapi.json").status_code == 401
 
 
 def test_every_error_is_in_the_documentation() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,19 +14,7 @@ from PIL import Image
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "has_touch": True, "is_mobile": True}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here; install it, or name it in CHROMIUM")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 class Page:
@@ -201,15 +187,58 @@ def test_the_attacker_finds_a_place(open_page: Any) -> None:
     assert page.text("#defended") == "ship"
 
 
-def test_an_upload_is_answered_and_not_certified(open_page: Any, tmp_path: Path) -> None:
+def test_an_upload_is_certified_only_if_the_user_vouches_for_it(open_page: Any, tmp_path: Path) -> None:
     page = open_page()
     page.settle()
+    assert not page.page.is_visible("#vouch"), "the label of a sample is known"
     page.page.set_input_files("#upload-file", picture_file(tmp_path))
     page.page.wait_for_selector("#picture-note:has-text('your picture')")
     page.settle()
     assert page.page.get_attribute("#picture", "width") == "256"
+    answer = page.text("#undefended")
+    assert "A certificate holds only if the picture is clean and the label is true" in page.text("#vouch")
+    page.page.select_option("#label", label=answer)
+    assert page.page.is_disabled("#certify"), "a label alone is no word"
+    page.page.check("#vouched")
+    page.page.click("#certify")
+    page.page.wait_for_selector("#certificate:not([hidden])", timeout=60_000)
+    assert "about the picture as it is shown here (192×256 px)" in page.text("#certificate-words")
+    assert "for which you vouch" in page.text("#certificate-words")
+    page.settle()
+    page.page.uncheck("#vouched")
     assert page.page.is_disabled("#certify")
-    assert page.text("#undefended") in page.text("#facts")
+    assert not page.page.is_visible("#certificate"), "a certificate without the user's word is void"
+
+
+def test_a_certificate_that_comes_after_the_label_changed_is_dropped(open_page: Any, tmp_path: Path) -> None:
+    page = open_page()
+    page.settle()
+    page.page.set_input_files("#upload-file", picture_file(tmp_path))
+    page.page.wait_for_selector("#vouch:not([hidden])")
+    page.page.select_option("#label", "0")
+    page.page.check("#vouched")
+    held: list[Any] = []
+    page.page.route("**/v1/certify", lambda route: held.append(route))
+    page.page.click("#certify")
+    page.page.wait_for_selector("#certify-note:has-text('Computing')")
+    page.page.select_option("#label", "1")
+    with page.page.expect_response("**/v1/certify", timeout=60_000):
+        held[0].continue_()
+    page.settle()
+    assert not page.page.is_visible("#certificate")
+
+
+@pytest.mark.parametrize("screen", [PHONE, {"viewport": {"width": 1280, "height": 800}}])
+def test_the_api_page_fits_the_screen_and_asks_nobody_else(
+    browser: Any, tiny_server: Any, screen: dict[str, Any]
+) -> None:
+    page = Page(browser, tiny_server.address + "/docs", **screen)
+    assert page.page.evaluate("document.documentElement.scrollWidth") == screen["viewport"]["width"]
+    assert all(url.startswith(tiny_server.address) for url in page.requests)
+    assert page.complaints == []
+    page.page.click("text=Try it: v1/masks")
+    assert '"covered":true' in page.text("body")
+    page.context.close()
 
 
 def test_a_small_picture_does_not_change_the_masks_of_the_next_ones(open_page: Any, tmp_path: Path) -> None:

@@ -199,3 +199,19 @@ def error_rate_bound(errors: int, trials: int) -> float:
         at_most = sum(map(math.exp, terms))
         low, high = (rate, high) if at_most > 0.05 else (low, rate)
     return high
+
+
+def mcnemar_p_value(only_first: int, only_second: int) -> float:
+    """McNemar's exact test of two runs on the same images, two-sided, by the images that only one of them gets right.
+
+    The probability of a split at least as uneven if either run were as likely to be the better one on each image.
+
+    >>> mcnemar_p_value(8, 2), mcnemar_p_value(0, 0)
+    (0.109375, 1.0)
+    """
+    differing = only_first + only_second
+    binomial = tail = 1
+    for k in range(min(only_first, only_second)):
+        binomial = binomial * (differing - k) // (k + 1)
+        tail += binomial
+    return min(1.0, 2 * tail / (1 << differing))

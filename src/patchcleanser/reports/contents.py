@@ -10,12 +10,17 @@ from patchcleanser.errors import RecordError
 from patchcleanser.records.derive import Derived
 from patchcleanser.records.run import Run
 from patchcleanser.reports import run_tables, wording
+from patchcleanser.reports.comparison import Comparison, compare
 from patchcleanser.reports.drawing import Drawing
 from patchcleanser.reports.figures import run_figures
 from patchcleanser.reports.gallery import BeforeAfter, Picture, attack_gallery, gallery
+from patchcleanser.reports.image_tables import MAX_ROWS, ImageTable, images_table
 from patchcleanser.reports.run_results import RunResult, read_result
 from patchcleanser.reports.sweeps import sweep_figures
 from patchcleanser.reports.tables import Table
+
+FIRST_PICTURES = 4
+"""Pictures at the top of the page."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class RunSection:
     figures: dict[str, Drawing]
     gallery: dict[str, list[Picture]]
     attack_gallery: dict[str, list[BeforeAfter]]
+    images: ImageTable
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,18 @@ class ReportContents:
     sections: list[RunSection]
     attack_sections: list[RunSection]
     pictures: bool
+    comparison: Comparison | str | None
+    """Of two runs, image by image, or why they cannot be compared; None unless the report is about two runs."""
+
+    @property
+    def first_pictures(self) -> list[tuple[str, Picture]]:
+        """A picture of each of the first groups, with the name of the group."""
+        section = next((s for s in self.all_sections if s.gallery or s.attack_gallery), None)
+        if section is None:
+            return []
+        groups = {group: pictures[0] for group, pictures in section.gallery.items()}
+        groups |= {group: pairs[0].after for group, pairs in section.attack_gallery.items()}
+        return list(groups.items())[:FIRST_PICTURES]
 
     @property
     def leading(self) -> list[RunResult]:
@@ -58,7 +76,10 @@ class ReportContents:
         return [*self.sections, *self.attack_sections]
 
     def all_tables(self) -> list[Table]:
-        return [*self.tables.values(), *(table for section in self.all_sections for table in section.tables.values())]
+        tables = [*self.tables.values()]
+        if isinstance(self.comparison, Comparison):
+            tables += [self.comparison.measures, self.comparison.differing.table]
+        return tables + [t for s in self.all_sections for t in (*s.tables.values(), s.images.table)]
 
     def all_figures(self) -> list[Drawing]:
         return [*self.figures, *(figure for section in self.all_sections for figure in section.figures.values())]
@@ -82,6 +103,8 @@ def gather(
     groups = [group for group in (certifying, attacks) if group]
     names = {result: name for group in groups for result, name in zip(group, wording.run_names(group), strict=True)}
     each = (8 if len(results) == 1 else 4 if len(results) <= 6 else 2) if pictures else 0
+    leading = [*recovery, *detection] or attacks
+    rows = MAX_ROWS // len(results)
     return ReportContents(
         title=title,
         recovery=recovery,
@@ -91,9 +114,12 @@ def gather(
         left_out=[*((run, "none of its images has an answer yet") for run in empty), *unrelated],
         tables=_shared_tables(recovery, detection, attacks, names),
         figures=sweep_figures(recovery) if len(recovery) > 1 else [],
-        sections=[_section(result, names[result], slug, each) for result, slug in _slugs(certifying)],
-        attack_sections=[_section(result, names[result], slug, each) for result, slug in _slugs(attacks)],
+        sections=[_section(result, names[result], slug, each, rows) for result, slug in _slugs(certifying)],
+        attack_sections=[_section(result, names[result], slug, each, rows) for result, slug in _slugs(attacks)],
         pictures=pictures,
+        comparison=compare(leading[0], leading[1], (names[leading[0]], names[leading[1]]), each)
+        if len(leading) == 2
+        else None,
     )
 
 
@@ -146,13 +172,15 @@ def _shared_tables(
     )
 
 
-def _section(result: RunResult, name: str, slug: str, each: int) -> RunSection:
+def _section(result: RunResult, name: str, slug: str, each: int, rows: int) -> RunSection:
     tables = {"cases": run_tables.cases_table(result)}
+    table = images_table(result)
+    images = ImageTable(replace(table, name=f"{table.name}{slug}"), min(rows, len(table.rows)))
     if result.attacked:
-        return RunSection(result, name, slug, _existing(tables, slug), {}, {}, attack_gallery(result, each))
+        return RunSection(result, name, slug, _existing(tables, slug), {}, {}, attack_gallery(result, each), images)
     tables |= {"classes": run_tables.classes_table(result), **run_tables.derived_tables(result)}
     figures = run_figures(result, slug)
-    return RunSection(result, name, slug, _existing(tables, slug), figures, gallery(result, each), {})
+    return RunSection(result, name, slug, _existing(tables, slug), figures, gallery(result, each), {}, images)
 
 
 def _existing(tables: Mapping[str, Table | None], slug: str = "") -> dict[str, Table]:

@@ -9,6 +9,7 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TypeVar
 
 import pyarrow as pa
@@ -59,6 +60,7 @@ class Picture:
     patches: list[Window] = field(default_factory=list)
     """Patches that the proof does not cover; the picture does not show them."""
     masks: list[Window] = field(default_factory=list)
+    """The mask that decided, or that raised the alert; after an attack, one that hides the patch."""
     outlined: list[Window] = field(default_factory=list)
     """Patches that the picture shows."""
 
@@ -168,8 +170,10 @@ def _saved_rows(run: Run, columns: Sequence[str]) -> list[Row]:
     return [row for row in rows if row["skipped"] is None]
 
 
-def _picture(result: RunResult, row: Row, group: str) -> Picture | None:
-    uri = _data_uri(result.run, f"{row['index']}.png")
+def _picture(result: RunResult, row: Row, group: str, saved: tuple[Run, int] | None = None) -> Picture | None:
+    """The picture, `saved` by this run or by another under another index."""
+    run, index = saved or (result.run, row["index"])
+    uri = _data_uri(run, f"{index}.png")
     if uri is None:
         return None
     return replace(
@@ -180,9 +184,20 @@ def _picture(result: RunResult, row: Row, group: str) -> Picture | None:
     )
 
 
+def pictures_by_id(result: RunResult, other: RunResult, ids: set[str], each: int) -> list[Picture]:
+    """Up to `each` pictures of these images, with the answers of `result`; either run may have saved the picture."""
+    names = ["index", "id", "skipped"]
+    runs = (other.run, result.run) if each else ()
+    saved = {row["id"]: (run, row["index"]) for run in runs for row in _saved_rows(run, names)}
+    rows = result.run.read(COLUMNS)
+    rows = rows.filter(compute.is_in(rows["id"], pa.array(sorted(ids & set(saved)), pa.string())))
+    pictures = (_picture(result, row, "not-proved", saved[row["id"]]) for row in rows.to_pylist())
+    return list(islice(filter(None, pictures), each))
+
+
 def _deciding_mask(result: RunResult, row: Row, group: str) -> list[Window]:
     """The mask that decided an answer of case II, or that contradicts the undefended label most confidently."""
-    mask = row["deciding_mask"] if group == "disagreer" else None
+    mask = row["deciding_mask"]
     if group == "alert":
         labels, confidences = row["one_mask_labels"] or [], row["one_mask_confidences"] or []  # null without masks
         against = [(c, mask) for mask, c in enumerate(confidences) if labels[mask] != row["undefended"]]
@@ -194,17 +209,27 @@ def _before_after(result: RunResult, row: Row, group: str) -> BeforeAfter | None
     clean, attacked = (_data_uri(result.run, f"{row['index']}{end}.png") for end in ("", "-attacked"))
     if clean is None or attacked is None:
         return None
-    before = _clean_picture(result, row, clean)
+    before, patches = _clean_picture(result, row, clean), _windows(row["patches"])
     after = replace(
         before,
         uri=attacked,
-        outlined=_windows(row["patches"]),
+        outlined=patches,
+        masks=_hiding_mask(result, row, patches) if group == "recovered" else [],
         undefended=result.answer_name(row["attacked_undefended"]),
         answer="an alert" if row["attacked_alert"] else result.answer_name(row["attacked_answer"]),
         right=row["attacked_answer"] == row["label"] or bool(row["attacked_alert"]),
     )
     certified = next((text for name, text in CERTIFIED.items() if row[name]), "not certified")
     return BeforeAfter(before, after, certified, CASES.get(row["attacked_case"]))
+
+
+def _hiding_mask(result: RunResult, row: Row, patches: list[Window]) -> list[Window]:
+    """Where a disagreer decided, the first mask that hides all patches: rows of attacks do not name the decider."""
+    if row["attacked_case"] != "disagreer":
+        return []
+    masks = result.run.mask_set((row["height"], row["width"])).masks
+    hiding = (m for m in masks if all(any(window.contains(patch) for window in m) for patch in patches))
+    return list(next(hiding, ()))
 
 
 def _clean_picture(result: RunResult, row: Row, uri: str) -> Picture:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -74,16 +76,25 @@ def template_environment(*folders: Path) -> Environment:
 def page(report: ReportContents) -> str:
     """The page as HTML."""
     template = template_environment().get_template("page.html.jinja")
-    return template.render(report=report, wording=wording, run_tables=run_tables, **_facts(report))
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return template.render(
+        report=report,
+        wording=wording,
+        run_tables=run_tables,
+        script=Markup(script),
+        script_hash=f"sha256-{digest}",
+        **_facts(report),
+    )
 
 
 def _facts(report: ReportContents) -> dict[str, Any]:
     """What the template needs besides the contents."""
-    results, lead = list(report.names), report.leading[0]
+    results, lead, state = list(report.names), report.leading[0], unfinished_prefix(report)
     return {
         "lead": lead,
         "single": len(report.leading) == 1,
-        "headline": report.title or headline(report),
+        "headline": state + (report.title or headline(report)),
         "result_line": headline(report) if report.title else None,
         "unfinished": [result for result in results if result.missing],
         "broken": [result for result in results if result.fooled],
@@ -92,6 +103,17 @@ def _facts(report: ReportContents) -> dict[str, Any]:
         "manifest": manifest,
         "bars": bars(lead),
     }
+
+
+def unfinished_prefix(report: ReportContents) -> str:
+    """What precedes the headline where images are missing, such as "Unfinished (16 of 24 images): "."""
+    behind = sum(result.missing > 0 for result in report.names)
+    if not behind:
+        return ""
+    done = sum(result.summary.images + result.summary.skipped for result in report.names)
+    images = f"{done:,} of {sum(result.run.images for result in report.names):,} images"
+    runs = "" if len(report.names) == 1 else f"{behind:,} of {len(report.names):,} runs, "
+    return f"Unfinished ({runs}{images}): "
 
 
 def headline(report: ReportContents) -> str:

@@ -48,6 +48,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: list[Cells]
     stacks: bool = False
+    formats: tuple[str, ...] = ("csv", "md", "tex")
 
     def shown(self) -> Table:
         """Without the columns that only CSV has."""
@@ -202,9 +203,9 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
-    """Write every table in every format; return the files."""
+    """Write every table in its formats; return the files."""
     for table in tables:
-        for ending, to_text in FORMATS.items():
+        for ending in table.formats:
             with whole_file(folder / f"{table.name}.{ending}") as part:
-                part.write_text(to_text(table), encoding="utf-8", errors="replace", newline="")
-    return [folder / f"{table.name}.{ending}" for table in tables for ending in FORMATS]
+                part.write_text(FORMATS[ending](table), encoding="utf-8", errors="replace", newline="")
+    return [folder / f"{table.name}.{ending}" for table in tables for ending in table.formats]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 import patchcleanser
 from patchcleanser.service import answers, schemas
+from patchcleanser.service.api_page import api_page
 from patchcleanser.service.config import ServiceSettings
 from patchcleanser.service.middleware import REQUEST_ID, RequestMiddleware, problem_answer
 from patchcleanser.service.problems import PROBLEMS, RefusedError
@@ -63,7 +65,7 @@ def create_app(settings: ServiceSettings | None = None) -> FastAPI:
         version=patchcleanser.__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # both would load their scripts from elsewhere
+        docs_url=None,  # both would load their scripts from elsewhere; ours is a plain page
         redoc_url=None,
     )
     app.state.service = service
@@ -245,6 +247,12 @@ def _add_page(app: FastAPI) -> None:
             raise RefusedError(*FRAMEWORK_ERRORS[404])
         media_type = MEDIA_TYPES[name.rpartition(".")[2]]
         return Response(contents[name], media_type=media_type, headers={"cache-control": "no-cache"})
+
+    description = cache(lambda: api_page(app.openapi()))
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(description(), media_type="text/html")
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:

@@ -122,7 +122,7 @@ class ServiceSettings:
     samples: str | None = "sample"
     """Images that the page offers, by dataset name; clean and trusted."""
     api_key: str | tuple[str, ...] | None = field(default=None, repr=False)
-    """If given, every request but those for health and the page must carry it. Of several, each is one client's."""
+    """If given, requests must carry it, but for health, the page and /docs. Of several, each is one client's."""
     hosts: tuple[str, ...] = ()
     """Names that requests may give as their Host, besides localhost and IP addresses; "*" is any."""
     proxies: tuple[str, ...] = ()

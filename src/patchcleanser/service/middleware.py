@@ -30,7 +30,7 @@ log = logging.getLogger("patchcleanser.service")
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the request that this code works for."""
 USABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-OPEN = re.compile(r"/|/healthz|/readyz|/page/[a-z.-]+")
+OPEN = re.compile(r"/|/docs|/healthz|/readyz|/page/[a-z.-]+")
 """Addresses that need no key."""
 HEADERS = {
     # The page needs its own script, style and pictures, and nothing from anywhere else.

@@ -1,7 +1,7 @@
 // The page: a picture, a patch that can be moved, and the service's answers about them.
 
 import { facts, picture, send, useKey } from "./api.js";
-import { certify, compare, loadCosts, redrawCosts } from "./proofs.js";
+import { certify, compare, loadCosts, mayCertify, redrawCosts } from "./proofs.js";
 import { chosenMasks, draw, fits, noise, paste, patchBox, png, state, toCanvas } from "./scene.js";
 import { nameOf, count, element, say, showAnswers, showGrid, showMasks, showSecondRound, showStory, tell } from "./view.js";
 
@@ -65,7 +65,7 @@ function show(prediction, scene, shot) {
   state.prediction = prediction;
   const patch = scene.box;
   showAnswers(prediction, scene.truth, state.model);
-  showStory(prediction, { patch, patchFits: !patch || fits(patch), shapes: state.shapes, proof: state.proofs.get(scene.masks) }, state.model);
+  showStory(prediction, { patch, patchFits: !patch || fits(patch), shapes: state.shapes, proof: state.proofs.get(scene.masks), vouched: state.vouched }, state.model);
   showGrid(prediction, shot, state.model, (boxes) => showMasks(boxes ?? suspected(), prediction.details));
   showSecondRound(prediction, state.model);
   showMasks(suspected(), prediction.details);
@@ -86,21 +86,32 @@ async function usePicture(blob, truth, words, order = ++turn) {
   if (order !== turn) return;
   const side = Math.min(source.height, source.width);
   const shapes = plain?.patch_shapes ?? []; // on the network's own grid nobody knows their size here
-  Object.assign(state, { source, truth: truth ?? null, shapes, prediction: null, proofs: new Map(), costs: [], masks: state.wish });
+  Object.assign(state, { source, truth: truth ?? null, vouched: false, shapes, prediction: null, proofs: new Map(), costs: [], masks: state.wish });
   $("stage").style.setProperty("--ratio", source.width / source.height);
   $("stage").classList.toggle("tall", source.height > source.width);
   $("size").max = Math.max(2, Math.floor(side / 2));
   $("picture-note").textContent = words;
   $("certificate").hidden = true;
-  const labelled = state.truth !== null;
-  $("certify").disabled = $("compare").disabled = !labelled;
-  $("certify-note").textContent = labelled ? "" : "The true label of this picture is not known here.";
+  $("vouch").hidden = state.truth !== null || !state.model.classes;
+  $("vouched").checked = false;
+  $("label").value = "";
+  mayCertify();
   const guess = Math.ceil(side / 7);
   const [height, width] = shapes.reduce((a, b) => (a[0] * a[1] >= b[0] * b[1] ? a : b), shapes[0] ?? [guess, guess]);
   state.top = Math.round((source.height - height) / 2);
   state.left = Math.round((source.width - width) / 2);
   resize(Math.min(height, width, Number($("size").max)));
   loadCosts();
+}
+
+// A label counts once the user vouches for it; a certificate for another label is void.
+function vouch() {
+  state.vouched = $("vouched").checked && $("label").value !== "";
+  Object.assign(state, { truth: state.vouched ? Number($("label").value) : null, proofs: new Map() });
+  $("certificate").hidden = true;
+  mayCertify();
+  redrawCosts();
+  changed();
 }
 
 async function useSample(sample, button) {
@@ -249,6 +260,7 @@ function listen() {
     await usePicture(file, undefined, "your picture, made smaller if need be");
     for (const other of $("samples").children) other.setAttribute("aria-checked", "false");
   }));
+  for (const id of ["label", "vouched"]) $(id).addEventListener("change", vouch);
   $("attack").addEventListener("click", attack);
   $("certify").addEventListener("click", () => certify(changed));
   $("compare").addEventListener("click", compare);
@@ -288,6 +300,8 @@ async function begin() {
     $("masks").value = state.masks ?? 6;
     const classes = model.names && model.names.length <= 12 ? `: ${model.names.join(", ")}` : "";
     $("facts").textContent = `${model.model}, ${count(model.classes, "class", "classes")}${classes}. Threat: ${model.threat}. Defense: ${model.defense}.`;
+    const labels = Array.from({ length: model.classes ?? 0 }, (_, label) => element("option", { value: label, textContent: nameOf(label, model.names) }));
+    $("label").replaceChildren(element("option", { value: "", textContent: "choose…" }), ...labels);
     state.art.set("printed", await toCanvas(await picture("page/patch.png"), LARGEST_SIDE));
     state.art.set("noise", noise(state.size));
     $("kind-note").textContent = NOTES.printed;

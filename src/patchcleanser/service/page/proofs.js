@@ -1,4 +1,4 @@
-// What more masks cost, what they prove, and the certificate of a sample.
+// What more masks cost, what they prove, and the certificate of a clean picture.
 
 import { facts, send } from "./api.js";
 import { chosenMasks, png, state } from "./scene.js";
@@ -40,42 +40,47 @@ export function redrawCosts() {
 }
 
 async function prove(masks) {
-  const source = state.source;
-  if (!state.proofs.has(masks)) {
+  const { source, proofs } = state; // another picture, or another label of it, has proofs of its own
+  if (!proofs.has(masks)) {
     const fields = { labels: [state.truth], maps: true, ...chosenMasks(masks) };
     const { certificates } = await send("v1/certify", [await png(source)], fields);
-    if (source !== state.source) return null;
-    state.proofs.set(masks, certificates[0]);
+    if (proofs !== state.proofs) return null;
+    proofs.set(masks, certificates[0]);
     redrawCosts();
   }
-  return state.proofs.get(masks);
+  return proofs.get(masks);
 }
 
 export async function certify(then) {
   await whileBusy("Computing every two-mask label…", async () => {
     const proof = await prove(state.masks);
     if (!proof) return;
-    showCertificate(proof, state.source, state.model);
+    showCertificate(proof, state.source, state.model, state.vouched);
     then();
   });
 }
 
 export async function compare() {
   await whileBusy("One number of masks after the other…", async () => {
-    for (const { masks } of state.costs) await prove(masks);
+    for (const { masks } of state.costs) if (!await prove(masks)) return;
   });
 }
 
 async function whileBusy(words, work) {
-  const source = state.source;
+  const { proofs } = state;
   $("certify").disabled = $("compare").disabled = true;
   $("certify-note").textContent = words;
   try {
     await work();
-    $("certify-note").textContent = "";
   } catch (error) {
-    $("certify-note").textContent = "";
     tell(error);
   }
-  if (source === state.source) $("certify").disabled = $("compare").disabled = state.truth === null;
+  if (proofs === state.proofs) mayCertify();
+}
+
+// Only a picture with a label can be certified.
+export function mayCertify() {
+  const labelled = state.truth !== null;
+  $("certify").disabled = $("compare").disabled = !labelled;
+  $("certify-note").textContent = labelled ? "" : "The true label of this picture is not known here.";
 }

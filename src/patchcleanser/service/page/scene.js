@@ -9,6 +9,7 @@ export const state = {
   model: null,
   source: null, // canvas of the clean picture
   truth: null, // its label, if known
+  vouched: false, // whether the label is the user's word
   shapes: [], // the threat's patches on it
   kind: "printed",
   art: new Map(), // patch pictures by kind
@@ -18,7 +19,7 @@ export const state = {
   masks: 6,
   wish: 6, // masks as they were chosen; a small picture may have room for fewer
   prediction: null, // the latest answer
-  proofs: new Map(), // certificates of this sample by number of masks
+  proofs: new Map(), // certificates of this picture by number of masks
   costs: [],
 };
 

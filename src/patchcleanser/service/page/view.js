@@ -107,16 +107,17 @@ function promised(scene, model) {
   if (scene.patch && scene.shapes.length && !scene.patchFits) {
     return `Your patch is ${scene.patch.height}×${scene.patch.width} px. The masks are made for a patch ${size}, so nothing is promised here, whatever the answer.`;
   }
+  const word = scene.vouched ? ", on your word that it is clean and its label true" : "";
   if (scene.proof?.row_certified) {
-    return `This sample was certified below: no patch ${size} can change its answer, wherever you drag it and whatever is printed on it.${unsure}`;
+    return `This picture was certified below${word}: no patch ${size} can change its answer, wherever you drag it and whatever is printed on it.${unsure}`;
   }
   if (scene.proof?.detection_certified) {
-    return `This sample was certified for detection below: under a patch ${size} the answer is right, or an alert; it is never wrong unnoticed.${unsure}`;
+    return `This picture was certified for detection below${word}: under a patch ${size} the answer is right, or an alert; it is never wrong unnoticed.${unsure}`;
   }
   if (scene.proof) {
-    return `This sample could not be certified with these masks: some patch ${size} might still win. That this answer is right, if it is, can be measured but not proved.`;
+    return `This picture could not be certified with these masks: some patch ${size} might still win. That this answer is right, if it is, can be measured but not proved.`;
   }
-  return `Nothing is proved about a picture that is handed in, since it may carry a patch already. Proofs are about clean pictures with a known label, and a patch ${size}: certify a sample below.`;
+  return `Nothing is proved about a picture that is handed in, since it may carry a patch already. Proofs are about clean pictures with a known label, and a patch ${size}: certify one below.`;
 }
 
 function sameBoxes(a, b) {
@@ -243,7 +244,7 @@ function bar(share) {
 }
 
 // Weak positions over the clean picture: a cell for the centre of each patch position.
-export function showCertificate(certificate, source, model) {
+export function showCertificate(certificate, source, model, vouched) {
   $("certificate").hidden = false;
   const title = $("certificate-title");
   const detection = certificate.kind === "detection";
@@ -251,7 +252,9 @@ export function showCertificate(certificate, source, model) {
   title.textContent = proved ? (detection ? "certified for detection" : "certified") : "not certified";
   title.classList.toggle("yes", proved);
   title.classList.toggle("no", !proved);
-  $("certificate-words").textContent = detection ? detectionWords(certificate, model) : recoveryWords(certificate, model);
+  const words = detection ? detectionWords(certificate, model) : recoveryWords(certificate, model);
+  const condition = vouched ? ` The certificate is about the picture as it is shown here (${source.height}×${source.width} px). It holds only if that is clean and its label true, for which you vouch.` : "";
+  $("certificate-words").textContent = words + condition;
   // A map of the network's own grid does not lie on the picture.
   const drawn = certificate.maps && model.grid === "source";
   if (drawn) drawMap(certificate.maps[0], source);

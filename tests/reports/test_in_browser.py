@@ -1,0 +1,117 @@
+"""The report in a real browser, from the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchcleanser.records.run import Run
+from patchcleanser.reports import write_report
+
+MakeRun = Callable[..., Run]
+pytestmark = pytest.mark.slow
+
+SCREENS = {"desktop": {"width": 1280, "height": 800}, "phone": {"width": 390, "height": 844}}
+HOSTILE = "</script><script>document.title = 'hacked'</script><img src=x onerror=\"document.title='hacked'\">"
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+    complaints: list[str] = []
+    contexts: list[Any] = []
+
+    def opening(path: Path, **options: Any) -> Any:
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(path.as_uri())
+        return page
+
+    yield opening
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def column(page: Any, number: int) -> list[str]:
+    return list(page.locator(f".image-list tbody tr > :nth-child({number})").all_inner_texts())
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_a_picture_is_on_the_first_screen_and_nothing_sticks_out(
+    make_run: MakeRun, make_attack: MakeRun, tmp_path: Path, opened: Callable[..., Any], screen: str
+) -> None:
+    runs = [make_run(), make_run("more", masks=3, seed=1), make_attack()]
+    for number, some in enumerate((runs[:1], runs[:2], runs[2:])):
+        page = opened(write_report([(r, None) for r in some], tmp_path / f"{number}"), viewport=SCREENS[screen])
+        box = page.locator("figure svg").first.bounding_box()
+        assert box["y"] + box["height"] < SCREENS[screen]["height"]
+        assert page.evaluate("document.documentElement.scrollWidth") == SCREENS[screen]["width"]
+
+
+def test_images_are_sorted_and_filtered_by_keyboard(
+    make_run: MakeRun, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    run = make_run(images=120, table=False)
+    rows = run.read().to_pylist()
+    page = opened(write_report([(run, None)], tmp_path / "out"))
+    assert len(column(page, 1)) == 50
+    page.focus("text=More →")
+    page.keyboard.press("Enter")
+    assert page.inner_text(".image-list output") == "51 to 100 of 120"
+    page.focus(".image-list th button:text-is('Margin')")
+    page.keyboard.press("Enter")
+    assert column(page, 9)[0] == f"{min(row['margin'] for row in rows):.3f}"
+    page.keyboard.press("Enter")
+    assert column(page, 9)[0] == f"{max(row['margin'] for row in rows):.3f}"
+    assert page.get_attribute(".image-list th:nth-child(9)", "aria-sort") == "descending"
+    page.focus(".image-list input")
+    page.keyboard.type("image 11")
+    assert {*column(page, 1)} == {"image 11", *(f"image {n}" for n in range(110, 120))}
+    page.fill(".image-list input", "")
+    page.select_option("label:text-is('Case') select, label:has-text('Case') select", label="III")
+    assert {*column(page, 6)} == {"III"}
+    assert page.inner_text(".image-list output").endswith(f"of {sum(row['case'] == 'majority' for row in rows)}")
+
+
+def test_a_thumbnail_opens_large_and_the_keyboard_goes_on_and_back(
+    make_run: MakeRun, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    page = opened(write_report([(make_run(), None)], tmp_path / "out"))
+    page.focus(".image-list .thumbnail")
+    page.keyboard.press("Enter")
+    first = page.inner_text("dialog figcaption")
+    assert page.locator("dialog svg").bounding_box()["height"] > 300
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("dialog figcaption") != first
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text("dialog figcaption") == first
+    page.keyboard.press("Escape")
+    assert not page.locator("dialog").is_visible()
+
+
+def test_names_from_elsewhere_run_nothing(make_run: MakeRun, tmp_path: Path, opened: Callable[..., Any]) -> None:
+    facts = dict.fromkeys(("model", "data", "split", "command", "created"), HOSTILE)
+    facts |= {"classes": [HOSTILE, "dog", "frog"], "versions": {HOSTILE: HOSTILE}}
+    folder = HOSTILE.replace("/", "")
+    runs = [
+        make_run(f"{n}{folder}", ids=lambda i: f"{i}{HOSTILE}", metadata=facts, masks=n, table=False) for n in (2, 3)
+    ]
+    page = opened(write_report([(run, None) for run in runs], tmp_path / "out"))
+    page.click("details.run .image-list .thumbnail")
+    assert "hacked" not in page.title()
+    assert page.locator("img").count() == 0
+    assert HOSTILE in page.inner_text(".image-list tbody tr:first-child")
+
+
+def test_without_script_the_page_says_where_the_images_are(
+    make_run: MakeRun, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    page = opened(write_report([(make_run(), None)], tmp_path / "out"), java_script_enabled=False)
+    assert page.locator(".gallery svg").first.is_visible()
+    assert not page.locator(".image-list").is_visible()
+    assert "All 24 rows are in tables/images.csv" in page.inner_text("#images")
