@@ -6,7 +6,7 @@
 From Coq Require Import List Bool Arith Lia.
 Import ListNotations.
 
-Notation label := nat.
+Notation label := nat (only parsing).
 
 Section Images.
   Context {pixel value answer : Type}.
