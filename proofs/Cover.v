@@ -27,7 +27,8 @@ Qed.
 
 (** First positions at which a segment of length `side` stands differently to some edge. *)
 Definition breaks (edges : list nat) (side start stop : nat) : list nat :=
-  filter (fun t => (start <=? t) && (t + side <=? stop)) (start :: edges ++ map (fun e => e + 1 - side) edges).
+  filter (fun t => (start <=? t) && (t + side <=? stop))
+    (nodup Nat.eq_dec (start :: edges ++ map (fun e => e + 1 - side) edges)).
 
 Lemma a_list_has_a_largest_element : forall l (a : nat), In a l -> exists m, In m l /\ forall b, In b l -> b <= m.
 Proof.
@@ -49,7 +50,7 @@ Proof.
   assert (Hbefore : forall b, In b (start :: edges ++ map (fun e => e + 1 - side) edges) -> start <= b <= t ->
     In b before).
   { intros b Hb Hle. apply filter_In. split; [|apply Nat.leb_le; lia].
-    apply filter_In. split; [assumption|]. apply andb_true_iff. rewrite !Nat.leb_le. lia. }
+    apply filter_In. split; [now apply nodup_In|]. apply andb_true_iff. rewrite !Nat.leb_le. lia. }
   destruct (a_list_has_a_largest_element before start) as [r [Hr Hmax]].
   { apply Hbefore; [now left | lia]. }
   apply filter_In in Hr. destruct Hr as [Hr Hrt]. apply Nat.leb_le in Hrt.

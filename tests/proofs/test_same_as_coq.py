@@ -1,0 +1,226 @@
+"""The definitions that were proved and the program give the same answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchcleanser import MaskSet, Threat
+from patchcleanser.core.algorithms import (
+    certification_flow,
+    challenger_masking,
+    double_masking,
+    first_failure,
+    majority_label,
+    reporters,
+)
+from patchcleanser.core.geometry import Size, Window, axis_starts, axis_stride
+from patchcleanser.core.label_table import LabelTable
+from patchcleanser.core.results import Case
+from patchcleanser.core.threats import AnyRectangle
+from proofs.coq import compute, coq, needs_coq
+
+pytestmark = needs_coq
+
+MASK_SETS, TABLES = 600, 4
+CASES = {Case.AGREED: 0, Case.DISAGREER: 1, Case.MAJORITY: 2}
+
+
+def window(w: Window) -> str:
+    return f"Window {w.top} {w.left} {w.height} {w.width}"
+
+
+def windows(mask: Sequence[Window]) -> str:
+    return f"[{'; '.join(map(window, mask))}]"
+
+
+def random_window(rng: random.Random, image: Size) -> Window:
+    height, width = (rng.randint(1, side) for side in image)
+    return Window(rng.randint(0, image[0] - height), rng.randint(0, image[1] - width), height, width)
+
+
+def random_threat(rng: random.Random, image: Size) -> Threat:
+    region = random_window(rng, image) if rng.random() < 0.3 else None
+    room = region or Window(0, 0, *image)
+    count = rng.choice([1, 1, 1, 2])
+    if rng.random() < 0.3:
+        return Threat.any_rectangle(rng.randint(1, 4), count=count, region=region)
+    side = [rng.randint(1, min(2, side)) for side in (room.height, room.width)]
+    return Threat.rectangle(*side, count=count, region=region)
+
+
+def random_masks(rng: random.Random, threat: Threat, image: Size) -> MaskSet:
+    """A set as the program builds it, sometimes with a mask left out or shortened, or any windows."""
+    if rng.random() < 0.2:
+        number = rng.randint(1, 5)
+        masks = [tuple(random_window(rng, image) for _ in range(rng.randint(1, 3))) for _ in range(number)]
+        return MaskSet(image, tuple(masks))
+    built = list(MaskSet.build(threat, image=image, masks=rng.randint(1, 3)).masks)
+    if rng.random() < 0.3 and len(built) > 1:
+        built.remove(rng.choice(built))
+    if rng.random() < 0.3:
+        mask = rng.choice(built)
+        shorter = tuple(Window(w.top, w.left, w.height, max(1, w.width - 1)) for w in mask)
+        built[built.index(mask)] = shorter
+    return MaskSet(image, tuple(built))
+
+
+def random_table(rng: random.Random, masks: MaskSet) -> LabelTable:
+    """Mostly the true label 1; the more wrong labels, the less often."""
+    wrong = rng.choice([0, 0.02, 0.1, 0.5])
+    table = LabelTable(masks)
+    table.labels[:] = [rng.choice([0, 1, 2, 3]) if rng.random() < wrong else 1 for _ in table.labels]
+    if rng.random() < 0.5:  # an attack: all labels are free but those in the row of one mask
+        row = masks.unions.index[rng.randrange(len(masks))]
+        free = [rng.choice([0, 2]) for _ in table.labels]
+        table.labels[:] = [y if u in row else free[u] for u, y in enumerate(table.labels)]
+    table.margins[:] = 1.0
+    return table
+
+
+@cache
+def settings() -> list[tuple[MaskSet, Threat, list[LabelTable]]]:
+    rng, drawn = random.Random(0), []
+    while len(drawn) < MASK_SETS:
+        image = (rng.randint(2, 7), rng.randint(2, 7))
+        threat = random_threat(rng, image)
+        masks = random_masks(rng, threat, image)
+        if len(masks) <= 12:
+            drawn.append((masks, threat, [random_table(rng, masks) for _ in range(TABLES)]))
+    return drawn
+
+
+def rows_of(table: LabelTable) -> list[list[int]]:
+    return [table.row_labels(i) for i in range(len(table.mask_set))]
+
+
+def answers(folder: Path, modules: str, function: str, inputs: Sequence[str]) -> list[Any]:
+    """What Coq computes for each input, many in one command."""
+    parts = [inputs[start : start + 100] for start in range(0, len(inputs), 100)]
+    lists = compute(folder, modules, [f"map ({function}) [{'; '.join(part)}]" for part in parts])
+    return [value for values in lists for value in values]
+
+
+def option(value: int | None) -> tuple[int] | None:
+    return None if value is None else (value,)
+
+
+def test_double_masking_is_the_proved_algorithm(compiled: Path) -> None:
+    function = """fun '(labels, rows) =>
+      let v := double_masking majority_label (seq 0 (length labels)) labels (fun i => nth i rows []) in
+      (answer v, match which v with Agreed => 0 | Disagreer => 1 | Majority => 2 end, disagreers v, deciding_mask v,
+       majority_label labels)"""
+    inputs, expected = [], []
+    for table in (table for _, _, tables in settings() for table in tables):
+        labels = table.one_mask_labels()
+        inputs.append(coq((labels, rows_of(table))))
+        v = double_masking(labels, table.row_labels)
+        case, deciding = CASES[v.case], option(v.deciding_mask)
+        expected.append((v.label, case, list(v.disagreers), deciding, majority_label(labels)))
+    assert answers(compiled, "DoubleMasking", function, inputs) == expected
+    assert {case for _, case, *_ in expected} == {0, 1, 2}
+
+
+def test_challenger_masking_is_the_proved_algorithm(compiled: Path) -> None:
+    function = """fun '(order, labels, rows) =>
+      challenger_masking order labels (fun i j => nth j (nth i rows []) 0)"""
+    inputs, expected = [], []
+    for number, table in enumerate(table for _, _, tables in settings() for table in tables):
+        labels, order = table.one_mask_labels(), list(range(len(table.mask_set)))
+        seed = number if number % 2 else None
+        if seed is not None:
+            random.Random(seed).shuffle(order)
+        inputs.append(coq((order, labels, rows_of(table))))
+        verdict = challenger_masking(labels, table.pair_label, seed=seed)
+        expected.append((verdict.label, verdict.classifications - len(labels)))
+    assert answers(compiled, "ChallengerMasking", function, inputs) == expected
+    assert max(rounds for _, rounds in expected) > 2
+
+
+def test_the_certificate_is_the_proved_one(compiled: Path) -> None:
+    """Whether the set covers, and both certificates of some images."""
+    function = """fun '(masks, shapes, room, patches, tables) =>
+      let check := check masks shapes room patches in
+      (check (all_masks masks), map (fun rows => (certified 1 rows, check (good_masks 1 rows))) tables)"""
+    inputs, expected = [], []
+    for masks, threat, tables in settings():
+        mask_list = f"[{'; '.join(map(windows, masks.masks))}]"
+        shapes, room = coq(threat.shapes(masks.image)), window(threat.room(masks.image))
+        rows = coq([rows_of(table) for table in tables])
+        inputs.append(f"({mask_list}, {shapes}, {room}, {threat.count}, {rows})")
+        expected.append((masks.covers(threat), [certificate_of(table, threat) for table in tables]))
+    assert answers(compiled, "DoubleMasking Geometry Cover Certificate", function, inputs) == expected
+    kinds = [(covers, *c) for covers, certificates in expected for c in certificates]
+    assert min(kinds.count(kind) for kind in set(kinds)) > 20
+    assert {(True, True, True), (True, False, True), (True, False, False), (False, False, False)} <= set(kinds)
+
+
+def certificate_of(table: LabelTable, threat: Threat) -> tuple[bool, bool]:
+    """Of certification_flow; for a set that does not cover, which it refuses, of the check alone."""
+    if not table.mask_set.covers(threat):
+        good = np.array([all(label == 1 for label in row) for row in rows_of(table)])
+        return bool(good.all()), table.mask_set.cover(threat).hole(good) is None
+    flow = certification_flow(table, 1, threat, maps=False)
+    while True:
+        try:
+            next(flow)
+        except StopIteration as end:
+            return end.value.certified, end.value.row_certified
+
+
+def test_detection_is_the_proved_algorithm(compiled: Path) -> None:
+    function = """fun '(threshold, undefended, answers) =>
+      let confident := Nat.ltb threshold in
+      (reporters confident undefended answers, alert confident undefended answers, first_failure confident 1 answers)"""
+    rng = random.Random(1)
+    inputs, expected = [], []
+    for _ in range(1000):
+        labels = [rng.choice([1, 1, 1, 2]) for _ in range(rng.randint(1, 6))]
+        confidences = [rng.randint(3, 9) for _ in labels]
+        undefended, threshold = rng.choice([1, 1, 2]), rng.randint(2, 6)
+        inputs.append(coq((threshold, undefended, list(zip(labels, confidences, strict=True)))))
+        shares = [confidence / 10 for confidence in confidences]
+        reports = reporters(undefended, labels, shares, threshold / 10)
+        failure = first_failure(1, labels, shares, threshold / 10)
+        expected.append((list(reports), bool(reports), option(failure)))
+    assert answers(compiled, "MinorityReports", function, inputs) == expected
+
+
+def test_masks_along_an_axis_are_the_proved_ones(compiled: Path) -> None:
+    function = "fun '(i, p, n) => (axis_starts i p n, axis_length i p n, axis_stride i p n)"
+    sizes = [(image, patch, n) for image in range(1, 15) for patch in range(1, image + 1) for n in range(1, 7)]
+    expected = [(*axis_starts(i, p, n), axis_stride(i, p, n)) for i, p, n in sizes]
+    assert answers(compiled, "MaskSets", function, [coq(size) for size in sizes]) == expected
+
+
+def test_the_shapes_of_an_area_are_the_proved_ones(compiled: Path) -> None:
+    rooms = [(area, (h, w)) for area in range(1, 26) for h in range(1, 7) for w in range(1, 7)]
+    expected = [AnyRectangle(area).shapes(room, room) for area, room in rooms]
+    assert (
+        answers(compiled, "MaskSets", "fun '(area, room) => area_shapes area room", list(map(coq, rooms))) == expected
+    )
+
+
+def test_mask_sets_are_the_proved_ones(compiled: Path) -> None:
+    function = """fun '(patches, room, s, strides) =>
+      map (fun mask => map (fun w => (top w, left w, height w, width w)) (canonical mask))
+        (combinations patches (nodup window_eq_dec (grid room s strides)))"""
+    rng = random.Random(2)
+    inputs, expected = [], []
+    for _ in range(300):
+        image = (rng.randint(3, 9), rng.randint(3, 9))
+        region = random_window(rng, image) if rng.random() < 0.5 else None
+        room = region or Window(0, 0, *image)
+        shape = rng.randint(1, min(3, room.height)), rng.randint(1, min(3, room.width))
+        strides, patches = (rng.randint(2, 4), rng.randint(2, 4)), rng.choice([1, 2])
+        threat = Threat.rectangle(*shape, count=patches, region=region)
+        masks = MaskSet.build(threat, image=image, stride=strides)
+        inputs.append(f"({patches}, {window(room)}, {coq(shape)}, {coq(strides)})")
+        expected.append({frozenset(w.numbers for w in mask) for mask in masks.masks})
+    computed = answers(compiled, "Geometry MaskSets", function, inputs)
+    assert [{frozenset(mask) for mask in masks} for masks in computed] == expected
