@@ -171,29 +171,29 @@ Section PatchGuard.
   Variables num den : Z.
   Hypothesis ratio_is_a_share : 0 <= num < den.
 
-  Definition inside (w : position -> bool) (s : position -> Z) : Z := reached_sum w s positions.
+  Definition window_sum (w : position -> bool) (s : position -> Z) : Z := reached_sum w s positions.
   Definition outside (w : position -> bool) (s : position -> Z) : position -> Z := fun p => if w p then 0 else s p.
 
-  Definition largest_window (s : position -> Z) : Z := fold_right (fun w most => Z.max (inside w s) most) 0 windows.
+  Definition largest_window (s : position -> Z) : Z := fold_right (fun w most => Z.max (window_sum w s) most) 0 windows.
 
   Definition class_score (s : position -> Z) : Z :=
     let total := sum s positions in
     if num * total <? den * largest_window s then total - largest_window s else total.
 
-  Lemma total_is_inside_and_outside : forall w s, sum s positions = inside w s + sum (outside w s) positions.
+  Lemma total_is_inside_and_outside : forall w s, sum s positions = window_sum w s + sum (outside w s) positions.
   Proof.
-    intros w s. unfold inside, reached_sum, outside. rewrite <- sum_plus. apply sum_of_equal_terms.
+    intros w s. unfold window_sum, reached_sum, outside. rewrite <- sum_plus. apply sum_of_equal_terms.
     intros p _. destruct (w p); lia.
   Qed.
 
-  Lemma no_window_holds_more : forall w s, In w windows -> inside w s <= largest_window s.
+  Lemma no_window_holds_more : forall w s, In w windows -> window_sum w s <= largest_window s.
   Proof.
     intros w s Hw. unfold largest_window. induction windows as [|v rest IH]; [destruct Hw|]. simpl.
     destruct Hw as [->|Hw]; [lia|]. specialize (IH Hw). lia.
   Qed.
 
   Lemma largest_window_at_most : forall s bound, 0 <= bound ->
-    (forall w, In w windows -> inside w s <= bound) -> largest_window s <= bound.
+    (forall w, In w windows -> window_sum w s <= bound) -> largest_window s <= bound.
   Proof.
     intros s bound H0 H. unfold largest_window. induction windows as [|v rest IH]; simpl; [lia|].
     specialize (IH (fun w Hw => H w (or_intror Hw))). specialize (H v (or_introl eq_refl)). lia.
@@ -216,14 +216,14 @@ Section PatchGuard.
   Proof.
     intros w s' Hpositive. unfold class_score.
     assert (Htotal := total_is_inside_and_outside w s').
-    assert (Hinside : 0 <= inside w s').
+    assert (Hinside : 0 <= window_sum w s').
     { apply sum_of_terms_at_least_0. intros p _. destruct (w p); [apply Hpositive | lia]. }
     assert (H0 : forall s, 0 <= largest_window s).
     { intro s. unfold largest_window. induction windows as [|v rest IH]; simpl; lia. }
-    assert (Hlargest : largest_window s' <= largest_window (outside w s') + inside w s').
+    assert (Hlargest : largest_window s' <= largest_window (outside w s') + window_sum w s').
     { apply largest_window_at_most; [specialize (H0 (outside w s')); lia|]. intros v Hv.
-      apply Z.le_trans with (inside v (outside w s') + inside w s').
-      - unfold inside, reached_sum, outside. rewrite <- sum_plus. apply sum_of_smaller_terms. intros p _.
+      apply Z.le_trans with (window_sum v (outside w s') + window_sum w s').
+      - unfold window_sum, reached_sum, outside. rewrite <- sum_plus. apply sum_of_smaller_terms. intros p _.
         specialize (Hpositive p). destruct (v p), (w p); lia.
       - pose proof (no_window_holds_more v (outside w s') Hv). lia. }
     specialize (H0 (outside w s')). destruct (num * _ <? _); lia.
