@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo serve check test test-slow test-gpu docs wheel bench format clean
+.PHONY: install demo serve check prove test test-slow test-gpu docs wheel bench format clean
 
 install: .venv/.ready
 
@@ -23,6 +23,12 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# The proofs in Coq; it installs nothing.
+prove:
+	@command -v coqc > /dev/null || { echo "make prove needs coqc: install coq, e.g. apt-get install coq"; exit 1; }
+	@mkdir -p build/proofs && rm -f build/proofs/*.v && cp -p proofs/* build/proofs
+	@$(MAKE) --no-print-directory -C build/proofs check
 
 test: install
 	$(BIN)/pytest -n 2 -m "not slow and not gpu" --doctest-modules

@@ -84,8 +84,8 @@ def challenger_rounds(labels: Sequence[int], seed: int | None = None) -> Generat
     """Algorithm 3, one two-mask label at a time: yields (challenger, candidate), is sent the label.
 
     Without a seed, mask 0 is the first candidate and the lowest-numbered challenger is next, as in the authors' code;
-    a seed gives the paper's random order. There is at most one round for each mask. The proof that a certified image
-    keeps its label is in certification_flow.
+    a seed gives the paper's random order. There is at most one round for each mask (proofs/ChallengerMasking.v:
+    at_most_one_round_for_each_mask). The proof that a certified image keeps its label is in certification_flow.
     """
     order = list(range(len(labels)))
     if seed is not None:
@@ -160,6 +160,9 @@ def certification_flow(table: LabelTable, label: int, threat: Threat, *, maps: b
     - Challenger masking: i never loses. As candidate it meets only challengers j with l(j) ≠ y, and the two-mask label
       is y ≠ l(j). As challenger it wins, since the two-mask label is y = l(i). So i stays until one label is left, and
       that label is y.
+
+    Coq has checked both halves (proofs/DoubleMasking.v: double_masking_keeps_the_label, proofs/ChallengerMasking.v:
+    challenger_masking_keeps_the_label), with the cover check (proofs/Certificate.v: a_certified_image_keeps_its_label).
 
     Hardest pairs are looked at first, and only those that can still change the answer; if `maps` is asked for, all of
     them.
@@ -240,7 +243,7 @@ def first_failure(label: int, labels: Sequence[int], confidences: Sequence[float
     patch is hidden by some mask, under which the attacked image looks like the clean one: label y, with the same
     confidence. If the attacked image's undefended label is not y, that mask contradicts it confidently, and the alert
     fires. Both sides use >, so equality cannot slip between them, and the confidence under a mask has the same bits in
-    both, whatever the batch (engine/exact.py).
+    both, whatever the batch (engine/exact.py). Checked by Coq: proofs/MinorityReports.v: never_silently_wrong.
     """
     for i, (mask_label, confidence) in enumerate(zip(labels, confidences, strict=True)):
         if mask_label != label or not confidence > threshold:

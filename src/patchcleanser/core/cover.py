@@ -44,7 +44,8 @@ def cover_of(masks: Sequence[Mask], threat: Threat, image: Size) -> Cover:
     """Every placement of the threat's patches against every mask, exactly.
 
     For K patches a mask must hide all K at once; since only the hardest single placements matter (a mask that hides a
-    harder one hides the easier one too), only K-tuples of those are combined.
+    harder one hides the easier one too), only K-tuples of those are combined. That this decides what every placement
+    would is checked by Coq (proofs/Cover.v: cover_check_is_exact).
     """
     places: list[Window] = []
     rows: list[NDArray[np.bool_]] = []
@@ -66,7 +67,8 @@ def positions(
 
     As a patch moves down, the set of window edges above its first row and above its last row changes only where one of
     the two crosses an edge. Between two such rows every mask treats the patch alike, so one position per interval
-    stands for all of them; likewise across. Each representative is the first position of its interval.
+    stands for all of them; likewise across. Each representative is the first position of its interval (proofs/Cover.v:
+    representatives_stand_for_all_placements).
     """
     windows = [w for mask in masks for w in mask]
     row_edges = sorted({e for w in windows for e in (w.top, w.bottom)})

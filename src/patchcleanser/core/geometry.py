@@ -92,7 +92,8 @@ def is_integer(value: object) -> bool:
 def axis_stride(image: int, patch: int, masks: int) -> int:
     """The smallest stride with which at most `masks` masks cover every patch.
 
-    There are image - patch + 1 patch positions and each mask takes `stride` of them.
+    There are image - patch + 1 patch positions and each mask takes `stride` of them (proofs/MaskSets.v:
+    axis_stride_is_the_smallest).
 
     >>> axis_stride(image=224, patch=32, masks=6)
     33
@@ -107,7 +108,7 @@ def axis_starts(image: int, patch: int, stride: int) -> tuple[list[int], int]:
 
     Masks of length patch + stride - 1 start every `stride` pixels, so the last mask
     starting at or before a patch starts at most stride - 1 pixels before it and ends
-    at or after its end. The final mask is pulled back to end at the border.
+    at or after its end. The final mask is pulled back to end at the border (proofs/MaskSets.v: axis_starts_cover).
 
     >>> axis_starts(image=10, patch=3, stride=3)
     ([0, 3, 5], 5)

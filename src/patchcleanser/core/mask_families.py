@@ -73,7 +73,8 @@ def covering_family(shapes: Sequence[Size], room: Size, largest: float) -> list[
     `shapes` run from wide to tall. A run of neighbours fits inside the rectangle that is as tall as the run's last and
     as wide as its first, so a partition into runs gives a family that contains them all. Dynamic programming over the
     runs finds the partition with the fewest masks in total, and among those the one that hides the fewest pixels. A
-    run of one always fits if `largest` is at least the largest shape's area.
+    run of one always fits if `largest` is at least the largest shape's area. Any partition covers (proofs/MaskSets.v:
+    family_covers_every_rectangle).
 
     >>> shapes = [(h, min(224, 502 // h)) for h in range(1, 225)]
     >>> [grid.shape for grid in covering_family(shapes, (224, 224), largest=5017)]

@@ -105,7 +105,8 @@ class MaskSet:
         """The paper's mask set: at most `masks` per axis (6 by default), or every `stride` px.
 
         For any rectangle of an area, a family of covering rectangles is computed (mask_families.py).
-        For K patches the masks are the distinct unions of K of the masks for one patch.
+        For K patches the masks are the distinct unions of K of the masks for one patch (proofs/MaskSets.v:
+        unions_cover_several_patches).
         """
         counts, strides = masks_per_axis(masks, stride)
         room, shapes = threat.room(image), threat.shapes(image)
@@ -205,7 +206,10 @@ class MaskSet:
 
 
 def _canonical(mask: Iterable[Window]) -> Mask:
-    """The windows of a mask, sorted, without those inside another: equal masks compare equal."""
+    """The windows of a mask, sorted, without those inside another: equal masks compare equal.
+
+    Leaving windows out changes no pixel (proofs/Geometry.v: canonical_masks_hide_the_same).
+    """
     windows = sorted(set(mask))
     if not windows:
         raise MaskError("a mask needs at least 1 window, got none")

@@ -90,7 +90,8 @@ class ReceptiveFields:
     def footprints(self, threat: Threat) -> tuple[Footprint, ...]:
         """What one patch of the threat can reach, for each of its shapes.
 
-        A score may change only if it sees a pixel of the patch: a row of it and a column of it.
+        A score may change only if it sees a pixel of the patch: a row of it and a column of it (proofs/LocalScores.v:
+        a_score_out_of_reach_is_unchanged, proofs/LocalScores.v: reach_is_decided_by_axis).
         """
         room, footprints = threat.room(self.size), []
         for height, width in threat.shapes(self.size):

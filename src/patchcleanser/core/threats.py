@@ -58,7 +58,8 @@ class AnyRectangle:
     def shapes(self, image: Size, room: Size) -> list[Size]:
         """The maximal rectangles that fit the room: for each height the widest, without those inside another.
 
-        A patch inside a covered patch is covered, so only these need checking.
+        A patch inside a covered patch is covered, so only these need checking (proofs/MaskSets.v:
+        area_shapes_hold_every_rectangle).
 
         >>> AnyRectangle(4).shapes((3, 4), (3, 4))
         [(1, 4), (2, 2), (3, 1)]

@@ -32,7 +32,8 @@ class PatchGuard(LocalRecovery):
     - The true class: its total is sum(A) + sum(V), and each window holds at most its part of A plus sum(V). So what
       is left is at least sum(A) minus the largest window of A, masked or not.
 
-    The proof is for one window, so for one patch.
+    The proof is for one window, so for one patch; Coq has checked it for integer scores (proofs/LocalScores.v:
+    patchguard_keeps_the_label).
     """
 
     many_patches = False

@@ -26,7 +26,8 @@ class PatchGuardPlusPlus(LocalScoreDefense[DetectionVerdict, DetectionCertificat
 
     Certificate: the undefended label and the labels of all windows are the true one, those of the windows with a
     confidence above the threshold. The proof is that of core.algorithms.first_failure: some window hides every score
-    that the patch reaches, so its label on the attacked image is that on the clean one, the true label, confidently.
+    that the patch reaches, so its label on the attacked image is that on the clean one, the true label, confidently
+    (proofs/MinorityReports.v: never_silently_wrong, with local scores for pixels and windows for masks).
     This is detection, not recovery, of one patch.
     """
 

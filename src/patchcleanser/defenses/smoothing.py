@@ -45,7 +45,8 @@ class Smoothing(AblationDefense):
 
     Proof. A view that sees no pixel of a patch is the same on the attacked image, and so are its votes. Each of the at
     most Δ others takes at most one vote from y and gives at most one to c. So n(y) ≥ n(c) + [c < y] still holds under
-    attack, and y wins, also where votes are equal. Several patches reach at most Δ views each.
+    attack, and y wins, also where votes are equal. Several patches reach at most Δ views each. Checked by Coq:
+    proofs/LocalScores.v: smoothing_keeps_the_label.
 
     >>> import torch
     >>> from patchcleanser import CallableClassifier
