@@ -53,7 +53,8 @@ Section Certificate.
       induction Hpatches as [|w rest [v [Hv Hinside]] Hrest IH]; intros k Hk.
       - exists []. repeat split; [assumption | constructor | intros w []].
       - destruct (IH (length rest) eq_refl) as [larger [Hl [Hall Hin]]]. exists (v :: larger).
-        split; [simpl in *; lia|]. split; [now constructor|]. intros u [<-|Hu]; [exists v; split; [now left|assumption]|].
+        split; [simpl in *; lia|]. split; [now constructor|].
+        intros u [<-|Hu]; [exists v; split; [now left|assumption]|].
         destruct (Hin u Hu) as [t [Ht Ht']]. exists t. split; [now right|assumption]. }
     destruct Hlarger as [larger [Hl [Hall Hin]]].
     assert (H := cover_check_is_exact masks shapes room patches chosen shapes_are_positive).

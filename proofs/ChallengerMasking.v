@@ -92,7 +92,8 @@ Proof.
   assert (H : forall fuel c r, snd (challenge fuel labels pair c r) <= fuel).
   { induction fuel as [|fuel IH]; intros c r; simpl; [lia|].
     destruct (find _ r) as [challenger|]; simpl; [|lia].
-    match goal with |- context [challenge fuel ?l ?p ?c ?r] => specialize (IH c r); destruct (challenge fuel l p c r) end.
+    match goal with |- context [challenge fuel ?l ?p ?c ?r] => specialize (IH c r); destruct (challenge fuel l p c r)
+    end.
     simpl in *. lia. }
   specialize (H (length remaining) candidate remaining).
   destruct (challenge _ _ _ _ _). simpl in *. lia.

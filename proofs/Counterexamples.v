@@ -3,8 +3,8 @@
     Each section weakens one assumption by as little as it goes, and shows an image that is lost. *)
 
 From Coq Require Import List Bool Arith ZArith Lia.
-From PatchCleanser Require Import Images Geometry MaskSets Cover RowCertificate DoubleMasking MinorityReports SourceGrid.
-From PatchCleanser Require Import LowerBound LocalScores.
+From PatchCleanser Require Import Images Geometry MaskSets Cover RowCertificate DoubleMasking.
+From PatchCleanser Require Import MinorityReports SourceGrid LowerBound LocalScores.
 Import ListNotations.
 Open Scope nat_scope.
 
@@ -35,7 +35,8 @@ Definition patched (w : window) : image pixel nat := fun p => if in_window w p t
 Definition one_patch (s : shape) (room : window) : threat pixel := fun patch =>
   exists w, placed s room w /\ patch = region_of [w].
 
-Definition defended (F : masked_classifier pixel nat label) (masks : list (region pixel)) (x : image pixel nat) : label :=
+Definition defended (F : masked_classifier pixel nat label) (masks : list (region pixel))
+    (x : image pixel nat) : label :=
   answer_of_double_masking F masks majority_label (seq 0 (length masks)) x.
 
 Lemma patched_is_an_attack : forall s room w, placed s room w -> attacked (one_patch s room) clean (patched w).
@@ -165,7 +166,8 @@ Proof.
   intros defense Hsound. set (image := Window 0 0 224 224) in *.
   assert (Hcorner : forall t l, t + 32 <= 224 -> l + 32 <= 224 ->
     one_patch (32, 32) image (region_of [Window t l 32 32])).
-  { intros t l Ht Hl. eexists. split; [|reflexivity]. unfold placed, inside, image. cbn [top left height width fst snd]. lia. }
+  { intros t l Ht Hl. eexists. split; [|reflexivity].
+    unfold placed, inside, image. cbn [top left height width fst snd]. lia. }
   assert (Hfirst := Hcorner 0 0 ltac:(lia) ltac:(lia)). assert (Hlast := Hcorner 192 192 ltac:(lia) ltac:(lia)).
   destruct (certifying_one_patch_means_covering_two (pixels_of image) Nat.eqb Nat.eqb_eq 0 1 2
     ltac:(discriminate) ltac:(discriminate) ltac:(discriminate)
@@ -215,7 +217,8 @@ Theorem patchguard_certifies_one_patch_only : exists y c y' c' : nat -> Z,
   (forall p, (2 <= p)%nat -> y' p = y p /\ c' p = c p) /\ (forall p, 0 <= y' p /\ 0 <= c' p) /\
   class_score positions one_position 0 1 y' < class_score positions one_position 0 1 c'.
 Proof.
-  exists (fun _ => 1), (fun _ => 0), (fun p => if (p <? 2)%nat then 0 else 1), (fun p => if (p <? 2)%nat then 100 else 0).
+  exists (fun _ => 1), (fun _ => 0), (fun p => if (p <? 2)%nat then 0 else 1),
+    (fun p => if (p <? 2)%nat then 100 else 0).
   split; [|split; [|split]].
   - intros w Hw. cbn in Hw. destruct Hw as [<-|[<-|[<-|[<-|[<-|[]]]]]]; vm_compute; reflexivity.
   - intros p Hp. destruct (Nat.ltb_spec p 2); [lia|]. split; reflexivity.

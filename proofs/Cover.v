@@ -108,12 +108,14 @@ Proof.
   apply region_of_iff in Hpixel. destruct Hpixel as [w [Hinw Hpixel]].
   apply region_of_iff. exists w. split; [assumption|].
   assert (Hw' : In w (concat masks)) by (apply in_concat; eauto).
-  assert (Hedge : forall e, In e [top w; top w + height w] -> In e (row_edges masks)) by (intros; apply in_flat_map; eauto).
+  assert (Hedge : forall e, In e [top w; top w + height w] -> In e (row_edges masks))
+    by (intros; apply in_flat_map; eauto).
   assert (Hedge' : forall e, In e [left w; left w + width w] -> In e (column_edges masks))
     by (intros; apply in_flat_map; eauto).
   apply in_window_iff in Hpixel. apply in_window_iff. simpl in *.
   pose proof (Hsame _ (Hedge _ (or_introl eq_refl))). pose proof (Hsame _ (Hedge _ (or_intror (or_introl eq_refl)))).
-  pose proof (Hsame' _ (Hedge' _ (or_introl eq_refl))). pose proof (Hsame' _ (Hedge' _ (or_intror (or_introl eq_refl)))).
+  pose proof (Hsame' _ (Hedge' _ (or_introl eq_refl))).
+  pose proof (Hsame' _ (Hedge' _ (or_intror (or_introl eq_refl)))).
   lia.
 Qed.
 
@@ -246,7 +248,9 @@ Proof.
       split; [simpl; congruence|]. constructor; [|assumption]. exists s. split; [assumption|].
       now apply representatives_are_placed in Hw. }
     destruct Hwindows as [windows [E Hpatches]].
-    destruct (Hcovers windows) as [i [Hi [Hchosen Hhides]]]; [rewrite <- Hlength, <- E; now rewrite map_length|assumption|].
+    destruct (Hcovers windows) as [i [Hi [Hchosen Hhides]]].
+    { rewrite <- Hlength, <- E. now rewrite map_length. }
+    { assumption. }
     apply existsb_exists. exists i. split; [apply in_seq; lia|]. rewrite Hchosen. simpl.
     apply forallb_forall. intros row Hrow. rewrite <- E in Hrow. apply in_map_iff in Hrow.
     destruct Hrow as [w [<- Hw]]. rewrite hidden_by_entry by assumption. now apply mask_hides_iff, Hhides.

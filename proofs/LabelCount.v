@@ -15,7 +15,8 @@ Lemma each_pair_needs_a_member_of_its_own : forall {pair member : Type} (serves 
   length pairs <= length family.
 Proof.
   intros pair member serves family pairs Hnodup Hserved Hone.
-  assert (Hnumbers : exists numbers, Forall2 (fun q i => exists m, nth_error family i = Some m /\ serves m q) pairs numbers).
+  assert (Hnumbers : exists numbers,
+    Forall2 (fun q i => exists m, nth_error family i = Some m /\ serves m q) pairs numbers).
   { clear Hnodup Hone. induction pairs as [|q rest IH]; [exists []; constructor|].
     destruct IH as [numbers Hnumbers]; [intros; apply Hserved; now right|].
     destruct (Hserved q (or_introl eq_refl)) as [m [Hm Hserves]]. apply In_nth_error in Hm. destruct Hm as [i Hi].
@@ -34,8 +35,8 @@ Proof.
       replace q with q'; [assumption|]. apply (Hone m); auto; [eapply nth_error_In; eassumption| now right | now left].
     + apply IH; [assumption|]. intros m' a b Hm' Ha Hb. apply Hone; auto; now right.
   - intros i Hin. clear -Hnumbers Hin. induction Hnumbers as [|q j rest numbers [m [Hj _]] _ IH]; [destruct Hin|].
-    destruct Hin as [->|Hin]; [|now apply IH]. apply in_seq. assert (i < length family) by (apply nth_error_Some; congruence).
-    lia.
+    destruct Hin as [->|Hin]; [|now apply IH]. apply in_seq.
+    assert (i < length family) by (apply nth_error_Some; congruence). lia.
 Qed.
 
 (** ** Unions of two squares
@@ -112,7 +113,8 @@ Section TwoSquares.
       (top B <= r < top B + height B /\ left B <= c < left B + width B)).
     { intros r c Hr Hc. assert (Hp : region_of [patch_at (i, j)] (r, c) = true).
       { apply region_of_iff. eexists. split; [now left|]. apply in_window_iff. simpl. lia. }
-      apply H, region_of_iff in Hp. destruct Hp as [w [[<-|[<-|[]]] Hp]]; apply in_window_iff in Hp; simpl in Hp; auto. }
+      apply H, region_of_iff in Hp. destruct Hp as [w [[<-|[<-|[]]] Hp]];
+        apply in_window_iff in Hp; simpl in Hp; auto. }
     clear H. unfold rows, columns, side_by_side, one_above_the_other, holds, together. cbn [fst snd].
     set (t := i * s) in *. set (l := j * s) in *. clearbody t l. clear A_is_small B_is_small.
     (* Each corner lies in one of the two; where one window ends within the patch, the other goes on. *)
@@ -212,7 +214,8 @@ Section TwoSquares.
     destruct (how_two_windows_hide_a_patch u Hu) as [Cu|[Cu|Cu]]; [| |now apply (Hstraddle u)];
       (destruct (how_two_windows_hide_a_patch v Hv) as [Cv|[Cv|Cv]]; [| |now apply (Hstraddle v)]);
       (destruct (how_two_windows_hide_a_patch w Hw) as [Cw|[Cw|Cw]]; [| |now apply (Hstraddle w)]);
-      exfalso; first [apply Huv, Hequal, Halone; tauto | apply Huw, Hequal, Halone; tauto | apply Hvw, Hequal, Halone; tauto].
+      exfalso; first [apply Huv, Hequal, Halone; tauto | apply Huw, Hequal, Halone; tauto
+        | apply Hvw, Hequal, Halone; tauto].
   Qed.
 
   Lemma two_masks_serve_one_far_pair : forall u v u' v',
@@ -261,7 +264,8 @@ Lemma NoDup_app : forall {A} (l l' : list A),
 Proof.
   intros A l l' H H' Hapart. induction H as [|a l Ha Hl IH]; simpl; [assumption|].
   constructor.
-  - intro Hin. apply in_app_iff in Hin. destruct Hin as [|Hin]; [contradiction|]. now apply (Hapart a (or_introl eq_refl)).
+  - intro Hin. apply in_app_iff in Hin. destruct Hin as [|Hin]; [contradiction|].
+    now apply (Hapart a (or_introl eq_refl)).
   - apply IH. intros b Hb. apply Hapart. now right.
 Qed.
 

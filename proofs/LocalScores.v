@@ -13,7 +13,8 @@ Section Reach.
   Context {pixel value score : Type}.
   Variable field : region pixel.
   Variable local_score : image pixel value -> score.
-  Hypothesis sees_its_field_only : forall x x', (forall p, field p = true -> x p = x' p) -> local_score x = local_score x'.
+  Hypothesis sees_its_field_only : forall x x',
+    (forall p, field p = true -> x p = x' p) -> local_score x = local_score x'.
 
   Theorem a_score_out_of_reach_is_unchanged : forall patch x x',
     (forall p, field p = true -> patch p = false) -> (forall p, patch p = false -> x' p = x p) ->
@@ -23,7 +24,8 @@ End Reach.
 
 (** A field of rows and columns meets a patch of rows and columns if and only if both axes meet. *)
 Theorem reach_is_decided_by_axis : forall down across patch_rows patch_columns : nat -> bool,
-  (exists p : nat * nat, (down (fst p) && across (snd p) = true) /\ (patch_rows (fst p) && patch_columns (snd p) = true))
+  (exists p : nat * nat, (down (fst p) && across (snd p) = true) /\
+    (patch_rows (fst p) && patch_columns (snd p) = true))
   <-> (exists r, down r = true /\ patch_rows r = true) /\ (exists c, across c = true /\ patch_columns c = true).
 Proof.
   intros. split.

@@ -83,7 +83,8 @@ Section LowerBound.
     { intros m Hm. unfold only. replace (existsb _ family) with true; [reflexivity|].
       symmetry. apply existsb_exists. exists m. split; [assumption|]. now apply looks_like_iff. }
     assert (Hlabel' : unanimous_under_the_family (only x) x' 1).
-    { intros m Hm. unfold only. destruct (existsb (fun m2 => looks_like _ (masked m2 x)) family) eqn:Hex; [|reflexivity].
+    { intros m Hm. unfold only.
+      destruct (existsb (fun m2 => looks_like _ (masked m2 x)) family) eqn:Hex; [|reflexivity].
       exfalso. apply existsb_exists in Hex. destruct Hex as [m2 [_ Hsame]]. rewrite looks_like_iff in Hsame.
       (* Some pixel of P or Q is visible under m; the fill shows that m2 leaves it visible, too. *)
       assert (Hpixel : exists p, P p || Q p = true /\ m p = false).

@@ -127,7 +127,8 @@ Proof.
     + apply in_map_iff. exists h. split; [reflexivity|]. apply in_seq. fold last. lia.
     + fold last. apply Nat.ltb_lt. simpl. destruct (Nat.eqb_spec h last); lia.
   - destruct (le_lt_dec w (widest area (snd room) (S h))) as [Hwider|Hnarrower].
-    + destruct (IH (S h)) as [big [Hin [Hbig Hbig']]]; try lia. exists big. split; [assumption|]. split; simpl in *; lia.
+    + destruct (IH (S h)) as [big [Hin [Hbig Hbig']]]; try lia. exists big.
+      split; [assumption|]. split; simpl in *; lia.
     + exists (h, widest area (snd room) h). split; [|split; simpl; lia].
       apply filter_In. split.
       * apply in_map_iff. exists h. split; [reflexivity|]. apply in_seq. fold last. lia.
@@ -232,7 +233,8 @@ Fixpoint combinations {A} (k : nat) (elements : list A) : list (list A) :=
       end) elements
   end.
 
-Lemma combinations_hold_every_choice : forall {A} (eq_dec : forall a b : A, {a = b} + {a <> b}) (elements chosen : list A),
+Lemma combinations_hold_every_choice : forall {A} (eq_dec : forall a b : A, {a = b} + {a <> b})
+    (elements chosen : list A),
   incl chosen elements -> exists c, In c (combinations (length chosen) elements) /\ Permutation chosen c.
 Proof.
   intros A eq_dec elements. induction elements as [|a rest IH]; intros chosen Hincl.
@@ -273,7 +275,8 @@ Proof.
   assert (Hchosen : exists chosen, length chosen = length patches /\ incl chosen base /\
     hides (region_of chosen) (region_of patches)).
   { induction patches as [|patch rest IH].
-    - exists []. repeat split; [apply incl_nil_l|]. intros p Hp. apply region_of_iff in Hp. now destruct Hp as [w [[] _]].
+    - exists []. repeat split; [apply incl_nil_l|]. intros p Hp. apply region_of_iff in Hp.
+      now destruct Hp as [w [[] _]].
     - destruct IH as [chosen [Hlength [Hincl Hhides]]]; [intros; apply Hcovered; now right|].
       destruct (Hcovered patch) as [m [Hm Hinside]]; [now left|].
       exists (m :: chosen). split; [simpl; lia|]. split; [now apply incl_cons|].
