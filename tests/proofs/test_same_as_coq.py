@@ -224,3 +224,11 @@ def test_mask_sets_are_the_proved_ones(compiled: Path) -> None:
         expected.append({frozenset(w.numbers for w in mask) for mask in masks.masks})
     computed = answers(compiled, "Geometry MaskSets", function, inputs)
     assert [{frozenset(mask) for mask in masks} for masks in computed] == expected
+
+
+def test_windows_inside_others_are_left_out_as_proved(compiled: Path) -> None:
+    function = "fun mask => map (fun w => (top w, left w, height w, width w)) (canonical mask)"
+    rng = random.Random(3)
+    masks = [tuple(random_window(rng, (6, 6)) for _ in range(rng.randint(1, 5))) for _ in range(500)]
+    expected = [{w.numbers for w in MaskSet((6, 6), (mask,)).masks[0]} for mask in masks]
+    assert [set(mask) for mask in answers(compiled, "Geometry", function, list(map(windows, masks)))] == expected
