@@ -5,14 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import pytest
 import torch
 
-from engine.small_networks import photos
-from patchcleanser import TorchClassifier, load_classifier
-from patchcleanser.engine.fast.backends import UnusableError
-from patchcleanser.engine.fast.split import TripleTf32Backend, in_tf32
-from patchcleanser.engine.float32 import exclusive_float32, pause_other_threads, strict_float32, strict_settings
+from patchcleanser.engine.float32 import Setting, override, pause_other_threads, strict_float32, strict_settings
 
 
 def test_no_thread_is_in_float32_while_a_network_is_exported() -> None:
@@ -42,43 +37,14 @@ def test_no_thread_is_in_float32_while_a_network_is_exported() -> None:
         pass
 
 
-def test_no_other_thread_computes_in_float32_during_tf32() -> None:
-    device, order = torch.device("cpu"), []
-
-    def other() -> None:
-        with strict_float32(device):
-            order.append("other")
-
-    with exclusive_float32(device) as granted, in_tf32():
-        assert granted
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join(0.2)
-        order.append("alone")
-    thread.join(10)
-    assert order == ["alone", "other"]
-
-
-def test_tf32_is_refused_while_another_thread_computes_in_float32() -> None:
-    device = torch.device("cpu")
-    with strict_float32(device), exclusive_float32(device) as granted:
-        assert not granted
-        with pytest.raises(RuntimeError, match="other threads"), in_tf32():
-            pass
-    classifier = load_classifier("zoo:tiny", device="cpu")
-    assert isinstance(classifier, TorchClassifier)
-    with strict_float32(device), pytest.raises(UnusableError, match="another thread"):
-        TripleTf32Backend(classifier).logits(photos(1))
-
-
 def test_the_programs_settings_are_restored() -> None:
     def settings() -> list[Any]:
         return [getattr(setting.owner, setting.name) for setting in strict_settings()]
 
-    before = settings()
-    with exclusive_float32(torch.device("cpu")):
-        plain = settings()
-        with in_tf32():
-            assert settings() != plain
-        assert settings() == plain == [setting.value for setting in strict_settings()]
+    before, strict = settings(), [setting.value for setting in strict_settings()]
+    with override(Setting(torch.backends.cudnn, "benchmark", True)):
+        assert torch.backends.cudnn.benchmark
+        with strict_float32(torch.device("cpu")):
+            assert settings() == strict
+        assert torch.backends.cudnn.benchmark
     assert settings() == before

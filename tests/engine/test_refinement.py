@@ -14,8 +14,6 @@ from patchcleanser import DoubleMasking, Threat, TorchClassifier
 from patchcleanser.engine.fast.backends import AutocastBackend, Backend
 from patchcleanser.engine.fast.calibration import ErrorBounds
 from patchcleanser.engine.fast.cascade import FastEngine, Pending
-from patchcleanser.engine.fast.split import SplitConv, TripleTf32Backend
-from patchcleanser.engine.float32 import strict_float32
 
 
 class Lying(Backend):
@@ -27,6 +25,15 @@ class Lying(Backend):
     def logits(self, inputs: Tensor) -> Tensor:
         logits = self.classifier.checked_logits(inputs)
         return -100 * logits if self.lies else logits
+
+
+class Fine(Backend):
+    """Nearly float32."""
+
+    resolution = 1e-6
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        return self.classifier.checked_logits(inputs) * (1 + 1e-7)
 
 
 class Coarse(AutocastBackend):
@@ -63,7 +70,7 @@ def test_most_uncertain_labels_are_settled_by_the_next_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     images = photos(60)
-    defense, classifier = defense_with(TripleTf32Backend, monkeypatch)
+    defense, classifier = defense_with(Fine, monkeypatch)
     before, after = [], []
     refine = FastEngine._refine
 
@@ -104,7 +111,7 @@ def surprising(self: Coarse, inputs: Tensor) -> Tensor:
 def test_uncertain_labels_that_move_too_far_widen_the_bounds(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patchcleanser.engine.fast.cascade.AUDIT", 0.0)
     images = photos(60)
-    defense, classifier = defense_with(TripleTf32Backend, monkeypatch)
+    defense, classifier = defense_with(Fine, monkeypatch)
     calibrate_once(defense, images, monkeypatch)
     monkeypatch.setattr(Coarse, "logits", surprising)
     if not watched:
@@ -116,7 +123,7 @@ def test_uncertain_labels_that_move_too_far_widen_the_bounds(watched: bool, monk
 
 def test_labels_that_move_too_far_again_and_again_are_computed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     images = photos(24)
-    defense, classifier = defense_with(TripleTf32Backend, monkeypatch)
+    defense, classifier = defense_with(Fine, monkeypatch)
     calibrate_once(defense, images, monkeypatch)
     monkeypatch.setattr(ErrorBounds, "exceeded", lambda self, fast, finer: torch.ones(len(fast), dtype=torch.bool))
     monkeypatch.setattr(ErrorBounds, "widen", lambda self, fast, finer: 0.0)
@@ -154,7 +161,7 @@ def test_only_the_bounds_of_the_stage_that_moved_too_far_widen(monkeypatch: pyte
 
 def test_nothing_is_learnt_from_images_that_may_be_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
     images = photos(24)
-    defense, _ = defense_with(TripleTf32Backend, monkeypatch)
+    defense, _ = defense_with(Fine, monkeypatch)
     calibrate_once(defense, images, monkeypatch)
     monkeypatch.setattr(Coarse, "logits", surprising)
     monkeypatch.setattr(ErrorBounds, "exceeded", lambda self, fast, finer: pytest.fail("used"))
@@ -166,7 +173,7 @@ def test_cached_logits_are_probed_before_they_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     images = photos(24)
-    defense, classifier = defense_with(TripleTf32Backend, monkeypatch)
+    defense, classifier = defense_with(Fine, monkeypatch)
     logits = Coarse.logits
     learning = [True]
 
@@ -186,7 +193,7 @@ def test_cached_logits_are_probed_before_they_are_used(
 
 def test_logits_computed_for_the_calibration_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     images = photos(24)
-    defense, _ = defense_with(TripleTf32Backend, monkeypatch)
+    defense, _ = defense_with(Fine, monkeypatch)
     monkeypatch.setattr(FastEngine, "_probe_sometimes", lambda self, pairs, logits, backend: None)
     sizes: list[int] = []
     logits = Coarse.logits
@@ -222,68 +229,15 @@ def test_labels_that_stay_uncertain_are_computed_in_float32(number: float, monke
     assert defense.engine.stats.rechecked > 0
 
 
-def test_labels_that_overflow_in_half_precision_skip_the_next_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = photos(24)
-    defense, classifier = defense_with(Lying, monkeypatch)
-    calibrate_once(defense, images, monkeypatch).lies = True
-    monkeypatch.setattr("patchcleanser.engine.fast.cascade.AUDIT", 0.0)
-    monkeypatch.setattr(Coarse, "logits", lambda self, inputs: torch.full((len(inputs), 10), torch.inf))
-    monkeypatch.setattr(FastEngine, "_probe_sometimes", lambda self, pairs, logits, backend: None)
-    assert (labels_of(defense, images) == labels_of(exact_defense(classifier), images)).all()
-
-
-def test_while_another_thread_computes_in_float32_uncertain_labels_are_computed_exactly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    images = photos(24)
-    defense, classifier = defense_with(TripleTf32Backend, monkeypatch)
-    calibrate_once(defense, images, monkeypatch)
-    with strict_float32(classifier.device):  # as if another thread were there
-        labels = labels_of(defense, images)
-    assert defense.engine.stats.settled.total() == 0
-    assert (labels == labels_of(exact_defense(classifier), images)).all()
-    labels_of(defense, images)
-    assert defense.engine.stats.settled.total() > 0
-
-
-def test_a_stage_without_memory_is_left_out_and_chunks_stay_large(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    images = photos(24)
-    defense, classifier = defense_with(TripleTf32Backend, monkeypatch)
-
-    def full(self: SplitConv, inputs: Tensor) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(SplitConv, "forward", full)
-    labels = labels_of(defense, images)
-    assert defense.engine.ready
-    assert not defense.engine.calibration.stages[1:]
-    assert defense.engine.runner.chunk == 512
-    assert (labels == labels_of(exact_defense(classifier), images)).all()
-
-
-def test_a_stage_that_is_no_faster_than_float32_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = photos(24)
-    defense, classifier = defense_with(TripleTf32Backend, monkeypatch)
-    defense.engine.candidates[0][1].faster_than_float32 = False
-    monkeypatch.setattr(TripleTf32Backend, "refresh", lambda self: None)
-    labels = labels_of(defense, images)
-    assert not defense.engine.calibration.stages[1:]
-    assert defense.engine.stats.settled.total() == 0
-    assert defense.engine.stats.rechecked > 0
-    assert (labels == labels_of(exact_defense(classifier), images)).all()
-
-
 def test_an_interrupted_calibration_leaves_no_stage_that_was_not_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    defense, _ = defense_with(TripleTf32Backend, monkeypatch)
+    defense, _ = defense_with(Fine, monkeypatch)
 
-    def interrupted(self: TripleTf32Backend, inputs: Tensor) -> Tensor:
+    def interrupted(self: Fine, inputs: Tensor) -> Tensor:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TripleTf32Backend, "logits", interrupted)
+    monkeypatch.setattr(Fine, "logits", interrupted)
     with pytest.raises(KeyboardInterrupt):
         defense.calibrate(photos(24))
     assert defense.engine.runner.sizes == {(32, 32)}
@@ -293,7 +247,7 @@ def test_an_interrupted_calibration_leaves_no_stage_that_was_not_compared(
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
 def test_pending_labels_are_never_lost_whatever_the_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     images = photos(20)
-    defense, classifier = defense_with(TripleTf32Backend, monkeypatch)
+    defense, classifier = defense_with(Fine, monkeypatch)
     defense.calibrate(images)
     monkeypatch.setattr(defense.engine, "calibrate", lambda states: None)
     defense.engine.runner.chunk, defense.engine.runner.fixed_chunk = chunk, True

@@ -24,8 +24,6 @@ from patchcleanser.engine.fast.float8.layers import (
     to_float8,
 )
 from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, to_half
-from patchcleanser.engine.fast.split import TripleTf32Backend, in_tf32
-from patchcleanser.engine.float32 import exclusive_float32, strict_float32
 from patchcleanser.networks.builders import build_network
 from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.networks.inpainting import Inpainting
@@ -58,14 +56,16 @@ def test_cuda_labels_equal_cpu_labels_where_the_margin_is_not_tiny() -> None:
 
 def test_real_out_of_memory_makes_batches_smaller_and_loses_nothing() -> None:
     defense = DoubleMasking(TorchClassifier(vit().cuda()), Threat.square(32), masks=6)
+    defense.predict(torch.rand(1, 3, 224, 224))  # reserves what kernels work in
+    assert defense.engine.exact.max_rows is None
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 60e6) / total)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 40e6) / total)
     try:
         (certificate,) = defense.certify(torch.rand(1, 3, 224, 224), [0], maps=True)
         assert certificate.classifications == 666
         assert defense.engine.exact.max_rows is not None
-        assert defense.engine.exact.max_rows < 36
+        assert defense.engine.exact.max_rows < 18
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -112,8 +112,8 @@ def test_labels_that_begin_with_fp8_are_the_exact_ones(name: str) -> None:
         DoubleMasking(TorchClassifier(module), Threat.square(32), masks=6, precision=precision)
         for precision in ("fast", "exact")
     )
-    half = [HalfPrecisionBackend(fast.classifier), TripleTf32Backend(fast.classifier)]  # type: ignore[arg-type]
-    fast.engine.candidates = [[AlwaysFloat8(fast.classifier, half[0]), *half], half]  # type: ignore[arg-type]
+    half = HalfPrecisionBackend(fast.classifier)  # type: ignore[arg-type]
+    fast.engine.candidates = [[AlwaysFloat8(fast.classifier, half), half], [half]]  # type: ignore[arg-type]
     fast.engine.hint_total_labels(10**9)
     assert (labels_of(fast, images) == labels_of(exact, images)).all()
     assert isinstance(fast.engine.calibration.stages[0].backend, AlwaysFloat8)
@@ -127,39 +127,6 @@ def test_labels_that_begin_with_fp8_are_the_exact_ones(name: str) -> None:
             for at in (slice(None), slice(0, 1), slice(0, 5))
         ]
     assert all((answer - answers[0]).abs().max() < 1e-2 * answers[0].abs().max() for answer in answers)
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resmlp_12_224", "resnet18", "resnetv2_50x1_bit"])
-def test_3xtf32_is_nearly_float32_and_far_better_than_half_precision(name: str) -> None:
-    torch.manual_seed(0)
-    module = timm.create_model(name, pretrained=False, num_classes=10).eval().cuda()
-    torch.nn.init.normal_(module.get_classifier().weight, std=0.02)
-    classifier = TorchClassifier(module, classes=10)
-    images = torch.rand(80, 3, 224, 224, generator=torch.Generator().manual_seed(1)).cuda()
-    with torch.inference_mode():
-        with strict_float32(images.device):
-            exact = classifier.checked_logits(images)
-        half, split = (
-            backend.logits(images) for backend in (HalfPrecisionBackend(classifier), TripleTf32Backend(classifier))
-        )
-    assert (split - exact).abs().max() < (half - exact).abs().max() / 20
-
-
-def test_products_are_rounded_in_tf32_and_nowhere_else() -> None:
-    fine = torch.full((64, 64), 1 + 2**-12, device="cuda")
-    image = fine[None, None].expand(1, 64, 64, 64).contiguous(memory_format=torch.channels_last)
-
-    def products() -> list[float]:
-        kernel = fine[:, :, None, None]
-        return [float((fine @ fine)[0, 0]), float(torch.nn.functional.conv2d(image, kernel)[0, 0, 0, 0])]
-
-    with exclusive_float32(fine.device):
-        before = products()
-        with in_tf32():
-            short = products()
-        after = products()
-    assert all(number > 64.02 for number in (*before, *after))
-    assert all(number <= 64.0 for number in short)
 
 
 def test_single_predictions_are_replayed_from_a_graph_and_stay_those_of_the_image() -> None:

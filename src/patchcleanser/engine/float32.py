@@ -105,8 +105,8 @@ def strict_float32(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def pause_other_threads(wait: float = WAIT_SECONDS) -> Iterator[bool]:
-    """Keep other threads out of strict float32; gives whether that succeeded within `wait` seconds.
+def pause_other_threads() -> Iterator[bool]:
+    """Keep other threads out of strict float32; gives whether that succeeded in time.
 
     False at once if this thread is in strict float32, or pauses the others already. Tracing a network's code (torch.fx,
     torch.export) changes how layers are called, for all threads.
@@ -116,7 +116,9 @@ def pause_other_threads(wait: float = WAIT_SECONDS) -> Iterator[bool]:
         with _shared.changed:
             if not is_exclusive() and not getattr(_shared.depth, "count", 0):
                 _shared.queue.add(token)
-                granted = _shared.changed.wait_for(lambda: not _shared.strict and _shared.exclusive is None, wait)
+                granted = _shared.changed.wait_for(
+                    lambda: not _shared.strict and _shared.exclusive is None, WAIT_SECONDS
+                )
                 _shared.exclusive = threading.get_ident() if granted else _shared.exclusive
                 _shared.queue.discard(token)
                 _shared.changed.notify_all()
@@ -126,13 +128,6 @@ def pause_other_threads(wait: float = WAIT_SECONDS) -> Iterator[bool]:
             _shared.queue.discard(token)
             _shared.exclusive = None if granted and is_exclusive() else _shared.exclusive
             _shared.changed.notify_all()
-
-
-@contextmanager
-def exclusive_float32(device: torch.device) -> Iterator[bool]:
-    """Strict float32 for this thread alone; others wait. Gives False if a thread is in it already."""
-    with pause_other_threads(wait=0) as granted, strict_float32(device) if granted else nullcontext():
-        yield granted
 
 
 def is_exclusive() -> bool:

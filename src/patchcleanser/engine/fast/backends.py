@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -34,10 +32,6 @@ class UnusableError(Exception):
     """The backend does not work for this network."""
 
 
-class BusyError(UnusableError):
-    """The backend does not work just now."""
-
-
 class Backend(ABC):
     """A faster way to nearly the same logits as float32 gives.
 
@@ -64,9 +58,6 @@ class Backend(ABC):
     expected = 0
     """About how many labels are still to come, if that is known."""
 
-    faster_than_float32: bool | None = None
-    """Whether it was faster on this GPU; None if it was not timed yet. Only refining backends are timed."""
-
     def __init__(self, classifier: TorchClassifier) -> None:
         self.classifier = classifier
         self._built: Any = None
@@ -76,7 +67,7 @@ class Backend(ABC):
         self._weights: list[str] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_built": None, "_addresses": None, "faster_than_float32": None}
+        return {**vars(self), "_built": None, "_addresses": None}
 
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
@@ -103,7 +94,6 @@ class Backend(ABC):
         if (sketch, addresses) != (self._sketch, self._addresses):
             self._sketch, self._addresses = sketch, addresses
             self._weights = weights_sketch(self.classifier.module)
-            self.faster_than_float32 = None
             self.release()
 
     @property
@@ -161,14 +151,12 @@ def candidates_for(classifier: TorchClassifier) -> list[list[Backend]]:
     if half is not None and classifier.device.type == "cuda":
         from patchcleanser.engine.fast.float8.backend import Float8Backend
         from patchcleanser.engine.fast.half import HalfPrecisionBackend
-        from patchcleanser.engine.fast.split import TripleTf32Backend
 
         capability = torch.cuda.get_device_capability(classifier.device)
         half_copy = HalfPrecisionBackend(classifier)
-        refined: list[Backend] = [half_copy, *([TripleTf32Backend(classifier)] if capability >= (8, 0) else [])]
         if capability >= (8, 9) and classifier.steady:
-            candidates.append([Float8Backend(classifier, half_copy), *refined])
-        candidates.append(refined)
+            candidates.append([Float8Backend(classifier, half_copy), half_copy])
+        candidates.append([half_copy])
     if half is not None:
         candidates.append([AutocastBackend(classifier, half)])
     exportable = classifier.steady and classifier.device.type == "cpu"
@@ -248,22 +236,6 @@ class BackendRunner:
             inputs.append(batch)
         flush()
         return torch.cat(rows) if len(rows) > 1 else rows[0]
-
-    def is_faster(self, pairs: PairBatch, backend: Backend) -> bool:
-        """Whether a backend is faster on a GPU than float32, both warm."""
-        device = self.exact.classifier.device
-        work: list[Callable[[], Tensor]] = [lambda: self.logits(pairs, backend), lambda: self.exact.logits(pairs)]
-        seconds = [math.inf, math.inf]
-        for turn in range(3):
-            for number, call in enumerate(work):
-                torch.cuda.synchronize(device)
-                started = time.monotonic()
-                call()
-                torch.cuda.synchronize(device)
-                if turn:
-                    seconds[number] = min(seconds[number], time.monotonic() - started)
-                self.exact.checks += len(pairs)
-        return seconds[0] < seconds[1]
 
 
 def block_size(input_numel: int) -> int:

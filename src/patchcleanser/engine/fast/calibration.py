@@ -248,7 +248,7 @@ class Calibrator:
                 backend.release()
 
     def _refining_bounds(self, backend: Backend, examples: Sequence[_Example]) -> ErrorBounds:
-        """The bounds of a refining backend; UnusableError if float32 is faster."""
+        """The bounds of a refining backend."""
         # Kernels are chosen by batch size, and there may be few or many uncertain labels: every other label is
         # computed in a large batch, and those between a few at a time.
         shares: list[_Example] = []
@@ -257,13 +257,7 @@ class Calibrator:
             parts = (many, *np.array_split(few, -(-len(few) // FEW_LABELS) or 1))
             shares += [example.pick(rows) for rows in parts if len(rows)]
         backend.refresh()
-        bounds = None if backend.faster_than_float32 is False else self._bounds(backend, shares, [])
-        if backend.faster_than_float32 is None and self.exact.classifier.device.type == "cuda":
-            # 3xTF32 convolutions are at times slower than float32's own.
-            backend.faster_than_float32 = self.runner.is_faster(examples[0].pairs, backend)
-        if bounds is None or backend.faster_than_float32 is False:
-            raise UnusableError("float32 is faster")
-        return bounds
+        return self._bounds(backend, shares, [])
 
     def _bounds(self, backend: Backend, examples: Sequence[_Example], pool: Sequence[Tensor]) -> ErrorBounds:
         """Bounds from examples; UnusableError if too many labels of them, and of the pool, are uncertain."""

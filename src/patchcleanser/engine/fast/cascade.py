@@ -28,7 +28,7 @@ from patchcleanser.engine.exact import (
     nonfinite,
     sanitize,
 )
-from patchcleanser.engine.fast.backends import Backend, BackendRunner, BusyError, UnusableError, candidates_for
+from patchcleanser.engine.fast.backends import Backend, BackendRunner, UnusableError, candidates_for
 from patchcleanser.engine.fast.calibration import FEW_LABELS, MIN_IMAGES, SAMPLE, Calibration, Calibrator, InFlight
 from patchcleanser.engine.masking import ImageState, LabelRequest, PairBatch
 
@@ -298,18 +298,12 @@ class FastEngine(LabelEngine):
     def _refine(self, rows: Pending, number: int, clean: bool) -> Pending:
         """Compute uncertain labels by the next stage; those that are uncertain there stay so."""
         calibration = self.calibration
-        before, stage = calibration.stages[number - 1], calibration.stages[number]
-        # Images that overflow half precision are unlike any that the next stage was compared on. FP8 overflows easily.
-        uncertain = rows.uncertain
-        if not before.backend.trusted_inputs_only:
-            uncertain = uncertain & ~nonfinite(rows.logits)
-        at = torch.nonzero(uncertain)[:, 0]
+        stage = calibration.stages[number]
+        at = torch.nonzero(rows.uncertain)[:, 0]
         if len(at) < FEW_LABELS or number in calibration.failed:
             return rows
         try:
             finer = self.runner.logits(rows.pairs.pick(at.cpu().numpy()), stage.backend)
-        except BusyError:
-            return rows
         except UnusableError:  # the exact engine computes them
             calibration.failed.add(number)
             return rows
