@@ -28,9 +28,9 @@ from patchcleanser.engine.masking import (
 )
 from patchcleanser.errors import NotAFunctionError, OutOfMemoryError, OutputError
 
-BATCH_NUMEL = {"cuda": 9_640_000, "cpu": 1_600_000}
-"""Input numbers in one batch: 64 images of 224×224 on a GPU, 10 on a CPU, where larger batches leave the caches. Never
-set by free memory: the batch shape decides how kernels round."""
+BATCH_NUMEL = {"cuda": 3_000_000, "cpu": 1_600_000}
+"""The most input numbers in one batch: 18 images of 224×224 on a GPU, 9 on a CPU. More rows are hardly faster, and few
+labels are padded to a whole batch. Never set by free memory: the batch shape decides how kernels round."""
 
 BATCH_ROWS = {"cuda": 512, "cpu": 64}
 """The most rows of a batch. On a CPU more are hardly faster, and few labels are padded to a whole batch."""
