@@ -6,7 +6,6 @@ From Coq Require Import List Bool Arith ZArith Lia.
 From PatchCleanser Require Import Images Geometry MaskSets Cover RowCertificate DoubleMasking.
 From PatchCleanser Require Import CoarseFirst MinorityReports SourceGrid LowerBound LocalScores.
 Import ListNotations.
-Open Scope nat_scope.
 
 (** A classifier with a trigger: 0 if all visible pixels are 0; if not, the attacker chooses the label by the mask. *)
 Section Trigger.
@@ -248,11 +247,10 @@ Qed.
 Definition positions : list nat := seq 0 5.
 Definition one_position : list (nat -> bool) := map (fun i p => p =? i) positions.
 
-Open Scope Z_scope.
+Local Open Scope Z_scope.
 
 Theorem patchguard_certifies_one_patch_only : exists y c y' c' : nat -> Z,
-  (forall w, In w one_position -> sum (outside w c) positions * 1 <
-    (sum (outside w y) positions - largest_window positions one_position (outside w y)) * (1 - 0)) /\
+  (forall w, In w one_position -> 0 < patchguard_margin positions one_position 0 1 y c w) /\
   (forall p, (2 <= p)%nat -> y' p = y p /\ c' p = c p) /\ (forall p, 0 <= y' p /\ 0 <= c' p) /\
   class_score positions one_position 0 1 y' < class_score positions one_position 0 1 c'.
 Proof.
