@@ -24,11 +24,11 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The proofs in Coq; it installs nothing.
+# The proofs in Coq, all of them anew; it installs nothing.
 prove:
 	@command -v coqc > /dev/null || { echo "make prove needs coqc: install coq, e.g. apt-get install coq"; exit 1; }
-	@mkdir -p build/proofs && rm -f build/proofs/*.v && cp -p proofs/* build/proofs
-	@$(MAKE) --no-print-directory -C build/proofs check
+	@rm -rf build/proofs && mkdir -p build/proofs && cp proofs/*.v proofs/Makefile build/proofs
+	@$(MAKE) --no-print-directory -j 2 -C build/proofs prove
 
 test: install
 	$(BIN)/pytest -n 2 -m "not slow and not gpu" --doctest-modules

@@ -4,7 +4,7 @@
     row-certified. So what the program prints as certified is what the theorems speak of. *)
 
 From Coq Require Import List Bool Arith Lia Permutation.
-From PatchCleanser Require Import Images Geometry Cover RowCertificate DoubleMasking ChallengerMasking.
+From PatchCleanser Require Import Images Geometry MaskSets Cover RowCertificate DoubleMasking ChallengerMasking.
 Import ListNotations.
 
 (** ** What the program computes from the two-mask labels of a clean image, row by row *)
@@ -74,29 +74,40 @@ Section Certificate.
   (** ** The theorem *)
 
   Context {value : Type}.
-  Variable F : masked_classifier pixel value label.
-  Hypothesis visible : function_of_visible F.
+  Variable labels : image pixel value -> table label.
+  Hypothesis visible : function_of_visible regions labels.
 
   Definition rows_of (x : image pixel value) : list (list label) :=
-    map (row_labels F regions x) (seq 0 (length masks)).
+    map (row_labels regions labels x) (seq 0 (length masks)).
 
-  Lemma a_good_mask_has_a_good_row : forall x y i,
-    i < length masks -> entry (good_masks y (rows_of x)) i = true -> good F regions x y i.
+  Lemma a_mask_is_good_if_its_row_is : forall x y i, i < length masks ->
+    entry (good_masks y (rows_of x)) i = true <-> good regions labels x y i.
   Proof.
-    intros x y i Hi Hentry j Hj. unfold entry, good_masks, rows_of in Hentry. rewrite map_map in Hentry.
-    rewrite nth_indep with (d' := unanimous y (row_labels F regions x 0)) in Hentry
-      by now rewrite map_length, seq_length.
-    rewrite map_nth with (f := fun i => unanimous y (row_labels F regions x i)), seq_nth in Hentry by assumption.
-    simpl in Hentry. eapply unanimous_labels_are_equal; [exact Hentry|]. now apply row_has_every_pair.
+    intros x y i Hi. unfold entry, good_masks, rows_of. rewrite map_map.
+    rewrite nth_indep with (d' := unanimous y (row_labels regions labels x 0)) by now rewrite map_length, seq_length.
+    rewrite map_nth with (f := fun i => unanimous y (row_labels regions labels x i)), seq_nth by assumption.
+    simpl. split.
+    - intros Hrow j Hj. eapply unanimous_labels_are_equal; [exact Hrow|]. now apply row_has_every_pair.
+    - intros Hgood. apply equal_labels_are_unanimous. intros l Hl.
+      apply row_has_only_pairs in Hl. destruct Hl as [j [Hj ->]]. now apply Hgood.
   Qed.
 
+  (** The program certifies all images that are row-certified, and no others. *)
   Theorem the_certificate_means_row_certified : forall x y,
-    certificate y (rows_of x) = true -> row_certified F regions threat_of_the_program x y.
+    certificate y (rows_of x) = true <-> row_certified regions labels threat_of_the_program x y.
   Proof.
-    intros x y Hcert patch Hpatch.
-    destruct (accepted_masks_hide_every_patch _ Hcert patch Hpatch) as [i [Hi [Hgood Hhides]]].
-    exists i. split; [unfold regions; now rewrite map_length|]. split; [assumption|].
-    now apply a_good_mask_has_a_good_row.
+    intros x y. assert (Hnumber : length regions = length masks) by (unfold regions; now rewrite map_length).
+    split.
+    - intros Hcert patch Hpatch.
+      destruct (accepted_masks_hide_every_patch _ Hcert patch Hpatch) as [i [Hi [Hgood Hhides]]].
+      exists i. rewrite Hnumber. split; [assumption|]. split; [assumption|]. now apply a_mask_is_good_if_its_row_is.
+    - intros Hcert. apply cover_check_is_exact; [assumption|]. intros windows Hlength Hpatches.
+      destruct (Hcert (region_of windows)) as [i [Hi [Hhides Hgood]]].
+      { exists windows. split; [assumption|]. split; [|reflexivity]. eapply Forall_impl; [|exact Hpatches].
+        intros w Hw. exists w. split; [assumption|]. unfold inside. lia. }
+      rewrite Hnumber in Hi. exists i. split; [assumption|]. split; [now apply a_mask_is_good_if_its_row_is|].
+      intros w Hw p Hp. rewrite <- region_of_a_mask by assumption. apply Hhides.
+      apply region_of_iff in Hp. destruct Hp as [v [[<-|[]] Hp]]. apply region_of_iff. eauto.
   Qed.
 
   (** Two-mask correctness and a covering set give the certificate. *)
@@ -117,8 +128,8 @@ Section Certificate.
   Theorem a_certified_image_keeps_its_label : forall x y,
     certificate y (rows_of x) = true ->
     forall x', attacked threat_of_the_program x x' ->
-    answer_of_double_masking F regions majority_label order x' = y /\
-    answer_of_challenger_masking F regions order x' = y.
+    answer_of_double_masking regions labels majority_label order x' = y /\
+    answer_of_challenger_masking regions labels order x' = y.
   Proof.
     intros x y Hcert x' Hattack. apply the_certificate_means_row_certified in Hcert.
     assert (Horder : Permutation order (seq 0 (length regions))) by (unfold regions; now rewrite map_length).
@@ -127,3 +138,69 @@ Section Certificate.
     - now apply challenger_masking_keeps_the_label with (R := threat_of_the_program) (x := x).
   Qed.
 End Certificate.
+
+(** ** The sets that the program builds pass its check *)
+
+Theorem unions_of_covering_masks_are_accepted : forall base shapes room patches,
+  (forall s, In s shapes -> 1 <= fst s /\ 1 <= snd s) ->
+  (forall w, a_patch shapes room w -> exists m, In m base /\ inside w m) ->
+  let masks := combinations patches base in check masks shapes room patches (all_masks masks) = true.
+Proof.
+  intros base shapes room patches Hpositive Hbase masks. apply cover_check_is_exact; [assumption|].
+  intros windows Hlength Hpatches. rewrite Forall_forall in Hpatches.
+  destruct (unions_cover_several_patches base windows) as [mask [Hmask Hhides]]; [intros; apply Hbase; auto|].
+  rewrite Hlength in Hmask. apply In_nth with (d := []) in Hmask. destruct Hmask as [i [Hi E]].
+  exists i. split; [assumption|]. split.
+  - unfold entry, all_masks. rewrite nth_indep with (d' := true) by now rewrite repeat_length. now rewrite nth_repeat.
+  - intros w Hw p Hp. unfold mask_of, masks. rewrite E. apply Hhides.
+    apply region_of_iff in Hp. destruct Hp as [v [[<-|[]] Hp]]. apply region_of_iff. eauto.
+Qed.
+
+Theorem a_built_set_is_accepted : forall room s strides patches,
+  1 <= fst s -> 1 <= snd s -> 1 <= fst strides -> 1 <= snd strides ->
+  let masks := combinations patches (grid room s strides) in
+  check masks [s] room patches (all_masks masks) = true.
+Proof.
+  intros room s strides patches Hh Hw Hd Ha. apply unions_of_covering_masks_are_accepted.
+  - now intros t [<-|[]].
+  - intros w [t [[<-|[]] Hplaced]]. now apply grid_covers.
+Qed.
+
+(** ** Any rectangle of at most an area: it is a patch of the threat, and a family of masks passes *)
+
+Section AnyRectangle.
+  Variable area : nat.
+  Variable room : window.
+
+  Definition shapes_of_the_area : list shape := area_shapes area (height room, width room).
+
+  Lemma shapes_of_the_area_are_positive : forall s, In s shapes_of_the_area -> 1 <= fst s /\ 1 <= snd s.
+  Proof.
+    intros s H. apply filter_In in H. destruct H as [H Hwide]. apply Nat.ltb_lt in Hwide.
+    apply in_map_iff in H. destruct H as [h [<- Hh]]. apply in_seq in Hh. simpl in *. lia.
+  Qed.
+
+  Theorem every_rectangle_of_the_area_is_a_patch : forall s w,
+    1 <= fst s -> 1 <= snd s -> fst s * snd s <= area -> placed s room w ->
+    patch_of_the_threat shapes_of_the_area room w.
+  Proof.
+    intros s w Hh Hw Harea Hplaced.
+    destruct (area_shapes_hold_every_rectangle area (height room, width room) s) as [big [Hbig Hsmaller]]; auto.
+    { destruct Hplaced as [E [E' [H1 [H2 [H3 H4]]]]]. split; simpl; lia. }
+    assert (Hfits := area_shapes_fit_the_room area (height room, width room) big Hbig). destruct Hfits as [H1 H2].
+    destruct (a_smaller_patch_lies_inside_a_larger_one s big room w Hsmaller H1 H2 Hplaced) as [v [Hv Hinside]].
+    exists v. split; [exists big; split|]; assumption.
+  Qed.
+
+  Theorem a_built_family_is_accepted : forall runs strides patches,
+    concat runs = shapes_of_the_area ->
+    (forall run, 1 <= fst (strides run) /\ 1 <= snd (strides run)) ->
+    let masks := combinations patches (flat_map (fun run => grid room (run_shape run) (strides run)) runs) in
+    check masks shapes_of_the_area room patches (all_masks masks) = true.
+  Proof.
+    intros runs strides patches Hruns Hstrides. apply unions_of_covering_masks_are_accepted.
+    - exact shapes_of_the_area_are_positive.
+    - intros w [s [Hs Hplaced]]. destruct (shapes_of_the_area_are_positive s Hs) as [Hh Hw].
+      apply family_covers_every_rectangle with (area := area) (s := s); auto. now apply shapes_have_the_area in Hs.
+  Qed.
+End AnyRectangle.

@@ -4,9 +4,8 @@
 
 From Coq Require Import List Bool Arith ZArith Lia.
 From PatchCleanser Require Import Images Geometry MaskSets Cover RowCertificate DoubleMasking.
-From PatchCleanser Require Import MinorityReports SourceGrid LowerBound LocalScores.
+From PatchCleanser Require Import CoarseFirst MinorityReports SourceGrid LowerBound LocalScores.
 Import ListNotations.
-Open Scope nat_scope.
 
 (** A classifier with a trigger: 0 if all visible pixels are 0; if not, the attacker chooses the label by the mask. *)
 Section Trigger.
@@ -17,9 +16,9 @@ Section Trigger.
   Definition trigger : masked_classifier pixel nat label := fun mask x =>
     (if forallb (fun p => mask p || (x p =? 0)) pixels then clean_label else attacked_label) (map mask pixels).
 
-  Lemma trigger_sees_visible_pixels_only : function_of_visible trigger.
+  Lemma trigger_fills_a_table : forall masks, function_of_visible masks (table_of masks trigger).
   Proof.
-    intros mask mask' x x' Hmask Hsame. unfold trigger.
+    intro masks. apply such_a_classifier_fills_a_table. intros mask mask' x x' Hmask Hsame. unfold trigger.
     rewrite (map_ext mask mask') by assumption.
     replace (forallb (fun p => mask p || (x p =? 0)) pixels)
       with (forallb (fun p => mask' p || (x' p =? 0)) pixels); [reflexivity|].
@@ -35,9 +34,9 @@ Definition patched (w : window) : image pixel nat := fun p => if in_window w p t
 Definition one_patch (s : shape) (room : window) : threat pixel := fun patch =>
   exists w, placed s room w /\ patch = region_of [w].
 
-Definition defended (F : masked_classifier pixel nat label) (masks : list (region pixel))
+Definition defended (masks : list (region pixel)) (labels : image pixel nat -> table label)
     (x : image pixel nat) : label :=
-  answer_of_double_masking F masks majority_label (seq 0 (length masks)) x.
+  answer_of_double_masking masks labels majority_label (seq 0 (length masks)) x.
 
 Lemma patched_is_an_attack : forall s room w, placed s room w -> attacked (one_patch s room) clean (patched w).
 Proof.
@@ -53,26 +52,31 @@ Definition corner_patch : window := Window 0 0 1 1.
 
 Ltac within := unfold placed, inside, row_of_six, six_by_six, corner_patch; simpl; lia.
 
-Lemma a_clean_image_has_clean_labels : forall pixels clean_label attacked_label mask,
-  trigger pixels clean_label attacked_label mask clean = clean_label (map mask pixels).
+Lemma a_clean_image_has_clean_labels : forall pixels clean_label attacked_label masks i j,
+  table_of masks (trigger pixels clean_label attacked_label) clean i j =
+  clean_label (map (union (mask masks i) (mask masks j)) pixels).
 Proof.
-  intros. unfold trigger. replace (forallb _ _) with true; [reflexivity|].
+  intros. unfold table_of, trigger. replace (forallb _ _) with true; [reflexivity|].
   symmetry. apply forallb_forall. intros. apply orb_true_r.
 Qed.
 
-(** ** Masks one pixel too small
+(** ** One mask, one pixel too small
 
-    In a row of 6 px, a patch of 2 px takes masks of 3 px at 0, 2 and 3. Masks of 2 px leave a hole at 1. *)
+    In a row of 6 px, a patch of 2 px takes masks of 3 px at 0, 2 and 3. Here the first has 2 px, and nothing hides a
+    patch at 1. *)
 
-Definition short_masks : list (region pixel) := map (fun l => region_of [Window 0 l 1 2]) [0; 2; 3; 4].
+Definition short_mask : list (region pixel) :=
+  map (fun w => region_of [w]) [Window 0 0 1 2; Window 0 2 1 3; Window 0 3 1 3].
 
-Theorem masks_one_pixel_too_small_lose_an_image :
-  exists F, function_of_visible F /\ two_mask_correct F short_masks clean 0 /\
-  exists x', attacked (one_patch (1, 2) row_of_six) clean x' /\ defended F short_masks x' = 1.
+Theorem a_mask_one_pixel_too_small_loses_an_image :
+  grid row_of_six (1, 2) (1, 2) = [Window 0 0 1 3; Window 0 2 1 3; Window 0 3 1 3] /\
+  exists labels, function_of_visible short_mask labels /\ two_mask_correct short_mask labels clean 0 /\
+  exists x', attacked (one_patch (1, 2) row_of_six) clean x' /\ defended short_mask labels x' = 1.
 Proof.
-  exists (trigger (pixels_of row_of_six) (fun _ => 0) (fun _ => 1)).
-  split; [apply trigger_sees_visible_pixels_only|]. split.
-  - intros i j _ _. now apply a_clean_image_has_clean_labels.
+  split; [reflexivity|].
+  exists (table_of short_mask (trigger (pixels_of row_of_six) (fun _ => 0) (fun _ => 1))).
+  split; [apply trigger_fills_a_table|]. split.
+  - intros i j _ _. apply a_clean_image_has_clean_labels.
   - exists (patched (Window 0 1 1 2)). split; [|vm_compute; reflexivity].
     apply patched_is_an_attack. within.
 Qed.
@@ -93,16 +97,16 @@ Definition hidden_pixels (hidden : list bool) : nat := length (filter (fun b => 
 
 (** In the certificate: one wrong label in a row, here under the masks of the first two pixels, is one too many. *)
 Theorem rows_of_35_right_labels_do_not_certify :
-  exists F, function_of_visible F /\
-  (forall i, i < 36 -> 35 <= count 0 (row_labels F pixel_masks clean i)) /\
-  exists x', attacked (one_patch (1, 1) six_by_six) clean x' /\ defended F pixel_masks x' = 1.
+  exists labels, function_of_visible pixel_masks labels /\
+  (forall i, i < 36 -> 35 <= count 0 (row_labels pixel_masks labels clean i)) /\
+  exists x', attacked (one_patch (1, 1) six_by_six) clean x' /\ defended pixel_masks labels x' = 1.
 Proof.
   set (first_two := fun hidden : list bool =>
     if (hidden_pixels hidden =? 2) && nth 0 hidden false && nth 1 hidden false then 1 else 0).
-  exists (trigger (pixels_of six_by_six) first_two (fun _ => 1)).
-  split; [apply trigger_sees_visible_pixels_only|]. split.
-  - assert (H : forallb (fun i => 35 <=? count 0 (row_labels (trigger (pixels_of six_by_six) first_two (fun _ => 1))
-      pixel_masks clean i)) (seq 0 36) = true) by (vm_compute; reflexivity).
+  set (labels := table_of pixel_masks (trigger (pixels_of six_by_six) first_two (fun _ => 1))).
+  exists labels. split; [apply trigger_fills_a_table|]. split.
+  - assert (H : forallb (fun i => 35 <=? count 0 (row_labels pixel_masks labels clean i)) (seq 0 36) = true)
+      by (vm_compute; reflexivity).
     rewrite forallb_forall in H. intros i Hi. apply Nat.leb_le, H, in_seq. lia.
   - exists (patched corner_patch). split; [|vm_compute; reflexivity].
     apply patched_is_an_attack. within.
@@ -118,14 +122,15 @@ Definition lenient_double_masking (labels : list label) (row : nat -> list label
   end.
 
 Theorem disagreers_of_35_equal_labels_lose_an_image :
-  exists F, function_of_visible F /\ two_mask_correct F pixel_masks clean 0 /\
+  exists labels, function_of_visible pixel_masks labels /\ two_mask_correct pixel_masks labels clean 0 /\
   exists x', attacked (one_patch (1, 1) six_by_six) clean x' /\
-    lenient_double_masking (one_mask_labels F pixel_masks x') (row_labels F pixel_masks x') = 1.
+    lenient_double_masking (one_mask_labels pixel_masks labels x') (row_labels pixel_masks labels x') = 1.
 Proof.
   (* Wherever the last pixel is hidden and the patch is not, the label is wrong. *)
-  exists (trigger (pixels_of six_by_six) (fun _ => 0) (fun hidden => if nth 35 hidden false then 1 else 0)).
-  split; [apply trigger_sees_visible_pixels_only|]. split.
-  - intros i j _ _. now apply a_clean_image_has_clean_labels.
+  exists (table_of pixel_masks
+    (trigger (pixels_of six_by_six) (fun _ => 0) (fun hidden => if nth 35 hidden false then 1 else 0))).
+  split; [apply trigger_fills_a_table|]. split.
+  - intros i j _ _. apply a_clean_image_has_clean_labels.
   - exists (patched corner_patch). split; [|vm_compute; reflexivity].
     apply patched_is_an_attack. within.
 Qed.
@@ -138,20 +143,53 @@ Qed.
 Definition enlarge (x : image pixel nat) : image pixel nat :=
   fun p => x (fst p, Nat.pred (snd p) / 2) + x (fst p, snd p / 2).
 
-Definition masks_for_two_px : list (list window) := map (fun w => [w]) (grid row_of_six (1, 2) (1, 1)).
+Definition windows_for_two_px : list (list window) := map (fun w => [w]) (grid row_of_six (1, 2) (1, 1)).
+
+Definition masks_for_two_px : list (region pixel) := map region_of windows_for_two_px.
 
 Theorem masks_after_resizing_lose_an_image :
-  cover_check masks_for_two_px [(1, 2)] row_of_six 1 (repeat true 5) = true /\
-  exists F, function_of_visible F /\
-  two_mask_correct F (map region_of masks_for_two_px) (enlarge clean) 0 /\
+  cover_check windows_for_two_px [(1, 2)] row_of_six 1 (repeat true 5) = true /\
+  exists labels, function_of_visible masks_for_two_px labels /\
+  two_mask_correct masks_for_two_px labels (enlarge clean) 0 /\
   exists x', attacked (one_patch (1, 1) (Window 0 0 1 3)) clean x' /\
-    defended F (map region_of masks_for_two_px) (enlarge x') = 1.
+    defended masks_for_two_px labels (enlarge x') = 1.
 Proof.
   split; [vm_compute; reflexivity|].
-  exists (trigger (pixels_of row_of_six) (fun _ => 0) (fun _ => 1)).
-  split; [apply trigger_sees_visible_pixels_only|]. split.
-  - intros i j _ _. now apply a_clean_image_has_clean_labels.
+  exists (table_of masks_for_two_px (trigger (pixels_of row_of_six) (fun _ => 0) (fun _ => 1))).
+  split; [apply trigger_fills_a_table|]. split.
+  - intros i j _ _. apply (a_clean_image_has_clean_labels _ (fun _ => 0)).
   - exists (patched (Window 0 1 1 1)). split; [|vm_compute; reflexivity].
+    apply patched_is_an_attack. within.
+Qed.
+
+(** ** Coarse first, with one wrong label of two
+
+    The coarse masks hide the left and the right half of the row. The label under the left one is wrong, and the
+    patch lies there, so both labels are wrong together. Two-mask correctness of the fine masks does not help. *)
+
+Definition halves : list (region pixel) := map (fun w => region_of [w]) [Window 0 0 1 3; Window 0 3 1 3].
+
+Definition single_pixels : list (region pixel) := map (fun w => region_of [w]) (grid row_of_six (1, 1) (1, 1)).
+
+Theorem a_wrong_coarse_label_loses_an_image :
+  exists F : masked_classifier pixel nat label,
+  function_of_visible halves (table_of halves F) /\ function_of_visible single_pixels (table_of single_pixels F) /\
+  two_mask_correct single_pixels (table_of single_pixels F) clean 0 /\
+  table_of halves F clean 1 1 = 0 /\
+  exists x', attacked (one_patch (1, 1) row_of_six) clean x' /\
+    defended single_pixels (table_of single_pixels F) x' = 0 /\
+    answer_of_coarse_first halves (table_of halves F) (defended single_pixels (table_of single_pixels F)) x' = 1.
+Proof.
+  set (left_half := fun hidden => if (hidden_pixels hidden =? 3) && nth 0 hidden false then 1 else 0).
+  exists (trigger (pixels_of row_of_six) left_half (fun _ => 1)).
+  split; [apply trigger_fills_a_table|]. split; [apply trigger_fills_a_table|]. split; [|split].
+  - assert (H : forallb (fun i => forallb (fun j =>
+      table_of single_pixels (trigger (pixels_of row_of_six) left_half (fun _ => 1)) clean i j =? 0) (seq 0 6))
+      (seq 0 6) = true) by (vm_compute; reflexivity).
+    rewrite forallb_forall in H. intros i j Hi Hj. change (length single_pixels) with 6 in *.
+    specialize (H i ltac:(apply in_seq; lia)). rewrite forallb_forall in H. apply Nat.eqb_eq, H, in_seq. lia.
+  - vm_compute. reflexivity.
+  - exists (patched (Window 0 0 1 1)). split; [|split; vm_compute; reflexivity].
     apply patched_is_an_attack. within.
 Qed.
 
@@ -209,11 +247,10 @@ Qed.
 Definition positions : list nat := seq 0 5.
 Definition one_position : list (nat -> bool) := map (fun i p => p =? i) positions.
 
-Open Scope Z_scope.
+Local Open Scope Z_scope.
 
 Theorem patchguard_certifies_one_patch_only : exists y c y' c' : nat -> Z,
-  (forall w, In w one_position -> sum (outside w c) positions * 1 <
-    (sum (outside w y) positions - largest_window positions one_position (outside w y)) * (1 - 0)) /\
+  (forall w, In w one_position -> 0 < patchguard_margin positions one_position 0 1 y c w) /\
   (forall p, (2 <= p)%nat -> y' p = y p /\ c' p = c p) /\ (forall p, 0 <= y' p /\ 0 <= c' p) /\
   class_score positions one_position 0 1 y' < class_score positions one_position 0 1 c'.
 Proof.

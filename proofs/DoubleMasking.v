@@ -72,35 +72,35 @@ Qed.
 
 Section Soundness.
   Context {pixel value : Type}.
-  Variable F : masked_classifier pixel value label.
-  Hypothesis visible : function_of_visible F.
   Variable masks : list (region pixel).
+  Variable labels : image pixel value -> table label.
+  Hypothesis visible : function_of_visible masks labels.
   Variable R : threat pixel.
   Variable majority : list label -> label.
   Variable order : list nat.
   Hypothesis order_has_every_mask : Permutation order (seq 0 (length masks)).
 
   Definition answer_of_double_masking (x : image pixel value) : label :=
-    answer (double_masking majority order (one_mask_labels F masks x) (row_labels F masks x)).
+    answer (double_masking majority order (one_mask_labels masks labels x) (row_labels masks labels x)).
 
   Theorem double_masking_keeps_the_label : forall x y,
-    row_certified F masks R x y -> forall x', attacked R x x' -> answer_of_double_masking x' = y.
+    row_certified masks labels R x y -> forall x', attacked R x x' -> answer_of_double_masking x' = y.
   Proof.
     intros x y Hcert x' Hattack.
-    destruct (some_good_row_survives_the_attack F visible masks R x y x' Hcert Hattack) as [i [Hi Hgood]].
+    destruct (some_good_row_survives_the_attack masks labels visible R x y x' Hcert Hattack) as [i [Hi Hgood]].
     assert (Hin : forall j, In j order <-> j < length masks).
     { intro j. rewrite order_has_every_mask. rewrite in_seq. lia. }
     apply a_good_row_decides with (i := i).
     - now apply Hin.
-    - rewrite one_mask_label_is_a_pair_label by assumption. now apply Hgood.
+    - rewrite one_mask_label_number by assumption. now apply Hgood.
     - intros l Hl. apply row_has_only_pairs in Hl. destruct Hl as [j [Hj ->]]. now apply Hgood.
     - intros j Hj. rewrite <- (Hgood j) by now apply Hin.
-      rewrite pair_label_commutes by assumption. now apply row_has_every_pair.
+      rewrite (proj1 visible). now apply row_has_every_pair.
   Qed.
 
   (** The paper's Theorem 1. *)
   Theorem two_mask_correctness_certifies_double_masking : forall x y,
-    covers masks R -> two_mask_correct F masks x y ->
+    covers masks R -> two_mask_correct masks labels x y ->
     forall x', attacked R x x' -> answer_of_double_masking x' = y.
   Proof.
     intros x y Hcovers Hcorrect. apply double_masking_keeps_the_label.

@@ -4,7 +4,7 @@
     of two squares, as for the paper's masks, that takes at least 570 labels; ours takes 666. *)
 
 From Coq Require Import List Bool Arith Lia FinFun.
-From PatchCleanser Require Import Images Geometry Cover LowerBound.
+From PatchCleanser Require Import Images Geometry MaskSets Cover RowCertificate DoubleMasking SourceGrid LowerBound.
 Import ListNotations.
 
 (** If no member hides two of these pairs, then each pair has a member of its own. *)
@@ -343,4 +343,75 @@ Proof.
   - intros patch [r c] [W [[Eh [Ew Hinside]] ->]] Hp. apply region_of_iff in Hp. destruct Hp as [w [[<-|[]] Hp]].
     apply in_window_iff in Hp. apply in_prod_iff. rewrite !in_seq. unfold inside in Hinside. cbn in *. lia.
   - apply in_map_iff in Hm. destruct Hm as [AB [<- HAB]]. eauto.
+Qed.
+
+(** ** Double-masking is such a defense, with 666 labels: so the bound speaks of something *)
+
+(** Each pair of elements once, in one of its two orders; each element with itself, too. *)
+Fixpoint pairs {A} (l : list A) : list (A * A) :=
+  match l with [] => [] | a :: rest => map (pair a) l ++ pairs rest end.
+
+Lemma pairs_hold_every_pair : forall {A} (l : list A) a b,
+  In a l -> In b l -> In (a, b) (pairs l) \/ In (b, a) (pairs l).
+Proof.
+  intros A l a b. induction l as [|c rest IH]; cbn [pairs]; [intros []|]. rewrite !in_app_iff, !in_map_iff.
+  intros [->|Ha] [->|Hb].
+  - left. left. exists b. split; [reflexivity | now left].
+  - left. left. exists b. split; [reflexivity | now right].
+  - right. left. exists a. split; [reflexivity | now right].
+  - destruct (IH Ha Hb); auto.
+Qed.
+
+Lemma pairs_are_of_elements : forall {A} (l : list A) a b, In (a, b) (pairs l) -> In a l /\ In b l.
+Proof.
+  intros A l a b. induction l as [|c rest IH]; cbn [pairs]; [intros []|]. rewrite in_app_iff, in_map_iff.
+  intros [[d [[= <- <-] Hd]]|H]; [split; [now left | assumption]|]. apply IH in H. split; now right.
+Qed.
+
+Theorem double_masking_certifies_by_unanimity : forall (value : Type) (fill : value) base (R : threat pixel),
+  covers (map (fun w => region_of [w]) base) R ->
+  exists defense,
+    certifies_by_unanimity fill (map (fun AB => region_of [fst AB; snd AB]) (pairs base)) R defense.
+Proof.
+  intros value fill base R Hcovers. set (masks := map (fun w => region_of [w]) base) in *.
+  set (labels := fun F : classifier => table_of masks (fun m x => F (masked (value := value) fill m x))).
+  exists (fun F => answer_of_double_masking masks (labels F) majority_label (seq 0 (length masks))).
+  intros F HF x y Hunanimous x' Hattack.
+  apply two_mask_correctness_certifies_double_masking with (R := R) (x := x); auto.
+  - (* The labels are those of a classifier that sees visible pixels only. *)
+    apply such_a_classifier_fills_a_table. intros m m' g h Hm Hsame. apply HF. intro p. unfold masked, fill_in.
+    rewrite <- Hm. destruct (m p) eqn:E; auto.
+  - (* Two-mask correctness: each pair of masks is in the family. *)
+    intros i j Hi Hj. unfold masks in Hi, Hj. rewrite map_length in Hi, Hj.
+    assert (Hmask : forall k, k < length base ->
+      exists w, In w base /\ forall p, mask masks k p = in_window w p).
+    { intros k Hk. exists (nth k base (Window 0 0 0 0)). split; [now apply nth_In|]. intro p. unfold mask, masks.
+      rewrite nth_indep with (d' := region_of [Window 0 0 0 0]) by now rewrite map_length.
+      rewrite map_nth with (f := fun w => region_of [w]). apply orb_false_r. }
+    destruct (Hmask i Hi) as [a [Ha Hia]], (Hmask j Hj) as [b [Hb Hjb]]. unfold labels, table_of.
+    destruct (pairs_hold_every_pair base a b Ha Hb) as [H|H];
+      apply in_map with (f := fun AB => region_of [fst AB; snd AB]) in H; rewrite <- (Hunanimous _ H);
+      apply HF; intro p; unfold masked, fill_in, union; rewrite Hia, Hjb; simpl; rewrite orb_false_r.
+    + reflexivity.
+    + now rewrite orb_comm.
+Qed.
+
+Theorem double_masking_certifies_32_px_at_224_px_with_666_labels : exists family : list (window * window),
+  length family = 666 /\
+  (forall AB, In AB family -> at_most_a_mask 32 33 (fst AB) /\ at_most_a_mask 32 33 (snd AB)) /\
+  forall (value : Type) (fill : value), exists defense,
+    certifies_by_unanimity fill (map (fun AB => region_of [fst AB; snd AB]) family)
+      (fun patch => exists P, placed (32, 32) (Window 0 0 224 224) P /\ patch = region_of [P]) defense.
+Proof.
+  exists (pairs (grid (Window 0 0 224 224) (32, 32) (33, 33))). split; [vm_compute; reflexivity|]. split.
+  - assert (Hsmall : forall w, In w (grid (Window 0 0 224 224) (32, 32) (33, 33)) -> at_most_a_mask 32 33 w).
+    { intros w Hw. apply in_flat_map in Hw. destruct Hw as [t [_ Hw]]. apply in_map_iff in Hw.
+      destruct Hw as [l [<- _]]. split; apply Nat.le_min_l. }
+    intros [a b] HAB. apply pairs_are_of_elements in HAB. split; apply Hsmall; tauto.
+  - intros value fill. apply double_masking_certifies_by_unanimity. intros patch [P [HP ->]].
+    destruct (grid_covers (Window 0 0 224 224) (32, 32) (33, 33) P) as [m [Hm Hinside]]; [simpl; lia .. | exact HP |].
+    apply In_nth with (d := Window 0 0 0 0) in Hm. destruct Hm as [i [Hi E]]. exists i.
+    rewrite map_length. split; [assumption|]. unfold mask.
+    rewrite nth_indep with (d' := region_of [Window 0 0 0 0]) by now rewrite map_length.
+    rewrite map_nth with (f := fun w => region_of [w]), E. now apply a_window_hides_what_is_inside.
 Qed.

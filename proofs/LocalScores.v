@@ -5,7 +5,7 @@
 From Coq Require Import List Bool Arith ZArith Lia.
 From PatchCleanser Require Import Images.
 Import ListNotations.
-Open Scope Z_scope.
+Local Open Scope Z_scope.
 
 (** ** What a patch cannot reach (ReceptiveFields) *)
 
@@ -118,15 +118,26 @@ Section SummedMargin.
     destruct (Hsame p E) as [-> ->]. lia.
   Qed.
 
-  (** The program takes the damage of one patch, and the worst of any patch for each other. *)
-  Theorem several_patches_do_at_most_the_worst_each : forall lead reach others worst,
-    (forall r, In r others -> damage lead r <= worst) ->
-    sum lead positions - (damage lead reach + Z.of_nat (length others) * worst) <= summed_margin lead (reach :: others).
+  (** The program takes the damage of one patch, and for each other the worst of any placement. *)
+  Definition worst_damage (lead : position -> Z) (placements : list (position -> bool)) : Z :=
+    fold_right (fun r worst => Z.max (damage lead r) worst) 0 placements.
+
+  Definition margin_of_the_program
+      (lead : position -> Z) (placements : list (position -> bool)) (others : nat) (reach : position -> bool) : Z :=
+    sum lead positions - (damage lead reach + Z.of_nat others * worst_damage lead placements).
+
+  Theorem several_patches_do_at_most_the_worst_each : forall lead placements reach others,
+    incl others placements ->
+    margin_of_the_program lead placements (length others) reach <= summed_margin lead (reach :: others).
   Proof.
-    intros lead reach others worst H. unfold summed_margin. simpl.
-    enough (fold_right (fun r total => damage lead r + total) 0 others <= Z.of_nat (length others) * worst) by lia.
+    intros lead placements reach others Hincl. unfold margin_of_the_program, summed_margin. simpl.
+    assert (H : forall r, In r placements -> damage lead r <= worst_damage lead placements).
+    { clear. intros r Hr. unfold worst_damage. induction placements as [|v rest IH]; [destruct Hr|]. simpl.
+      destruct Hr as [->|Hr]; [lia|]. specialize (IH Hr). lia. }
+    enough (fold_right (fun r total => damage lead r + total) 0 others <=
+      Z.of_nat (length others) * worst_damage lead placements) by lia.
     induction others as [|r others IH]; [simpl; lia|]. cbn [fold_right length].
-    specialize (IH (fun q Hq => H q (or_intror Hq))). specialize (H r (or_introl eq_refl)). lia.
+    specialize (IH (fun q Hq => Hincl q (or_intror Hq))). specialize (H r (Hincl r (or_introl eq_refl))). lia.
   Qed.
 End SummedMargin.
 
@@ -159,6 +170,19 @@ Section Smoothing.
       split; apply sum_of_smaller_terms; intros v _; destruct (reach v) eqn:E;
         try (rewrite (Hsame d v E)); destruct (b d v), (b' d v); lia. }
     pose proof (H c). pose proof (H y). lia.
+  Qed.
+
+  (** Several patches reach at most so many views each. *)
+  Theorem several_patches_reach_at_most_so_many_views_each : forall reaches most,
+    (forall r, In r reaches -> reached_views r <= most) ->
+    reached_views (union_of reaches) <= Z.of_nat (length reaches) * most.
+  Proof.
+    intros reaches most H. apply Z.le_trans with
+      (fold_right (fun r total => reached_sum r (fun _ => 1) views + total) 0 reaches).
+    - apply (patches_together_reach_no_more_than_each (fun _ => 1)). lia.
+    - induction reaches as [|r reaches IH]; [simpl; lia|]. cbn [fold_right length].
+      specialize (IH (fun q Hq => H q (or_intror Hq))). specialize (H r (or_introl eq_refl)).
+      unfold reached_views in H. unfold reached_sum at 1. lia.
   Qed.
 End Smoothing.
 
@@ -231,16 +255,19 @@ Section PatchGuard.
     specialize (H0 (outside w s')). destruct (num * _ <? _); lia.
   Qed.
 
+  (** What the certificate wants to be above 0, for each window of a patch and each other class. *)
+  Definition patchguard_margin (true_class rival : position -> Z) (w : position -> bool) : Z :=
+    (sum (outside w true_class) positions - largest_window (outside w true_class)) * (den - num) -
+    sum (outside w rival) positions * den.
+
   Theorem patchguard_keeps_the_label : forall true_class rival,
-    (forall w, In w windows ->
-      sum (outside w rival) positions * den <
-      (sum (outside w true_class) positions - largest_window (outside w true_class)) * (den - num)) ->
+    (forall w, In w windows -> 0 < patchguard_margin true_class rival w) ->
     forall w true_class' rival', In w windows ->
       (forall p, 0 <= true_class' p) -> (forall p, 0 <= rival' p) ->
       (forall p, w p = false -> true_class' p = true_class p /\ rival' p = rival p) ->
       class_score rival' < class_score true_class'.
   Proof.
-    intros y c Hcert w y' c' Hw Hy Hc Hsame. specialize (Hcert w Hw).
+    intros y c Hcert w y' c' Hw Hy Hc Hsame. specialize (Hcert w Hw). unfold patchguard_margin in Hcert.
     assert (Hrival := what_is_left_of_a_rival w c' Hw Hc). assert (Htrue := what_is_left_of_the_true_class w y' Hy).
     assert (E : forall f g : position -> Z, (forall p, w p = false -> f p = g p) ->
       sum (outside w f) positions = sum (outside w g) positions /\

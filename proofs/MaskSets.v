@@ -141,6 +141,13 @@ Proof.
   destruct H as [h [<- Hh]]. apply in_seq in Hh. unfold smaller, widest; simpl. lia.
 Qed.
 
+Lemma shapes_have_the_area : forall area room s, In s (area_shapes area room) -> fst s * snd s <= area.
+Proof.
+  intros area room s H. apply filter_In in H. destruct H as [H _]. apply in_map_iff in H.
+  destruct H as [h [<- Hh]]. apply in_seq in Hh. unfold widest; simpl.
+  assert (D := Nat.mul_div_le area h ltac:(lia)). nia.
+Qed.
+
 (** ** A family: one rectangle for each run of neighbouring shapes
 
     The program finds the partition into runs with the fewest masks. The proof holds for every partition. *)

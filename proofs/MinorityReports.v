@@ -67,19 +67,19 @@ Section MinorityReports.
   (** ** The theorem *)
 
   Context {pixel value : Type}.
-  Variable F : masked_classifier pixel value (label * confidence).
-  Hypothesis visible : function_of_visible F.
   Variable masks : list (region pixel).
+  Variable labels : image pixel value -> table (label * confidence).
+  Hypothesis visible : function_of_visible masks labels.
   Variable R : threat pixel.
   Hypothesis covering : covers masks R.
 
   (** Of the undefended classifier nothing is assumed. *)
   Variable undefended : image pixel value -> label.
 
-  Definition alarm (x : image pixel value) : bool := alert (undefended x) (one_mask_labels F masks x).
+  Definition alarm (x : image pixel value) : bool := alert (undefended x) (one_mask_labels masks labels x).
 
   Theorem never_silently_wrong : forall x y,
-    detection_certified y (undefended x) (one_mask_labels F masks x) = true ->
+    detection_certified y (undefended x) (one_mask_labels masks labels x) = true ->
     forall x', attacked R x x' -> undefended x' = y \/ alarm x' = true.
   Proof.
     intros x y Hcert x' [patch [HR Hsame]].
@@ -87,16 +87,15 @@ Section MinorityReports.
     unfold detection_certified in Hcert. destruct (first_failure _ _) eqn:Hnone; [discriminate|].
     rewrite no_failure_means_all_right in Hnone.
     destruct (covering patch HR) as [i [Hi Hhides]].
-    assert (Hmask : In (mask masks i) masks) by now apply nth_In.
-    destruct (Hnone (F (mask masks i) x)) as [Hlabel Hconfident]; [now apply in_map with (f := fun m => F m x)|].
+    destruct (Hnone (labels x i i)) as [Hlabel Hconfident]; [now apply every_mask_has_a_label|].
     unfold alarm. rewrite alert_if_one_reports. apply existsb_exists.
-    exists (F (mask masks i) x'). split; [now apply in_map with (f := fun m => F m x')|].
-    rewrite (hidden_patch_changes_no_answer F visible _ patch x x') by assumption.
+    exists (labels x' i i). split; [now apply every_mask_has_a_label|].
+    rewrite (hidden_patch_changes_no_answer masks labels visible i i patch x x') by assumption.
     unfold reports. rewrite Hconfident, Hlabel, andb_true_r. apply negb_true_iff, Nat.eqb_neq. auto.
   Qed.
 
   Theorem no_alert_on_a_certified_clean_image : forall x y,
-    detection_certified y (undefended x) (one_mask_labels F masks x) = true -> alarm x = false.
+    detection_certified y (undefended x) (one_mask_labels masks labels x) = true -> alarm x = false.
   Proof.
     intros x y Hcert. unfold detection_certified in Hcert.
     destruct (first_failure _ _) eqn:Hnone; [discriminate|]. apply Nat.eqb_eq in Hcert.

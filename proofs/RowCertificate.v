@@ -8,17 +8,17 @@ Import ListNotations.
 
 Section RowCertificate.
   Context {pixel value : Type}.
-  Variable F : masked_classifier pixel value label.
-  Hypothesis visible : function_of_visible F.
   Variable masks : list (region pixel).
+  Variable labels : image pixel value -> table label.
+  Hypothesis visible : function_of_visible masks labels.
   Variable R : threat pixel.
 
   (** Every two-mask label is the true one: the paper's Definition 2. *)
   Definition two_mask_correct (x : image pixel value) (y : label) : Prop :=
-    forall i j, i < length masks -> j < length masks -> pair_label F masks x i j = y.
+    forall i j, i < length masks -> j < length masks -> labels x i j = y.
 
   Definition good (x : image pixel value) (y : label) (i : nat) : Prop :=
-    forall j, j < length masks -> pair_label F masks x i j = y.
+    forall j, j < length masks -> labels x i j = y.
 
   (** The good masks alone still cover the threat. *)
   Definition row_certified (x : image pixel value) (y : label) : Prop :=
@@ -38,8 +38,6 @@ Section RowCertificate.
     intros x y x' Hcert [patch [HR Hsame]].
     destruct (Hcert patch HR) as [i [Hi [Hhides Hgood]]].
     exists i. split; [assumption|]. intros j Hj.
-    rewrite <- (Hgood j Hj). unfold pair_label.
-    apply hidden_patch_changes_no_answer with (patch := patch); auto.
-    now apply union_hides_what_the_first_hides.
+    rewrite <- (Hgood j Hj). now apply hidden_patch_changes_no_answer with (masks := masks) (patch := patch).
   Qed.
 End RowCertificate.

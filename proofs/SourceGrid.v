@@ -10,7 +10,12 @@ Section SourceGrid.
   Context {pixel value input answer : Type}.
   Variable fill : pixel -> value.
   Variable prepare : image pixel value -> input.
-  Variable network : input -> answer.
+  Variable masks : list (region pixel).
+
+  (** The network may be told which two masks these are, in either order: it may drop hidden tokens, or compute each
+      union of masks in a row of the batch of its own. *)
+  Variable network : nat -> nat -> input -> answer.
+  Hypothesis two_masks_commute : forall i j z, network i j z = network j i z.
 
   (** Preparation looks at the values of pixels only. *)
   Hypothesis prepare_is_a_function : forall x x', (forall p, x p = x' p) -> prepare x = prepare x'.
@@ -18,25 +23,15 @@ Section SourceGrid.
   Definition fill_in (mask : region pixel) (x : image pixel value) : image pixel value :=
     fun p => if mask p then fill p else x p.
 
-  Definition masked_then_prepared : masked_classifier pixel value answer :=
-    fun mask x => network (prepare (fill_in mask x)).
+  Definition masked_then_prepared (x : image pixel value) : table answer :=
+    fun i j => network i j (prepare (fill_in (union (mask masks i) (mask masks j)) x)).
 
-  (** So every theorem about a masked classifier holds for patches on the image as it came. *)
-  Theorem masking_before_preparing_sees_visible_pixels_only : function_of_visible masked_then_prepared.
+  (** So every theorem about such labels holds for patches on the image as it came. *)
+  Theorem masking_before_preparing_sees_visible_pixels_only : function_of_visible masks masked_then_prepared.
   Proof.
-    intros mask mask' x x' Hmask Hsame. unfold masked_then_prepared. f_equal. apply prepare_is_a_function.
-    intro p. unfold fill_in. rewrite <- Hmask. destruct (mask p) eqn:E; auto.
-  Qed.
-
-  (** A network may also be given the mask itself, prepared or not (tokens that are dropped). *)
-  Variable mask_aware_network : region pixel -> input -> answer.
-  Hypothesis same_masks_same_answers : forall mask mask' z,
-    (forall p, mask p = mask' p) -> mask_aware_network mask z = mask_aware_network mask' z.
-
-  Theorem a_mask_aware_network_sees_visible_pixels_only :
-    function_of_visible (fun mask x => mask_aware_network mask (prepare (fill_in mask x))).
-  Proof.
-    intros mask mask' x x' Hmask Hsame. rewrite same_masks_same_answers with (mask' := mask') by assumption. f_equal.
-    apply prepare_is_a_function. intro p. unfold fill_in. rewrite <- Hmask. destruct (mask p) eqn:E; auto.
+    unfold masked_then_prepared, fill_in, union. split.
+    - intros x i j. rewrite two_masks_commute. f_equal. apply prepare_is_a_function. intro p. now rewrite orb_comm.
+    - intros x x' i j Hsame. f_equal. apply prepare_is_a_function. intro p.
+      destruct (mask masks i p) eqn:Ei, (mask masks j p) eqn:Ej; simpl; auto.
   Qed.
 End SourceGrid.

@@ -30,7 +30,9 @@ def run_coq(folder: Path, text: str) -> str:
 
 def compute(folder: Path, modules: str, expressions: Iterable[str]) -> list[Any]:
     """The values of expressions: numbers, booleans, pairs, options and lists of them."""
-    header = f"From Coq Require Import List.\nFrom PatchCleanser Require Import {modules}.\nImport ListNotations.\n"
+    header = (
+        f"From Coq Require Import List ZArith.\nFrom PatchCleanser Require Import {modules}.\nImport ListNotations.\n"
+    )
     header += "Set Printing Width 1000000. Set Printing Depth 1000000.\n"
     printed = run_coq(folder, header + "\n".join(f"Eval vm_compute in ({e})." for e in expressions))
     return [
@@ -40,7 +42,7 @@ def compute(folder: Path, modules: str, expressions: Iterable[str]) -> list[Any]
 
 def python_value(text: str) -> Any:
     """Coq's notation as Python's: a list for a list, a tuple for a pair, `Some x` as (x,)."""
-    text = re.sub(r"Some (\w+)", r"(\1,)", text.replace(";", ","))
+    text = re.sub(r"Some (\w+)", r"(\1,)", text.replace(";", ",").replace("%Z", ""))
     return ast.literal_eval(text.replace("true", "True").replace("false", "False"))
 
 

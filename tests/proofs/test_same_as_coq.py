@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 from patchcleanser import MaskSet, Threat
+from patchcleanser.core import masks as mask_sets
 from patchcleanser.core.algorithms import (
+    LabelFlow,
+    R,
     certification_flow,
+    challenger_flow,
     challenger_masking,
-    double_masking,
-    first_failure,
+    detection_certification_flow,
+    detection_flow,
+    double_masking_flow,
     majority_label,
-    reporters,
 )
 from patchcleanser.core.geometry import Size, Window, axis_starts, axis_stride
-from patchcleanser.core.label_table import LabelTable
+from patchcleanser.core.label_table import UNMASKED, LabelTable
+from patchcleanser.core.mask_families import MaskGrid, covering_family
+from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.results import Case
 from patchcleanser.core.threats import AnyRectangle
+from patchcleanser.defenses.local_defense import ImageScores, summed_margin
+from patchcleanser.defenses.patchguard import PatchGuard
 from proofs.coq import compute, coq, needs_coq
 
 pytestmark = needs_coq
@@ -79,8 +89,23 @@ def random_table(rng: random.Random, masks: MaskSet) -> LabelTable:
         row = masks.unions.index[rng.randrange(len(masks))]
         free = [rng.choice([0, 2]) for _ in table.labels]
         table.labels[:] = [y if u in row else free[u] for u, y in enumerate(table.labels)]
-    table.margins[:] = 1.0
+    table.margins[:] = [rng.random() for _ in table.labels]  # which decide what is asked first
+    table.confidences[:] = [rng.randint(2, 8) / 8 for _ in table.labels]
     return table
+
+
+def run(flow: Callable[[LabelTable], LabelFlow[R]], full: LabelTable) -> R:
+    """What a flow answers that starts with an empty table, and is told the labels that it asks for and no others."""
+    table = LabelTable(full.mask_set)
+    going = flow(table)
+    while True:
+        try:
+            unions = next(going)
+        except StopIteration as end:
+            answer: R = end.value
+            return answer
+        for name in ("labels", "margins", "confidences"):
+            getattr(table, name)[unions] = getattr(full, name)[unions]
 
 
 @cache
@@ -119,7 +144,7 @@ def test_double_masking_is_the_proved_algorithm(compiled: Path) -> None:
     for table in (table for _, _, tables in settings() for table in tables):
         labels = table.one_mask_labels()
         inputs.append(coq((labels, rows_of(table))))
-        v = double_masking(labels, table.row_labels)
+        v = run(double_masking_flow, table)
         case, deciding = CASES[v.case], option(v.deciding_mask)
         expected.append((v.label, case, list(v.disagreers), deciding, majority_label(labels)))
     assert answers(compiled, "DoubleMasking", function, inputs) == expected
@@ -137,6 +162,7 @@ def test_challenger_masking_is_the_proved_algorithm(compiled: Path) -> None:
             random.Random(seed).shuffle(order)
         inputs.append(coq((order, labels, rows_of(table))))
         verdict = challenger_masking(labels, table.pair_label, seed=seed)
+        assert run(partial(challenger_flow, seed=seed), table).label == verdict.label
         expected.append((verdict.label, verdict.classifications - len(labels)))
     assert answers(compiled, "ChallengerMasking", function, inputs) == expected
     assert max(rounds for _, rounds in expected) > 2
@@ -165,30 +191,27 @@ def certificate_of(table: LabelTable, threat: Threat) -> tuple[bool, bool]:
     if not table.mask_set.covers(threat):
         good = np.array([all(label == 1 for label in row) for row in rows_of(table)])
         return bool(good.all()), table.mask_set.cover(threat).hole(good) is None
-    flow = certification_flow(table, 1, threat, maps=False)
-    while True:
-        try:
-            next(flow)
-        except StopIteration as end:
-            return end.value.certified, end.value.row_certified
+    certificate = run(lambda empty: certification_flow(empty, 1, threat, maps=False), table)
+    return certificate.certified, certificate.row_certified
 
 
 def test_detection_is_the_proved_algorithm(compiled: Path) -> None:
     function = """fun '(threshold, undefended, answers) =>
       let confident := Nat.ltb threshold in
-      (reporters confident undefended answers, alert confident undefended answers, first_failure confident 1 answers)"""
+      (reporters confident undefended answers, alert confident undefended answers, first_failure confident 1 answers,
+       detection_certified confident 1 undefended answers)"""
     rng = random.Random(1)
     inputs, expected = [], []
-    for _ in range(1000):
-        labels = [rng.choice([1, 1, 1, 2]) for _ in range(rng.randint(1, 6))]
-        confidences = [rng.randint(3, 9) for _ in labels]
-        undefended, threshold = rng.choice([1, 1, 2]), rng.randint(2, 6)
-        inputs.append(coq((threshold, undefended, list(zip(labels, confidences, strict=True)))))
-        shares = [confidence / 10 for confidence in confidences]
-        reports = reporters(undefended, labels, shares, threshold / 10)
-        failure = first_failure(1, labels, shares, threshold / 10)
-        expected.append((list(reports), bool(reports), option(failure)))
+    for table in (table for _, _, tables in settings() for table in tables):
+        labels, undefended, threshold = table.one_mask_labels(), int(table.labels[UNMASKED]), rng.randint(1, 6)
+        eighths = [int(8 * confidence) for confidence in table.confidences[: len(labels)]]
+        inputs.append(coq((threshold, undefended, list(zip(labels, eighths, strict=True)))))
+        verdict = run(partial(detection_flow, threshold=threshold / 8), table)
+        certificate = run(partial(detection_certification_flow, label=1, threshold=threshold / 8), table)
+        failing = option(certificate.failing_mask)
+        expected.append((list(verdict.reporters), verdict.alert, failing, certificate.detection_certified))
     assert answers(compiled, "MinorityReports", function, inputs) == expected
+    assert {(alert, certified) for _, alert, _, certified in expected} == {(True, False), (False, True), (False, False)}
 
 
 def test_masks_along_an_axis_are_the_proved_ones(compiled: Path) -> None:
@@ -226,9 +249,85 @@ def test_mask_sets_are_the_proved_ones(compiled: Path) -> None:
     assert [{frozenset(mask) for mask in masks} for masks in computed] == expected
 
 
+def test_families_of_masks_are_the_proved_ones(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program's shapes are those of runs of neighbouring shapes, and its masks are their grids."""
+    rng = random.Random(4)
+    inputs, expected = [], []
+    families: list[list[MaskGrid]] = []
+
+    def recorded(shapes: Sequence[Size], room: Size, largest: float) -> list[MaskGrid]:
+        families.append(covering_family(shapes, room, largest))
+        return families[-1]
+
+    monkeypatch.setattr(mask_sets, "covering_family", recorded)
+    for _ in range(200):
+        image, area = (rng.randint(3, 12), rng.randint(3, 12)), rng.randint(1, 30)
+        region = random_window(rng, image) if rng.random() < 0.3 else None
+        threat = Threat.any_rectangle(area, region=region)
+        masks = MaskSet.build(threat, image=image, masks=rng.randint(1, 4))
+        shapes, runs = threat.shapes(image), []
+        for grid in families[-1]:
+            end = [height for height, _ in shapes].index(grid.shape[0]) + 1  # the last shape of a run is its tallest
+            runs.append((shapes[:end], grid.strides))
+            shapes = shapes[end:]
+        inputs.append(f"({window(threat.room(image))}, {coq(runs)})")
+        windows = {w.numbers for mask in masks.masks for w in mask}
+        expected.append((threat.shapes(image), [grid.shape for grid in families[-1]], windows))
+    function = """fun '(room, runs) => (concat (map fst runs), map run_shape (map fst runs),
+      map (fun w => (top w, left w, height w, width w))
+        (flat_map (fun '(run, strides) => grid room (run_shape run) strides) runs))"""
+    computed = answers(compiled, "Geometry MaskSets", function, inputs)
+    assert [(shapes, of_runs, set(masks)) for shapes, of_runs, masks in computed] == expected
+    assert max(len(of_runs) for _, of_runs, _ in expected) > 2
+
+
 def test_windows_inside_others_are_left_out_as_proved(compiled: Path) -> None:
     function = "fun mask => map (fun w => (top w, left w, height w, width w)) (canonical mask)"
     rng = random.Random(3)
     masks = [tuple(random_window(rng, (6, 6)) for _ in range(rng.randint(1, 5))) for _ in range(500)]
     expected = [{w.numbers for w in MaskSet((6, 6), (mask,)).masks[0]} for mask in masks]
     assert [set(mask) for mask in answers(compiled, "Geometry", function, list(map(windows, masks)))] == expected
+
+
+def random_scores(rng: random.Random) -> ImageScores:
+    """Whole numbers as local scores of three classes, and what a patch reaches."""
+    size = (rng.randint(3, 6), rng.randint(3, 6))
+    fields = ReceptiveFields.fields(size, field=rng.randint(1, 3), jump=rng.randint(1, 2))
+    threat = Threat.square(rng.randint(1, 2), count=rng.choice([1, 2, 3]))
+    rows, columns = fields.grid
+    numbers = [[[float(rng.randint(0, 9)) for _ in range(columns)] for _ in range(rows)] for _ in range(3)]
+    scores = torch.tensor(numbers, dtype=torch.float64)
+    return ImageScores(scores, scores, scores, scores.sum((1, 2)), fields.footprints(threat), threat.count, 1, size)
+
+
+def test_margins_of_local_scores_are_the_proved_ones(compiled: Path) -> None:
+    """At each placement of a patch, for whole numbers: the summed margin, and PatchGuard's scores and margin."""
+    function = """fun '(drop, num, others, classes, reaches) =>
+      let of {A} (nothing : A) l := fun p => nth p l nothing in
+      let placements := map (of false) reaches in
+      let positions := seq 0 (length (hd [] classes)) in
+      match map (of 0%Z) classes with [] => ([], [], []) | y :: rivals =>
+        (map (fun reach => map (fun c =>
+           margin_of_the_program positions drop (fun p => y p - c p)%Z placements others reach) rivals) placements,
+         map (class_score positions placements num 2) (y :: rivals),
+         map (fun w => map (fun c => patchguard_margin positions placements num 2 y c w) rivals) placements) end"""
+    rng = random.Random(5)
+    inputs, expected = [], []
+    for _ in range(300):
+        image, drop, num = random_scores(rng), rng.randint(9, 12), rng.choice([0, 1])
+        (footprint,) = image.footprints
+        reaches = [np.outer(row, column).ravel().tolist() for row in footprint.rows for column in footprint.columns]
+        classes = coq(image.scores.long().flatten(1).tolist())
+        inputs.append(f"({drop}%Z, {num}%Z, {image.patches - 1}, {classes}%Z, {coq(reaches)})")
+        guard = PatchGuard.__new__(PatchGuard)
+        guard.ratio = num / 2
+        margins = guard.worst_case_margin(image, 0, footprint) * (2 - num)
+        expected.append(
+            (
+                summed_margin(image, 0, footprint, max_drop=drop).flatten().tolist(),
+                guard.class_scores(image).tolist(),
+                margins.flatten().tolist(),
+            )
+        )
+    computed = answers(compiled, "LocalScores", function, inputs)
+    assert [(list(map(min, sums)), scores, list(map(min, rests))) for sums, scores, rests in computed] == expected

@@ -28,7 +28,8 @@ def majority_label(labels: Sequence[int]) -> int:
     """The most frequent label; of several, the largest.
 
     The authors' code sorts label counts with an unstable sort, so that it may choose another of several. No
-    certificate depends on the choice: see certification_flow.
+    certificate depends on the choice: the theorem holds for every rule (proofs/DoubleMasking.v:
+    double_masking_keeps_the_label).
 
     >>> majority_label([3, 1, 1, 3, 2])
     3
@@ -147,7 +148,8 @@ def certification_flow(table: LabelTable, label: int, threat: Threat, *, maps: b
 
     *Two-mask correctness*: every two-mask label is the true label y. *Row certificate*: call mask i good if its whole
     row of two-mask labels (i with every j, and i alone) is y; the image is row-certified if the good masks alone still
-    cover the threat. The first implies the second, since then every mask is good and the mask set covers.
+    cover the threat. The first implies the second, since then every mask is good and the mask set covers
+    (proofs/RowCertificate.v: two_mask_correctness_implies_the_row_certificate).
 
     Proof that a row-certified image keeps its label. Let the attacker place patches P. Some good mask i hides all of
     P, so under i and any j the attacked image looks like the clean one and the label is y. Write l(j) for the one-mask
@@ -162,7 +164,8 @@ def certification_flow(table: LabelTable, label: int, threat: Threat, *, maps: b
       that label is y.
 
     Coq has checked both halves (proofs/DoubleMasking.v: double_masking_keeps_the_label, proofs/ChallengerMasking.v:
-    challenger_masking_keeps_the_label), with the cover check (proofs/Certificate.v: a_certified_image_keeps_its_label).
+    challenger_masking_keeps_the_label), with the cover check (proofs/Certificate.v: a_certified_image_keeps_its_label,
+    proofs/Certificate.v: the_certificate_means_row_certified).
 
     Hardest pairs are looked at first, and only those that can still change the answer; if `maps` is asked for, all of
     them.

@@ -71,10 +71,10 @@ def covering_family(shapes: Sequence[Size], room: Size, largest: float) -> list[
     """The fewest masks, each of at most `largest` pixels, for all of these maximal rectangles.
 
     `shapes` run from wide to tall. A run of neighbours fits inside the rectangle that is as tall as the run's last and
-    as wide as its first, so a partition into runs gives a family that contains them all. Dynamic programming over the
-    runs finds the partition with the fewest masks in total, and among those the one that hides the fewest pixels. A
-    run of one always fits if `largest` is at least the largest shape's area. Any partition covers (proofs/MaskSets.v:
-    family_covers_every_rectangle).
+    as wide as its first (proofs/MaskSets.v: the_shape_of_a_run_holds_the_run), so a partition into runs gives a family
+    that contains them all. Dynamic programming over the runs finds the partition with the fewest masks in total, and
+    among those the one that hides the fewest pixels. A run of one always fits if `largest` is at least the largest
+    shape's area. Any partition covers (proofs/MaskSets.v: family_covers_every_rectangle).
 
     >>> shapes = [(h, min(224, 502 // h)) for h in range(1, 225)]
     >>> [grid.shape for grid in covering_family(shapes, (224, 224), largest=5017)]

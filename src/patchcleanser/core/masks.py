@@ -105,8 +105,9 @@ class MaskSet:
         """The paper's mask set: at most `masks` per axis (6 by default), or every `stride` px.
 
         For any rectangle of an area, a family of covering rectangles is computed (mask_families.py).
-        For K patches the masks are the distinct unions of K of the masks for one patch (proofs/MaskSets.v:
-        unions_cover_several_patches).
+        For K patches the masks are the distinct unions of K of the masks for one patch. All of these cover
+        (proofs/MaskSets.v: grid_covers, proofs/MaskSets.v: unions_cover_several_patches), so they pass the check
+        (proofs/Certificate.v: a_built_set_is_accepted, proofs/Certificate.v: a_built_family_is_accepted).
         """
         counts, strides = masks_per_axis(masks, stride)
         room, shapes = threat.room(image), threat.shapes(image)

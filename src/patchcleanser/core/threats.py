@@ -59,7 +59,7 @@ class AnyRectangle:
         """The maximal rectangles that fit the room: for each height the widest, without those inside another.
 
         A patch inside a covered patch is covered, so only these need checking (proofs/MaskSets.v:
-        area_shapes_hold_every_rectangle).
+        area_shapes_hold_every_rectangle, proofs/Certificate.v: every_rectangle_of_the_area_is_a_patch).
 
         >>> AnyRectangle(4).shapes((3, 4), (3, 4))
         [(1, 4), (2, 2), (3, 1)]

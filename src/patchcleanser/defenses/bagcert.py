@@ -17,7 +17,8 @@ class BagCert(LocalRecovery):
     Certificate and proof: for every placement of the patch and every other class c, the positions that it does not
     reach give y more votes than c, by more than the number of positions that it reaches. A reached position can take
     its vote from y and give it to c, a difference of at worst -1, so y keeps the most votes under every patch. The
-    sums are in local_defense.summed_margin, with a max_drop of 1.
+    sums are in local_defense.summed_margin, with a max_drop of 1. Checked by Coq: proofs/LocalScores.v:
+    summed_margin_is_a_lower_bound.
     """
 
     def transform_scores(self, scores: Tensor) -> Tensor:

@@ -12,7 +12,10 @@ from patchcleanser.defenses.mask_defense import MaskDefense
 
 
 class ChallengerMasking(MaskDefense[Verdict, Certificate]):
-    """At most twice as many classifications as masks, the same certificate, a little less clean accuracy."""
+    """At most twice as many classifications as masks, the same certificate, a little less clean accuracy.
+
+    The proof is in core.algorithms.certification_flow (proofs/ChallengerMasking.v: challenger_masking_keeps_the_label).
+    """
 
     def __init__(self, classifier: Any, threat: Threat | str, *, seed: int | None = None, **options: Any) -> None:
         super().__init__(classifier, threat, **options)

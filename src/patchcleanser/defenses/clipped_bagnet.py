@@ -21,6 +21,7 @@ class ClippedBagNet(LocalRecovery):
     Certificate and proof: a squashed logit lies in [-1, 1], so the difference of two is never below -2. Where a patch
     reaches, the worst is assumed: -2 for the true class against any other. If the true class is ahead all the same,
     for every placement, no patch changes the answer; the sums are in local_defense.summed_margin, with a max_drop of 2.
+    Checked by Coq for integer scores: proofs/LocalScores.v: summed_margin_is_a_lower_bound.
     """
 
     def __init__(self, classifier: Any, threat: Threat | str, *, scale: float = 0.05, shift: float = -1.0) -> None:

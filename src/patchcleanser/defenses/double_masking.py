@@ -11,6 +11,8 @@ from patchcleanser.defenses.mask_defense import MaskDefense
 class DoubleMasking(MaskDefense[Verdict, Certificate]):
     """The paper's main defense. A certified image keeps its label under every patch of the threat.
 
+    The proof is in core.algorithms.certification_flow (proofs/DoubleMasking.v: double_masking_keeps_the_label).
+
     >>> import torch
     >>> brightness = lambda x: torch.stack([x.mean((1, 2, 3)), 1 - x.mean((1, 2, 3))], 1)
     >>> from patchcleanser import CallableClassifier, Threat

@@ -176,7 +176,8 @@ def summed_margin(image: ImageScores, label: int, footprint: Footprint, *, max_d
     patch does not reach are unchanged, and each that it reaches gives the label at worst -max_drop against another
     class. So the difference of the sums falls by at most the damage: the sum of (difference + max_drop) over the
     scores reached. Damages are not negative, so several patches do at most the sum of what each does, and at most
-    that many times the worst. Checked by Coq for integer scores (proofs/LocalScores.v: summed_margin_is_a_lower_bound).
+    that many times the worst. Checked by Coq for integer scores (proofs/LocalScores.v: summed_margin_is_a_lower_bound,
+    proofs/LocalScores.v: several_patches_do_at_most_the_worst_each).
     """
     leads = image.low[label] - other_classes(image.high, label)
     damage = reached_sums(leads + max_drop, footprint)

@@ -17,6 +17,7 @@ class MinorityReports(MaskDefense[DetectionVerdict, DetectionCertificate]):
 
     This is a weaker promise than recovery: an attacker can still deny an answer. Its
     certificates are a class of their own so that the two are never counted together.
+    The proof is in core.algorithms.first_failure (proofs/MinorityReports.v: never_silently_wrong).
     """
 
     may_alert = True

@@ -46,7 +46,8 @@ class Smoothing(AblationDefense):
     Proof. A view that sees no pixel of a patch is the same on the attacked image, and so are its votes. Each of the at
     most Δ others takes at most one vote from y and gives at most one to c. So n(y) ≥ n(c) + [c < y] still holds under
     attack, and y wins, also where votes are equal. Several patches reach at most Δ views each. Checked by Coq:
-    proofs/LocalScores.v: smoothing_keeps_the_label.
+    proofs/LocalScores.v: smoothing_keeps_the_label, proofs/LocalScores.v:
+    several_patches_reach_at_most_so_many_views_each.
 
     >>> import torch
     >>> from patchcleanser import CallableClassifier

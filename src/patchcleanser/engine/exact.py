@@ -196,7 +196,11 @@ class ExactEngine(LabelEngine):
         return rows * max(1, (self.chunk or default_chunk(self.classifier.device, numel)) // rows)
 
     def masked_inputs(self, pairs: PairBatch, dtype: torch.dtype | None = None) -> Tensor:
-        """Network inputs [N, C, h, w] of pairs whose images have one size; `dtype` rounds images on the input grid."""
+        """Network inputs [N, C, h, w] of pairs whose images have one size; `dtype` rounds images on the input grid.
+
+        On the source grid, masks are applied before the image is prepared. So the inputs are a function of the visible
+        pixels, whatever preparing does (proofs/SourceGrid.v: masking_before_preparing_sees_visible_pixels_only).
+        """
         used, which = np.unique(pairs.which, return_inverse=True)
         source, preprocessing = self.grid == "source", self.classifier.preprocessing
         inputs = gather_images([pairs.images[i].pixels for i in used], which, dtype=None if source else dtype)
