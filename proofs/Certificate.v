@@ -4,7 +4,7 @@
     row-certified. So what the program prints as certified is what the theorems speak of. *)
 
 From Coq Require Import List Bool Arith Lia Permutation.
-From PatchCleanser Require Import Images Geometry MaskSets Cover RowCertificate DoubleMasking ChallengerMasking.
+From PatchCleanser Require Import Images Geometry MaskSets Cover RowCertificate DoubleMasking ChallengerMasking CoarseFirst.
 Import ListNotations.
 
 (** ** What the program computes from the two-mask labels of a clean image, row by row *)
@@ -138,6 +138,50 @@ Section Certificate.
     - now apply challenger_masking_keeps_the_label with (R := threat_of_the_program) (x := x).
   Qed.
 End Certificate.
+
+(** ** A coarse round first: the coarse masks of the right label must pass the same check *)
+
+Definition right_masks (y : label) (answers : list label) : list bool := map (Nat.eqb y) answers.
+
+Section CoarseFirst.
+  Variables masks coarse_masks : list (list window).
+  Variable shapes : list shape.
+  Variable room : window.
+  Variable patches : nat.
+  Hypothesis shapes_are_positive : forall s, In s shapes -> 1 <= fst s /\ 1 <= snd s.
+
+  Context {value : Type}.
+  Variables labels coarse_labels : image pixel value -> table label.
+  Hypothesis visible : function_of_visible (regions masks) labels.
+  Hypothesis coarse_visible : function_of_visible (regions coarse_masks) coarse_labels.
+  Variable order : list nat.
+  Hypothesis order_has_every_mask : Permutation order (seq 0 (length masks)).
+
+  Theorem a_coarse_certified_image_keeps_its_label : forall x y,
+    check coarse_masks shapes room patches (right_masks y (one_mask_labels (regions coarse_masks) coarse_labels x))
+      = true ->
+    certificate masks shapes room patches y (rows_of masks labels x) = true ->
+    forall x', attacked (threat_of_the_program shapes room patches) x x' ->
+    answer_of_coarse_first (regions coarse_masks) coarse_labels
+      (answer_of_double_masking (regions masks) labels majority_label order) x' = y /\
+    answer_of_coarse_first (regions coarse_masks) coarse_labels
+      (answer_of_challenger_masking (regions masks) labels order) x' = y.
+  Proof.
+    intros x y Hcoarse Hcert. apply the_certificate_means_row_certified in Hcert; [|assumption].
+    apply coarse_first_and_row_certified_keeps_the_label with (R := threat_of_the_program shapes room patches);
+      [assumption | assumption | unfold regions; now rewrite map_length | | assumption].
+    intros patch Hpatch.
+    destruct (accepted_masks_hide_every_patch coarse_masks shapes room patches shapes_are_positive _ Hcoarse patch
+                Hpatch) as [i [Hi [Hright Hhides]]].
+    exists i. unfold regions at 1. rewrite map_length. split; [assumption|]. split; [assumption|].
+    unfold entry, right_masks, one_mask_labels in Hright. rewrite map_map in Hright.
+    rewrite nth_indep with (d' := Nat.eqb y (coarse_labels x 0 0)) in Hright
+      by (unfold regions; now rewrite map_length, seq_length, map_length).
+    rewrite map_nth with (f := fun i => Nat.eqb y (coarse_labels x i i)), seq_nth in Hright
+      by (unfold regions; now rewrite map_length).
+    apply Nat.eqb_eq in Hright. symmetry. exact Hright.
+  Qed.
+End CoarseFirst.
 
 (** ** The sets that the program builds pass its check *)
 

@@ -62,6 +62,8 @@ def everything(run: Run, job: Job) -> Audit:
         {"defense": "challenger-masking"},
         {"defense": "challenger-masking", "options": {"seed": 4}},
         {"defense": "minority-reports", "options": {"threshold": 0.4}},
+        {"options": {"coarse": 3}},
+        {"defense": "challenger-masking", "options": {"coarse": 3}},
         {"threat": Threat.square(2, count=2)},
         {"threat": Threat.any_rectangle(6)},
         {"threat": Threat.square(3, grid="input")},
@@ -115,6 +117,14 @@ def test_one_changed_value_is_found(honest: Any, index: int, change: Callable[[R
     assert refused or any(word in c["what"] for c in outcome.contradictions)
 
 
+def test_a_changed_coarse_label_is_found(honest: Any) -> None:
+    run, job = honest(options={"coarse": 3})
+    (uncertified, *_) = [row["index"] for row in run.read().to_pylist() if not row["certified"]]
+    tamper(run, uncertified, second("coarse_labels", 4))  # of a certified one the row would contradict itself
+    (contradiction,) = everything(run, job).contradictions
+    assert (contradiction["index"], contradiction["what"]) == (uncertified, "coarse label 4")
+
+
 def test_a_whole_forged_certificate_is_found_and_fooled(honest: Any) -> None:
     run, job = honest()
     (weak, *_) = [row["index"] for row in run.read().to_pylist() if not row["row_certified"]]
@@ -151,7 +161,7 @@ def test_near_ties_are_reported_and_do_not_fail(honest: Any, monkeypatch: pytest
     assert outcome.contradictions == []
     assert {tie["index"] for tie in outcome.near_ties} == set(range(10))
     row = next(row for row in run.read().to_pylist() if not row["row_certified"])  # or it would contradict itself
-    hidden, _ = audit_module.RowChecker(run, job).masks((12, 12))
+    ((hidden, _),) = audit_module.RowChecker(run, job).masks((12, 12))
     second_label = (
         ReferenceClassifier(job.classifier, job.dataset.image(row["index"]), hidden, grid="source").under(1, 1).second
     )

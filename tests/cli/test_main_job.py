@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from patchcleanser.data import load_dataset
+from patchcleanser.data.codec import as_picture
 from patchcleanser.records.run import Run, find_runs
 
 from .conftest import Command
@@ -76,6 +77,23 @@ def test_detection_reports_its_own_shares(run: Command) -> None:
     assert result["job"]["options"] == {"threshold": 0.3}
 
 
+def test_a_coarse_round_is_an_option_of_the_run_and_a_case_of_its_answers(run: Command) -> None:
+    words = ("--coarse", "3", "--defense", "double-masking,minority-reports", "--out", "both", "--json")
+    images = ("--limit", "6", "--masks", "4", "--device", "cpu")
+    coarse, detection = json.loads(run("certify", *images, *words).out)
+    assert coarse["job"]["options"] == {"coarse": 3}
+    assert detection["job"]["options"] == {}
+    assert coarse["cases"]["coarse"] > 0
+    plain = json.loads(run("certify", *images, "--json").out)
+    assert coarse["certified"]["count"] <= plain["certified"]["count"]
+    report = run("report", coarse["run"], "--out", "page")
+    assert report.code == 0
+    assert "coarse round: all agree" in (Path("page") / "report.html").read_text(encoding="utf-8")
+    as_picture(load_dataset("sample").image(0)).save("sample.png")
+    answer = json.loads(run("predict", "--patch", "5", "--coarse", "3", "--json", "sample.png").out)[0]
+    assert (answer["case"], answer["masks"], answer["classifications"]) == ("coarse", 9, 9)
+
+
 def test_the_authors_choice_of_images_can_be_had(run: Command) -> None:
     run("certify", *SMALL, "--subset", "authors", "--out", "theirs")
     run("certify", *SMALL, "--out", "ours")
@@ -104,6 +122,8 @@ def test_the_authors_choice_of_images_can_be_had(run: Command) -> None:
         (["--device", "toaster"], "device 'toaster' cannot be used here"),
         (["--masks", "2", "--stride", "3"], "give masks= or stride=, not both"),
         (["--threshold", "0.5"], "--threshold belongs to --defense minority-reports"),
+        (["--coarse", "1"], "coarse is the number of larger masks per axis that are tried first: 0 for none, or at"),
+        (["--coarse", "3", "--defense", "ds"], "--coarse belongs to --defense double-masking or challenger-masking"),
         (["--split", "test"], "sample has no splits and is taken whole"),
         (["--labels", "colour"], "--labels is auto, name or number, got 'colour'"),
         (["--model", "python:nowhere:make"], "cannot import python:nowhere:make"),

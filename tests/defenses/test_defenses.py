@@ -146,6 +146,6 @@ def test_images_of_every_size_do_not_fill_the_memory_with_masks(monkeypatch: pyt
     monkeypatch.setattr("patchcleanser.defenses.mask_defense.CACHED_SIZES", 4)
     defense = DoubleMasking(CallableClassifier(lambda x: x.mean((2, 3))), Threat.square(2), masks=2)
     sets = [defense.mask_set((side, 9)) for side in range(5, 25)]
-    assert len(defense._built) <= 4
+    assert len(defense.mask_sets.built) <= 4
     assert [masks.image for masks in sets] == [(side, 9) for side in range(5, 25)]
     assert defense.mask_set((5, 9)) == sets[0]

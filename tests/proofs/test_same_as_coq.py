@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from patchcleanser.core.algorithms import (
     certification_flow,
     challenger_flow,
     challenger_masking,
+    coarse_first_flow,
     detection_certification_flow,
     detection_flow,
     double_masking_flow,
@@ -96,16 +99,17 @@ def random_table(rng: random.Random, masks: MaskSet) -> LabelTable:
 
 def run(flow: Callable[[LabelTable], LabelFlow[R]], full: LabelTable) -> R:
     """What a flow answers that starts with an empty table, and is told the labels that it asks for and no others."""
-    table = LabelTable(full.mask_set)
+    table = LabelTable(full.mask_set, LabelTable(full.coarse.mask_set) if full.coarse else None)
     going = flow(table)
     while True:
         try:
-            unions = next(going)
+            wanted, unions = next(going)
         except StopIteration as end:
             answer: R = end.value
             return answer
+        answers = full if wanted is table else full.coarse
         for name in ("labels", "margins", "confidences"):
-            getattr(table, name)[unions] = getattr(full, name)[unions]
+            getattr(wanted, name)[unions] = getattr(answers, name)[unions]
 
 
 @cache
@@ -166,6 +170,49 @@ def test_challenger_masking_is_the_proved_algorithm(compiled: Path) -> None:
         expected.append((verdict.label, verdict.classifications - len(labels)))
     assert answers(compiled, "ChallengerMasking", function, inputs) == expected
     assert max(rounds for _, rounds in expected) > 2
+
+
+def coarse_settings() -> list[tuple[MaskSet, Threat, list[LabelTable]]]:
+    """Sets that cover, with another set that covers as their coarse masks."""
+    drawn = []
+    rng = random.Random(1)
+    for masks, threat, tables in settings():
+        coarse = MaskSet.build(threat, image=masks.image, masks=2)
+        if masks.covers(threat) and len(coarse) <= 12:
+            with_coarse = [copy.copy(table) for table in tables]
+            for table in with_coarse:
+                table.coarse = random_table(rng, coarse)
+            drawn.append((masks, threat, with_coarse))
+    return drawn
+
+
+def test_a_coarse_round_is_the_proved_one(compiled: Path) -> None:
+    """The answer, and whether the image is certified."""
+    function = """fun '(masks, shapes, room, patches, tables) => map (fun '(coarse, labels, rows) =>
+      let fine := double_masking majority_label (seq 0 (length labels)) labels (fun i => nth i rows []) in
+      (coarse_first coarse (answer fine), check masks shapes room patches (right_masks 1 coarse))) tables"""
+    inputs, expected = [], []
+    for _, threat, tables in coarse_settings():
+        coarse_masks = tables[0].coarse.mask_set
+        shapes, room = coq(threat.shapes(coarse_masks.image)), window(threat.room(coarse_masks.image))
+        mask_list = f"[{'; '.join(map(windows, coarse_masks.masks))}]"
+        labels = coq([(t.coarse.one_mask_labels(), t.one_mask_labels(), rows_of(t)) for t in tables])
+        inputs.append(f"({mask_list}, {shapes}, {room}, {threat.count}, {labels})")
+        expected.append([coarse_answers(table, threat) for table in tables])
+    outcomes = answers(compiled, "DoubleMasking Geometry Cover Certificate CoarseFirst", function, inputs)
+    pairs = [pair for proved, ours in zip(outcomes, expected, strict=True) for pair in zip(proved, ours, strict=True)]
+    assert all(answer == label for (answer, _), (label, *_) in pairs)
+    assert all((coarse and fine) == certified for (_, coarse), (_, certified, fine) in pairs)
+    assert {(coarse, fine) for (_, coarse), (*_, fine) in pairs} == set(product([True, False], repeat=2))
+
+
+def coarse_answers(table: LabelTable, threat: Threat) -> tuple[int, bool, bool]:
+    """The answer, the row certificate, and the row certificate of the fine masks alone."""
+    label = run(partial(coarse_first_flow, fine=double_masking_flow), table).label
+    certificate = run(lambda empty: certification_flow(empty, 1, threat, maps=False), table)
+    fine = copy.copy(table)
+    fine.coarse = None  # what the fine masks alone certify
+    return label, certificate.row_certified, certificate_of(fine, threat)[1]
 
 
 def test_the_certificate_is_the_proved_one(compiled: Path) -> None:

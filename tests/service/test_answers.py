@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from patchcleanser import DoubleMasking
+from patchcleanser.core.results import Case
 from patchcleanser.data.codec import decode
 from patchcleanser.service.app import create_app
 from patchcleanser.service.model import SERVED
@@ -41,6 +42,26 @@ def test_every_defense_answers_as_its_predict(kit: Any, name: str) -> None:
         assert {prediction["case"] for prediction in predictions} >= {"disagreer", "majority"}, (
             "the images should make masks disagree"
         )
+
+
+@pytest.mark.parametrize("name", ["double-masking", "challenger-masking"])
+def test_a_coarse_round_answers_as_in_predict_and_shows_its_masks(kit: Any, name: str) -> None:
+    settings = kit.toy(defense=name, options={"coarse": 2})
+    contents = [*pictures(kit, 12), kit.png(kit.clear_picture())]
+    expected = offline(SERVED[name](settings.model, settings.threat, masks=3, coarse=2), contents)
+    with TestClient(create_app(settings)) as client:
+        data = {"details": "true"}
+        predictions = client.post("/v1/predict", files=kit.upload(*contents), data=data).json()["predictions"]
+        assert client.get("/v1/model").json()["coarse"] == 2
+        facts = client.get("/v1/masks", params={"height": 16, "width": 16}).json()
+    assert (facts["predict_classifications"], facts["certify_classifications"]) == (4, 45 + 4)
+    for prediction, verdict in zip(predictions, expected, strict=True):
+        assert (prediction["case"], prediction["label"]) == (verdict.case.value, verdict.label)
+        assert prediction["masks"] == len(prediction["details"]["masks"]) == (4 if verdict.case is Case.COARSE else 9)
+        assert prediction["details"]["one_mask_labels"] == list(verdict.one_mask_labels)
+        assert prediction["classifications"] == verdict.classifications
+        assert bool(prediction["details"]["second_round"]) == bool(verdict.disagreers)
+    assert {prediction["case"] for prediction in predictions} >= {"coarse", "majority"}
 
 
 def test_the_suspected_window_is_the_deciding_mask(kit: Any, client: TestClient) -> None:

@@ -325,6 +325,22 @@ def test_a_key_is_asked_for_and_used(browser: Any, kit: Any, tmp_path: Path) -> 
         assert server.stop() == 0
 
 
+def test_the_page_shows_the_coarse_masks_where_they_answered(browser: Any, kit: Any, tmp_path: Path) -> None:
+    options = ("--defense", "challenger-masking", "--coarse", "3")
+    with kit.start(tmp_path / "log", *options) as server:
+        page = Page(browser, server.address + "/")
+        page.settle()
+        page.page.check("input[value=none]", force=True)
+        page.settle()
+        page.page.wait_for_selector("#case:has-text('Coarse round: all agree')")
+        assert "9 looks through 9 masks" in page.text("#defended-note").replace("10 looks", "9 looks")
+        assert page.page.locator("#grid .cell").count() == 9
+        assert page.text("#round-two-words") == "Not needed: the large masks agree."
+        assert page.complaints == []
+        page.context.close()
+        assert server.stop() == 0
+
+
 def test_a_detecting_defense_is_not_said_to_recover(browser: Any, kit: Any, tmp_path: Path) -> None:
     with kit.start(tmp_path / "log", "--defense", "minority-reports", "--grid", "input") as server:
         page = Page(browser, server.address + "/")

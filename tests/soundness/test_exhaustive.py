@@ -135,6 +135,26 @@ DEFENSES = {
     "challenger": lambda model, s: ChallengerMasking(model, s.threat, **s.options),
     "challenger, random order": lambda model, s: ChallengerMasking(model, s.threat, seed=5, **s.options),
 }
+COARSE_SETTINGS = [
+    Setting("rectangle", BAND, (3, 4), {"masks": 3}, loyalty=0.97),
+    Setting("more masks than needed", BAND, (1, 6), {"mask_set": redundant(BAND, (1, 6))}, loyalty=0.94),
+    Setting("two patches", Threat.square(1, count=2), (2, 3), {"masks": (1, 3)}, loyalty=0.98, classifiers=200),
+    Setting("any rectangle of 2 px", Threat.any_rectangle(2), (3, 3), {"masks": 3}, loyalty=0.985),
+    Setting("a region", Threat.square(1, region=Window(1, 1, 2, 3)), (3, 4), {"masks": 3}, loyalty=0.97),
+    Setting(
+        "source grid, bilinear resize",
+        BAND,
+        (3, 4),
+        {"masks": 3},
+        Preprocessing(resize=(5, 7), interpolation="bilinear", mean=(0.3,), std=(0.5,)),
+        loyalty=0.97,
+    ),
+    Setting("input grid", Threat.rectangle(1, 2, grid="input"), (3, 4), {"masks": 3}, loyalty=0.97),
+]
+COARSE_DEFENSES = {
+    "double-masking": lambda model, s: DoubleMasking(model, s.threat, coarse=2, **s.options),
+    "challenger": lambda model, s: ChallengerMasking(model, s.threat, coarse=2, **s.options),
+}
 
 
 def survey(setting: Setting, make: Any, claim: Any) -> dict[bool, list[bool]]:
@@ -166,6 +186,15 @@ def test_certified_images_survive_every_patch(setting: Setting, defense: str) ->
     assert len(outcomes[True]) >= 10  # certificates were given
     assert not any(outcomes[True])  # and every one of them held
     assert sum(outcomes[False]) >= 10  # while the attacker does fool what is not certified
+
+
+@pytest.mark.parametrize("defense", COARSE_DEFENSES)
+@pytest.mark.parametrize("setting", COARSE_SETTINGS, ids=lambda s: s.name)
+def test_certified_images_survive_every_patch_after_a_coarse_round(setting: Setting, defense: str) -> None:
+    outcomes = survey(setting, COARSE_DEFENSES[defense], row_certified)
+    assert len(outcomes[True]) >= 10
+    assert not any(outcomes[True])
+    assert sum(outcomes[False]) >= 10
 
 
 def test_the_row_certificate_certifies_images_that_two_mask_correctness_does_not() -> None:
@@ -204,6 +233,14 @@ def one_mask_only(defense: Defense[Any, Any], image: Tensor) -> bool:
 
 def test_the_attacker_breaks_a_certificate_from_one_mask_labels_alone() -> None:
     outcomes = survey(SETTINGS[0], DEFENSES["double-masking"], one_mask_only)
+    assert any(outcomes[True])
+
+
+def test_the_attacker_breaks_a_certificate_that_forgets_the_coarse_labels() -> None:
+    def fine_certificate(defense: Defense[Any, Any], image: Tensor) -> bool:
+        return row_certified(DoubleMasking(defense.classifier, defense.threat, masks=3), image)
+
+    outcomes = survey(COARSE_SETTINGS[0], COARSE_DEFENSES["double-masking"], fine_certificate)
     assert any(outcomes[True])
 
 

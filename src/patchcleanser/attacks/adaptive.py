@@ -60,8 +60,8 @@ class AdaptiveAttack:
     hide the patch give one wrong label (a wrong majority), and so that masks that hide a part of it, if they stay
     right, are refuted in the second round by their weakest partner (no right disagreer is recovered). Against Minority
     Reports: so that the undefended label is wrong, and no mask contradicts it with confidence above the threshold. On
-    a certified image no such place exists; the places of smallest margin are attacked. Without gradients, pixels are
-    searched at random.
+    a certified image no such place exists; the places of smallest margin are attacked. A coarse round is not
+    aimed at: the attack is against the masks after it. Without gradients, pixels are searched at random.
     """
 
     def __init__(self, defense: MaskDefense[Any, Any], settings: AttackSettings | None = None) -> None:

@@ -17,7 +17,6 @@ from patchcleanser.cli.options import (
     RunnerOptions,
     RunOptions,
     default_folder,
-    defense_options,
 )
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import ContradictionError
@@ -66,7 +65,7 @@ def attack(
     from patchcleanser.evaluation import AttackJob, evaluate
     from patchcleanser.evaluation.workloads import workload_of
 
-    by_defense = defense_options(options.defense, options.threshold)
+    by_defense = options.of_defenses()
     budget_settings = AttackSettings(**vars(budget), seed=options.seed)
     classifier = options.loader(device=cluster.device(options.device))
     dataset = options.images(classifier)

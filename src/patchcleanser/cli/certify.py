@@ -20,7 +20,6 @@ from patchcleanser.cli.options import (
     RunnerOptions,
     RunOptions,
     default_folder,
-    defense_options,
     slug,
 )
 from patchcleanser.core.counts import counted
@@ -59,7 +58,7 @@ def certify(
 
     if confirm != "sampled" and options.precision != "fast":
         raise InputError("--confirm belongs to --precision fast; exact labels need no confirmation")
-    by_defense = defense_options(options.defense, options.threshold, option)
+    by_defense = options.of_defenses(option)
     classifier = options.loader(device=cluster.device(options.device))
     dataset = options.images(classifier)
     sweep = product(options.patch.split(","), options.masks.split(",") if options.masks else [None], by_defense)

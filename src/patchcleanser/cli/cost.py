@@ -125,8 +125,8 @@ def cost_of(job: Job | AttackJob, done: int, *, timed: bool) -> Cost | None:
     left = len(base.dataset) - done
     steps, each = 0, 0.0  # attack steps and seconds of one image
     if base.has_masks:
-        masks = base.masking.mask_set(size)
-        classifications = 1 + (len(masks) if base.masking.may_alert else len(masks.unions))  # 1 is the unmasked image
+        table = base.masking.empty_table(size)
+        classifications = 1 + (len(table.mask_set) if base.masking.may_alert else table.size)  # 1 is the unmasked image
         if timed and left:
             each = classifications * seconds_per_label(base.masking, image, left * classifications)
     else:

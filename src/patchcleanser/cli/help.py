@@ -22,7 +22,7 @@ GROUPS = {
     "Images and classifier": "model data images split root labels limit subset seed unreadable teacher models check "
     "batch trust_code",
     "Threat": "patch patches grid masks stride image",
-    "Defense": "defense option threshold table confirm precision",
+    "Defense": "defense coarse option threshold table confirm precision",
     "Attack": "attack iterations locations restarts places loss target sample",
     "Training": "recipe epochs change rate tries greedy mix unmasked sharp features mirror frozen patience",
     "Service": "host port allow_host proxy root_path queue deadline max_pixels max_files",

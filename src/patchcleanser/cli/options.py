@@ -86,6 +86,9 @@ class DefenseOptions(MaskOptions):
     model: Annotated[str, typer.Option(help="Classifier: zoo:NAME, timm:NAME, onnx:FILE, …; see models.")] = "zoo:tiny"
     grid: Grid = None
     defense: Annotated[str, typer.Option(help=f"{', '.join(DEFENSES)}; the first three use masks.")] = "double-masking"
+    coarse: Annotated[
+        int, typer.Option(help="Larger masks per axis to try first, as 3: cheaper predictions. 0 is none.")
+    ] = 0
     threshold: Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports, ds, …")] = None
     device: Device = "auto"
     precision: Precision = "exact"
@@ -94,6 +97,24 @@ class DefenseOptions(MaskOptions):
     @property
     def threat(self) -> Threat:
         return parse_threat(self.patch, self.patches, self.grid)
+
+    def of_defenses(self, options: list[str] | None = None) -> dict[str, dict[str, Any]]:
+        """The options of each defense of a comma list: --threshold, --coarse, and --option name=value."""
+        types = {n: _option_types(DEFENSES[n].load()) if n in DEFENSES else {} for n in self.defense.split(",")}
+        texts = list(options or [])
+        for name, value, owners in (
+            ("threshold", self.threshold, "minority-reports, ds and the like"),
+            ("coarse", self.coarse or None, "double-masking or challenger-masking"),
+        ):
+            if value is None:
+                continue
+            if not any(name in names for names in types.values()):
+                raise InputError(f"--{name} belongs to --defense {owners}; the others have none")
+            texts.append(f"{name}={value}")
+        values: dict[str, dict[str, Any]] = {name: {} for name in types}
+        for text in texts:
+            _add_option(values, types, text)
+        return values
 
     @property
     def loader(self) -> Callable[..., Classifier]:
@@ -259,29 +280,19 @@ def named_images(data: str, split: str | None, root: Path | None, *, trust_code:
     return load_dataset(data, split=split or "test", root=root, trust_code=trust_code, named_by=call().named_by("data"))
 
 
-def defense_options(
-    defenses: str, threshold: float | None, options: list[str] | None = None
-) -> dict[str, dict[str, Any]]:
-    """The options of each defense of a comma list, from --threshold and --option name=value."""
-    types = {name: _option_types(DEFENSES[name].load()) if name in DEFENSES else {} for name in defenses.split(",")}
-    values: dict[str, dict[str, Any]] = {name: {} for name in types}
-    if threshold is not None:
-        if not any("threshold" in names for names in types.values()):
-            raise InputError("--threshold belongs to --defense minority-reports, ds and the like; the others have none")
-        options = [f"threshold={threshold}", *(options or [])]
-    for text in options or []:
-        key, equals, value = text.partition("=")
-        takers = [name for name in types if key in types[name]]
-        if not equals or not takers:
-            names = dict.fromkeys(key for keys in types.values() for key in keys)
-            own, hint = ", ".join(names) or "none", did_you_mean(key, names)
-            raise InputError(f"--option takes name=value of the defense's own options ({own}), got {text!r}{hint}")
-        for name in takers:
-            try:
-                values[name][key] = types[name][key](value)
-            except ValueError as error:
-                raise InputError(f"--option {key} takes a number, got {value!r}") from error
-    return values
+def _add_option(values: dict[str, dict[str, Any]], types: dict[str, dict[str, type]], text: str) -> None:
+    """Add name=value to the options of every defense that takes it."""
+    key, equals, value = text.partition("=")
+    takers = [defense for defense in types if key in types[defense]]
+    if not equals or not takers:
+        names = dict.fromkeys(key for keys in types.values() for key in keys)
+        own, hint = ", ".join(names) or "none", did_you_mean(key, names)
+        raise InputError(f"--option takes name=value of the defense's own options ({own}), got {text!r}{hint}")
+    for defense in takers:
+        try:
+            values[defense][key] = types[defense][key](value)
+        except ValueError as error:
+            raise InputError(f"--option {key} takes a number, got {value!r}") from error
 
 
 def _option_types(defense: type[Any]) -> dict[str, type]:

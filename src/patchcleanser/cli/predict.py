@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchcleanser.cli.options import AsJson, DefenseOptions, Option, defense_options
+from patchcleanser.cli.options import AsJson, DefenseOptions, Option
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Window
 from patchcleanser.errors import DataError, ImageError, InputError, OutOfMemoryError, OutputError, ThreatError
 
 if TYPE_CHECKING:
-    from patchcleanser.core.masks import MaskSet
     from patchcleanser.core.results import DetectionVerdict, LocalVerdict, Verdict
 
 
@@ -34,7 +33,7 @@ def predict(
     if options.defense not in DEFENSES:
         raise InputError.unknown("defense", options.defense, DEFENSES)
     kind = DEFENSES[options.defense].load()
-    arguments: dict[str, Any] = defense_options(options.defense, options.threshold, option)[options.defense]
+    arguments: dict[str, Any] = options.of_defenses(option)[options.defense]
     if issubclass(kind, MaskDefense):
         arguments |= {**options.mask_set_options, "precision": options.precision}
     elif options.masks or options.stride or options.precision != "exact":
@@ -55,9 +54,7 @@ def predict(
                 raise DataError(message) from error
             results.append({"image": str(path), "error": message})
         else:
-            height, width = defense.to_threat_grid(pixels).shape[-2:]
-            mask_set = defense.mask_set((height, width)) if isinstance(defense, MaskDefense) else None
-            results.append({"image": str(path), **_result(verdict, mask_set, classifier.names)})
+            results.append({"image": str(path), **_result(verdict, classifier.names)})
         if not as_json:
             print(_sentence(results[-1]))
     if as_json:
@@ -91,20 +88,17 @@ def _read(path: Path) -> bytes:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _result(
-    verdict: Verdict | DetectionVerdict | LocalVerdict, masks: MaskSet | None, names: tuple[str, ...] | None
-) -> dict[str, Any]:
+def _result(verdict: Verdict | DetectionVerdict | LocalVerdict, names: tuple[str, ...] | None) -> dict[str, Any]:
     from patchcleanser.core.results import DetectionVerdict, Verdict
 
     name = names[verdict.label] if names and verdict.label < len(names) else None
     result: dict[str, Any] = {"label": verdict.label, "name": name}
     if isinstance(verdict, DetectionVerdict):
         result |= {"alert": verdict.alert, "reporters": list(verdict.reporters)}
-    elif isinstance(verdict, Verdict) and masks is not None:
-        suspect = None if verdict.deciding_mask is None else masks.masks[verdict.deciding_mask]
-        windows = suspect and [list(window.numbers) for window in suspect]
+    elif isinstance(verdict, Verdict):
+        windows = [list(window.numbers) for window in verdict.suspected] or None
         result |= {"case": verdict.case.value, "disagreers": list(verdict.disagreers), "suspected": windows}
-    result |= {} if masks is None else {"masks": len(masks)}
+    result |= {"masks": len(verdict.one_mask_labels)} if isinstance(verdict, (Verdict, DetectionVerdict)) else {}
     return {**result, "classifications": verdict.classifications}
 
 
@@ -120,6 +114,7 @@ def _sentence(result: dict[str, Any]) -> str:
         return f"{result['image']}: {label}; {cost}"
     masks, disagreers = counted(result["masks"], "mask"), len(result["disagreers"])
     how = {
+        "coarse": f"all {masks} of the coarse round agree",
         "agreed": f"all {masks} agree" if result["masks"] > 1 else "its only mask decided",
         "disagreer": "one mask decided",
         "majority": f"{disagreers} of {masks} {'disagree' if disagreers > 1 else 'disagrees'}, but not convincingly",

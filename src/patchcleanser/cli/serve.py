@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchcleanser.cli.options import ClusterOptions, DefenseOptions, defense_options
+from patchcleanser.cli.options import ClusterOptions, DefenseOptions
 from patchcleanser.cli.progress import LOGGER
 from patchcleanser.errors import InputError, MissingDependencyError
 
@@ -49,7 +49,7 @@ def serve(
         trust_code=options.trust_code,
         threat=options.threat,
         defense=options.defense,
-        options=defense_options(options.defense, options.threshold)[options.defense],
+        options=options.of_defenses()[options.defense],
         **options.mask_set_options,
         precision=options.precision,
         device=options.device,

@@ -1,7 +1,8 @@
 """Algorithms 1 to 3, the row certificate and Minority Reports, with their proofs: pure functions, and flows.
 
-A flow is a generator that works on one image's LabelTable. It yields the unions of masks whose labels it needs, and
-reads them from the table when it goes on. The caller computes the labels, for many images at once if it likes.
+A flow is a generator that works on one image's LabelTable. It yields a table and the unions of masks whose labels it
+needs there, and reads them from the table when it goes on. The caller computes the labels, for many images at once if
+it likes.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
 from patchcleanser.core.results import Case, Certificate, DetectionCertificate, DetectionVerdict, Verdict
 from patchcleanser.core.threats import Threat
 
 R = TypeVar("R")
-LabelFlow = Generator[Indices, None, R]
-"""Yields unions whose labels it needs, and returns its result."""
+LabelFlow = Generator[tuple[LabelTable, Indices], None, R]
+"""Yields tables with the unions whose labels it needs, and returns its result."""
 
 
 def majority_label(labels: Sequence[int]) -> int:
@@ -68,10 +70,10 @@ def double_masking(labels: Sequence[int], row: Callable[[int], Sequence[int]]) -
 
 def double_masking_flow(table: LabelTable) -> LabelFlow[Verdict]:
     """Algorithm 1 on a table; all second rounds are requested at once, to be batched across masks and images."""
-    yield table.masks()
+    yield table, table.masks()
     labels = table.one_mask_labels()
     majority = majority_label(labels)
-    yield table.rows([i for i, label in enumerate(labels) if label != majority])
+    yield table, table.rows([i for i, label in enumerate(labels) if label != majority])
     return _with_table(double_masking(labels, table.row_labels), table)
 
 
@@ -128,7 +130,7 @@ def challenger_masking(labels: Sequence[int], pair: Callable[[int, int], int], *
 
 def challenger_flow(table: LabelTable, seed: int | None = None) -> LabelFlow[Verdict]:
     """Algorithm 3 on a table."""
-    yield table.masks()
+    yield table, table.masks()
     labels, index = table.one_mask_labels(), table.mask_set.unions.index
     rounds = challenger_rounds(labels, seed)
     try:
@@ -136,11 +138,35 @@ def challenger_flow(table: LabelTable, seed: int | None = None) -> LabelFlow[Ver
         while True:
             # All that the candidate may have to meet: batches have a fixed size, and one label costs as much.
             rivals = [mask for mask, label in enumerate(labels) if label != labels[candidate]]
-            yield index[candidate, rivals].astype(np.intp)
+            yield table, index[candidate, rivals].astype(np.intp)
             challenger, candidate = rounds.send(table.pair_label(challenger, candidate))
     except StopIteration as end:
         verdict: Verdict = end.value
         return _with_table(verdict, table)
+
+
+def coarse_answer(labels: Sequence[int]) -> int | None:
+    """The label on which all coarse labels agree; None if they do not.
+
+    >>> coarse_answer([7, 7, 7]), coarse_answer([7, 7, 4])
+    (7, None)
+    """
+    return labels[0] if all(label == labels[0] for label in labels) else None
+
+
+def coarse_first_flow(table: LabelTable, fine: Callable[[LabelTable], LabelFlow[Verdict]]) -> LabelFlow[Verdict]:
+    """Ask a few larger masks first, if the table has such; only if their labels differ, run the `fine` algorithm.
+
+    The proof that a certified image keeps its label stands in certification_flow.
+    """
+    coarse = table.coarse
+    if coarse is not None:
+        yield coarse, coarse.masks()
+        labels = coarse.one_mask_labels()
+        answer = coarse_answer(labels)
+        if answer is not None:
+            return Verdict(answer, Case.COARSE, tuple(labels), (), None, table.spent)
+    return (yield from fine(table))
 
 
 def certification_flow(table: LabelTable, label: int, threat: Threat, *, maps: bool) -> LabelFlow[Certificate]:
@@ -167,39 +193,61 @@ def certification_flow(table: LabelTable, label: int, threat: Threat, *, maps: b
     challenger_masking_keeps_the_label), with the cover check (proofs/Certificate.v: a_certified_image_keeps_its_label,
     proofs/Certificate.v: the_certificate_means_row_certified).
 
+    *Coarse first.* If coarse masks are tried first, two-mask correctness also demands that all their labels are y, and
+    the row certificate that those with label y cover the threat. One of them hides P, so its label is y on the
+    attacked image as well. If all coarse labels agree, they are y; if not, the proof above applies
+    (proofs/CoarseFirst.v: coarse_first_and_row_certified_keeps_the_label).
+
     Hardest pairs are looked at first, and only those that can still change the answer; if `maps` is asked for, all of
     them.
     """
     masks, unions = table.mask_set, table.mask_set.unions
     masks.require_cover(threat)  # without it the proof has no good mask to start from
     cover = masks.cover(threat)
-    yield table.masks()
+    yield table, table.masks()
+    coarse, coarse_right, coarse_hole = table.coarse, np.ones(0, dtype=bool), None
+    if coarse is not None:
+        coarse.mask_set.require_cover(threat)
+        yield coarse, coarse.masks()
+        coarse_right = np.array(coarse.one_mask_labels()) == label
+        coarse_hole = coarse.mask_set.cover(threat).hole(coarse_right)
     queue = _hardest_first(table)
     step = len(masks) * max(1, 64 // len(masks))
-    while len(queue):
+    while len(queue) and (maps or coarse_hole is None):
         good = ~np.any(_wrong_pairs(table, label), axis=1)
         if not maps and not good.all():
             if cover.hole(good) is not None:
                 break  # neither certificate can hold any more
             # Not two-mask correct: only the rows that can still prove positions matter now.
             queue = queue[np.isin(queue, unions.index[good])]
-        yield queue[:step]
+        yield table, queue[:step]
         queue, step = queue[step:], 2 * step
     wrong = _wrong_pairs(table, label)
     good = ~np.any(wrong, axis=1)
-    hole, failing = cover.hole(good), np.argwhere(wrong)
+    hole, failing = coarse_hole or cover.hole(good), np.argwhere(wrong)
     return Certificate(
         label=label,
-        certified=bool(good.all()),
+        certified=bool(good.all() and coarse_right.all()),
         row_certified=hole is None,
         failing_pair=(int(failing[0, 0]), int(failing[0, 1])) if len(failing) else None,
         failing_placement=hole,
         margin=table.margin,
         classifications=table.spent,
-        positions=masks.hidden_positions(threat, good) if maps else None,
-        unconfirmed=table.unconfirmed,
+        positions=_safe_positions(table, threat, good, coarse_right) if maps else None,
+        unconfirmed=table.total("unconfirmed"),
         region=threat.region,
     )
+
+
+def _safe_positions(
+    table: LabelTable, threat: Threat, good: NDArray[np.bool_], coarse_right: NDArray[np.bool_]
+) -> dict[Size, NDArray[np.bool_]]:
+    """The positions that a good mask hides, and a coarse mask of the right label, if there are coarse masks."""
+    positions = table.mask_set.hidden_positions(threat, good)
+    if table.coarse is None:
+        return positions
+    coarse = table.coarse.mask_set.hidden_positions(threat, coarse_right)
+    return {shape: safe & coarse[shape] for shape, safe in positions.items()}
 
 
 def _wrong_pairs(table: LabelTable, label: int) -> NDArray[np.bool_]:
@@ -256,7 +304,7 @@ def first_failure(label: int, labels: Sequence[int], confidences: Sequence[float
 
 def detection_flow(table: LabelTable, threshold: float) -> LabelFlow[DetectionVerdict]:
     """The undefended label, and an alert if some mask contradicts it confidently."""
-    yield np.array([*table.masks(), UNMASKED])
+    yield table, np.array([*table.masks(), UNMASKED])
     undefended, labels = int(table.labels[UNMASKED]), table.one_mask_labels()
     reports = reporters(undefended, labels, _confidences(table), threshold)
     windows = tuple(window for mask in reports for window in table.mask_set.masks[mask])
@@ -265,7 +313,7 @@ def detection_flow(table: LabelTable, threshold: float) -> LabelFlow[DetectionVe
 
 def detection_certification_flow(table: LabelTable, label: int, threshold: float) -> LabelFlow[DetectionCertificate]:
     """Whether no patch can change the answer of a clean image with its true label without an alert."""
-    yield np.array([*table.masks(), UNMASKED])
+    yield table, np.array([*table.masks(), UNMASKED])
     failing = first_failure(label, table.one_mask_labels(), _confidences(table), threshold)
     right = int(table.labels[UNMASKED]) == label
     windows = () if failing is None else table.mask_set.masks[failing]

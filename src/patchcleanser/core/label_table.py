@@ -19,11 +19,12 @@ class LabelTable:
     """Labels, margins and confidences of one image, by union of two masks.
 
     Entry u belongs to union u of the mask set, the last entry (UNMASKED) to the unmasked image. Entries are unknown
-    (label -1) until computed, by a live classifier or from a stored run.
+    (label -1) until computed, by a live classifier or from a stored run. `coarse` is the table of a few larger masks
+    that are tried first, if there are such.
     """
 
-    def __init__(self, mask_set: MaskSet) -> None:
-        self.mask_set = mask_set
+    def __init__(self, mask_set: MaskSet, coarse: LabelTable | None = None) -> None:
+        self.mask_set, self.coarse = mask_set, coarse
         size = len(mask_set.unions) + 1
         self.labels = np.full(size, -1, dtype=np.int32)
         self.margins = np.full(size, np.nan, dtype=np.float32)
@@ -42,19 +43,30 @@ class LabelTable:
 
     def anew(self) -> LabelTable:
         """An empty table for the same image, with the counts of audits."""
-        table = LabelTable(self.mask_set)
+        table = LabelTable(self.mask_set, self.coarse and self.coarse.anew())
         table.audited, table.caught = self.audited, self.caught
         return table
 
+    def total(self, count: str) -> int:
+        """A count of this table and of the coarse one."""
+        return int(getattr(self, count)) + (self.coarse.total(count) if self.coarse else 0)
+
+    @property
+    def size(self) -> int:
+        """Number of labels that a certificate may rest on: of all unions, and of each coarse mask."""
+        return len(self.mask_set.unions) + (len(self.coarse.mask_set) if self.coarse else 0)
+
     @property
     def spent(self) -> int:
-        """Number of labels known, each computed once."""
-        return int((self.labels >= 0).sum())
+        """Number of labels known, each computed once, with those of the coarse table."""
+        return int((self.labels >= 0).sum()) + (self.coarse.spent if self.coarse else 0)
 
     @property
     def margin(self) -> float:
-        """The smallest margin among the known labels."""
-        return float(np.nanmin(self.margins))
+        """The smallest margin among the known labels, with those of the coarse table; infinite without any."""
+        margins = self.margins[self.labels >= 0]
+        smallest = float(np.nanmin(margins)) if len(margins) else np.inf
+        return min(smallest, self.coarse.margin) if self.coarse else smallest
 
     def missing(self, unions: Indices) -> Indices:
         """Those of the unions whose labels are not known yet, each once."""

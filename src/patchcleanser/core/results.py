@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class Case(Enum):
-    """How double-masking reached its label (the paper's Cases I, II and III)."""
+    """How double-masking reached its label: by coarse masks, or by the paper's Cases I, II and III."""
 
+    COARSE = "coarse"
     AGREED = "agreed"
     DISAGREER = "disagreer"
     MAJORITY = "majority"
@@ -65,6 +66,7 @@ class Verdict(Result):
     label: int
     case: Case
     one_mask_labels: tuple[int, ...] = field(repr=False)
+    """The labels under the masks of the round that answered: in the case COARSE the coarse masks."""
     disagreers: tuple[int, ...] = field(repr=False)
     """Masks whose one-mask label is not the majority's."""
     deciding_mask: int | None

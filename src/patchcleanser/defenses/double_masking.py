@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from patchcleanser.core.algorithms import LabelFlow, certification_flow, double_masking_flow
+from patchcleanser.core.algorithms import LabelFlow, double_masking_flow
 from patchcleanser.core.label_table import LabelTable
-from patchcleanser.core.results import Certificate, Verdict
-from patchcleanser.defenses.mask_defense import MaskDefense
+from patchcleanser.core.results import Verdict
+from patchcleanser.defenses.recovery_masking import RecoveryMasking
 
 
-class DoubleMasking(MaskDefense[Verdict, Certificate]):
+class DoubleMasking(RecoveryMasking):
     """The paper's main defense. A certified image keeps its label under every patch of the threat.
 
     The proof is in core.algorithms.certification_flow (proofs/DoubleMasking.v: double_masking_keeps_the_label).
@@ -22,8 +22,5 @@ class DoubleMasking(MaskDefense[Verdict, Certificate]):
     [True]
     """
 
-    def verdict_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
+    def fine_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
         return double_masking_flow(table)
-
-    def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[Certificate]:
-        return certification_flow(table, label, self.threat, maps=maps)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -27,6 +27,7 @@ from patchcleanser.errors import InputError, LabelError, MaskError, PatchCleanse
 from patchcleanser.progress import Show, progress_bar
 
 R = TypeVar("R")
+Pair = int | tuple[int, int] | None
 Report = Callable[[list[ImageState], Container[int]], None]
 """Shows how far a group of images is, of which those with these numbers are finished."""
 
@@ -43,33 +44,79 @@ CACHED_SIZES = 256
 """Most mask sets kept, one for each image size: images of ever new sizes must not fill the memory."""
 
 
-def joint_requests(flows: Sequence[LabelFlow[R]], results: dict[int, R]) -> Iterator[list[tuple[int, Indices]]]:
-    """Advance flows side by side: yield the unions that all of them need next, as (flow number, unions) pairs.
+class TableRequest(NamedTuple):
+    """The unions whose labels a flow needs next, and the table they belong to."""
 
-    Whoever iterates writes those labels into the flows' tables before the next step. What a flow returns goes into
-    `results` under its number.
+    flow: int
+    """Its number."""
+    table: LabelTable
+    unions: Indices
+
+
+def joint_requests(flows: Sequence[LabelFlow[R]], results: dict[int, R]) -> Iterator[list[TableRequest]]:
+    """Advance flows side by side: yield the requests of all of them.
+
+    Whoever iterates writes those labels into the tables before the next step. What a flow returns goes into `results`
+    under its number.
 
     >>> def flow(n):
-    ...     yield np.arange(n)
+    ...     yield None, np.arange(n)  # a table, and unions
     ...     return n
     >>> results = {}
     >>> for step in joint_requests([flow(2), flow(1)], results):
-    ...     print([(number, list(map(int, unions))) for number, unions in step])
+    ...     print([(number, list(map(int, unions))) for number, _, unions in step])
     [(0, [0, 1]), (1, [0])]
     >>> results
     {0: 2, 1: 1}
     """
     waiting = dict(enumerate(flows))
     while waiting:
-        wanted: list[tuple[int, Indices]] = []
+        wanted: list[TableRequest] = []
         for number, flow in list(waiting.items()):
             try:
-                wanted.append((number, next(flow)))
+                wanted.append(TableRequest(number, *next(flow)))
             except StopIteration as end:
                 results[number] = end.value
                 del waiting[number]
         if wanted:
             yield wanted
+
+
+class MaskSets:
+    """The masks for images of each size on the threat's grid, built when first needed, and proved to cover it."""
+
+    def __init__(self, threat: Threat, masks: Pair, stride: Pair = None, given: MaskSet | None = None) -> None:
+        if given is not None and (masks is not None or stride is not None):
+            raise MaskError("give mask_set= or masks=/stride=, not both")
+        masks_per_axis(masks, stride)  # refused at once, not with the first image
+        self.threat, self._masks, self._stride, self._given = threat, masks, stride, given
+        self._built: dict[Size, MaskSet] = {}
+        if given is not None:
+            given.require_cover(threat)
+
+    @property
+    def built(self) -> list[MaskSet]:
+        """Those that were used so far."""
+        return list(self._built.values()) if self._given is None else [self._given]
+
+    def of(self, size: Size) -> MaskSet:
+        """The masks for images of this size."""
+        if self._given is not None:
+            if self._given.image != size:
+                want = "×".join(map(str, self._given.image))
+                raise MaskError(f"the given mask set is for images of {want} px, got {size[0]}×{size[1]} px")
+            return self._given
+        if size not in self._built:
+            built = MaskSet.build(self.threat, image=size, masks=self._masks, stride=self._stride)
+            pairs = len(built) * (len(built) + 1) // 2
+            if pairs > MANY_PAIRS:
+                LOGGER.info("%s masks make %s pairs; checking them takes a while", f"{len(built):,}", f"{pairs:,}")
+            built.require_cover(self.threat)
+            if len(self._built) >= CACHED_SIZES:
+                self._built.clear()
+            self._built[size] = built
+            return built
+        return self._built[size]
 
 
 @dataclass(frozen=True)
@@ -96,27 +143,21 @@ class MaskDefense(Defense[V, C]):
         classifier: Any,
         threat: Threat | str,
         *,
-        masks: int | tuple[int, int] | None = None,
-        stride: int | tuple[int, int] | None = None,
+        masks: Pair = None,
+        stride: Pair = None,
         mask_set: MaskSet | None = None,
         chunk: int | None = None,
         precision: Precision = "exact",
         confirm: Confirm = "sampled",
     ) -> None:
         super().__init__(classifier, threat)
-        if mask_set is not None and (masks is not None or stride is not None):
-            raise MaskError("give mask_set= or masks=/stride=, not both")
-        masks_per_axis(masks, stride)  # refused at once, not with the first image
+        self.mask_sets = MaskSets(self.threat, masks, stride, mask_set)
         if chunk is not None and chunk < 1:
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
         self.engine = build_engine(self.classifier, grid=self.threat.grid, chunk=chunk, precision=precision)
         if confirm not in ("sampled", "all"):
             raise InputError(f"confirm is 'sampled' or 'all', got {confirm!r}")
         self.confirm = confirm
-        self._masks, self._stride, self._given = masks, stride, mask_set
-        self._built: dict[Size, MaskSet] = {}
-        if mask_set is not None:
-            mask_set.require_cover(self.threat)
 
     @property
     def fast(self) -> bool:
@@ -125,33 +166,22 @@ class MaskDefense(Defense[V, C]):
 
     def check_size(self, size: Size) -> None:
         """Raise if no masks can be built for images of this size."""
-        self.mask_set(size)
+        self.empty_table(size)
 
     def reset(self, seed: tuple[int, ...] | None = None) -> None:
         self.engine.reset(seed)
 
     def hint_total_images(self, images: int) -> None:
-        mask_sets = self._built.values() if self._given is None else [self._given]
-        self.engine.hint_total_labels(images * max((len(masks.unions) for masks in mask_sets), default=0))
+        unions = (len(masks.unions) for masks in self.mask_sets.built)
+        self.engine.hint_total_labels(images * max(unions, default=0))
 
     def mask_set(self, size: Size) -> MaskSet:
         """The masks for images of this size on the threat's grid, proved to cover it."""
-        if self._given is not None:
-            if self._given.image != size:
-                want = "×".join(map(str, self._given.image))
-                raise MaskError(f"the given mask set is for images of {want} px, got {size[0]}×{size[1]} px")
-            return self._given
-        if size not in self._built:
-            built = MaskSet.build(self.threat, image=size, masks=self._masks, stride=self._stride)
-            pairs = len(built) * (len(built) + 1) // 2
-            if pairs > MANY_PAIRS:
-                LOGGER.info("%s masks make %s pairs; checking them takes a while", f"{len(built):,}", f"{pairs:,}")
-            built.require_cover(self.threat)
-            if len(self._built) >= CACHED_SIZES:
-                self._built.clear()
-            self._built[size] = built
-            return built
-        return self._built[size]
+        return self.mask_sets.of(size)
+
+    def empty_table(self, size: Size) -> LabelTable:
+        """A table of labels for an image of this size, with nothing known yet."""
+        return LabelTable(self.mask_set(size))
 
     def predict(self, images: Any, *, progress: bool | None = False) -> list[V]:
         """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
@@ -180,7 +210,7 @@ class MaskDefense(Defense[V, C]):
         """Verdict, certificate and undefended label of clean images; no label is computed twice."""
 
         def flow(table: LabelTable, label: int) -> LabelFlow[TableExamination[V, C]]:
-            yield np.array([UNMASKED, *table.masks()])
+            yield table, np.array([UNMASKED, *table.masks()])
             verdict = yield from self.verdict_flow(table)
             certificate = yield from self.certificate_flow(table, label, maps=maps)
             return TableExamination(verdict, certificate, table.mask_set.image, int(table.labels[UNMASKED]), table)
@@ -200,7 +230,7 @@ class MaskDefense(Defense[V, C]):
         """A checked image [C, H, W] on the device, with an empty table of labels."""
         pixels = self.to_threat_grid(image)
         height, width = pixels.shape[-2:]
-        return ImageState(pixels, LabelTable(self.mask_set((height, width))))
+        return ImageState(pixels, self.empty_table((height, width)))
 
     @abstractmethod
     def verdict_flow(self, table: LabelTable) -> LabelFlow[V]:
@@ -257,7 +287,7 @@ class MaskDefense(Defense[V, C]):
             results: dict[int, R] = {}
             try:
                 for wanted in joint_requests(flows, results):
-                    requests = [LabelRequest(group[number], unions) for number, unions in wanted]
+                    requests = [LabelRequest(group[n].with_table(table), unions) for n, table, unions in wanted]
                     engine.compute(requests, strict=clean, clean=clean)
                     if report is not None:
                         report(group, results)
@@ -299,7 +329,7 @@ class MaskDefense(Defense[V, C]):
 def _show_images(show: Show, total: int | None, before: int, group: list[ImageState], finished: Container[int]) -> None:
     """Show how many images are done; of an unfinished one, the share of its labels."""
     shares = (
-        1.0 if number in finished else image.table.spent / len(image.table.labels) for number, image in enumerate(group)
+        1.0 if number in finished else image.table.spent / (image.table.size + 1) for number, image in enumerate(group)
     )
     show(round(before + sum(shares), 1), total, "")
 

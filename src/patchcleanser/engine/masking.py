@@ -24,6 +24,10 @@ class ImageState:
     pixels: Tensor
     table: LabelTable
 
+    def with_table(self, table: LabelTable) -> ImageState:
+        """The same pixels, with labels that go into another table."""
+        return self if table is self.table else ImageState(self.pixels, table)
+
 
 class LabelRequest(NamedTuple):
     """The unions whose labels are wanted for one image."""

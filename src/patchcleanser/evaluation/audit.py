@@ -247,32 +247,40 @@ class RowChecker:
     def __init__(self, run: Run, job: Job) -> None:
         self.run, self.job = run, job
         self.algorithm = reference_of(run)
-        self.sizes: dict[Size, tuple[list[Bools], list[frozenset[int]]]] = {}
+        self.sizes: dict[Size, list[tuple[list[Bools], list[frozenset[int]]]]] = {}
 
-    def masks(self, size: Size) -> tuple[list[Bools], list[frozenset[int]]]:
-        """Hidden pixels of each mask, and for every placement the masks that hide it; built once for each size."""
+    def masks(self, size: Size) -> list[tuple[list[Bools], list[frozenset[int]]]]:
+        """Hidden pixels of each mask, and for every placement the masks that hide it; built once for each size.
+
+        Those of the run's masks, then those of its coarse masks, if it has any.
+        """
         if size not in self.sizes:
-            hidden = [hidden_pixels(mask, size) for mask in self.run.mask_set(size).masks]
-            self.sizes[size] = hidden, hiding_sets(hidden, self.run.threat, size)
+            self.sizes[size] = []
+            for masks in filter(None, (self.run.mask_set(size), self.run.coarse_mask_set(size))):
+                hidden = [hidden_pixels(mask, size) for mask in masks.masks]
+                self.sizes[size].append((hidden, hiding_sets(hidden, self.run.threat, size)))
         return self.sizes[size]
 
     def check(self, row: Row, image: Tensor, result: Audit) -> None:
         """Derive one row again, and add every difference to the result."""
-        hidden, hiding = self.masks((row["height"], row["width"]))
-        reference = ReferenceClassifier(self.job.classifier, image, hidden, grid=self.run.threat.grid)
+        sets, grid = self.masks((row["height"], row["width"])), self.run.threat.grid
+        reference, *coarse = (ReferenceClassifier(self.job.classifier, image, hidden, grid=grid) for hidden, _ in sets)
+        hiding = [needed for _, needed in sets]
         detects = self.algorithm == "minority_reports"
-        outcome = self._detection(row, reference) if detects else self._recovery(row, reference, hiding)
+        outcome = self._detection(row, reference) if detects else self._recovery(row, [reference, *coarse], hiding)
         differences = [*self._labels(row, reference), *outcome]
-        if row["certified"] and frozenset() in hiding:
+        for number, label in enumerate(coarse[0].one_mask() if coarse else ()):
+            differences += _compare(f"coarse label {number}", row["coarse_labels"][number], label)
+        if row["certified"] and any(frozenset() in needed for needed in hiding):
             uncovered = "the masks do not cover the threat"
             differences.append((uncovered, row["certified"], "a patch that none hides", False))
         for what, stored, expected, near in differences:
             (result.near_ties if near else result.contradictions).append(_entry(row, what, stored, expected))
-        ties = reference.near_ties
+        ties = sum(labels.near_ties for labels in (reference, *coarse))
         if ties and not any(near for *_, near in differences):
             result.near_ties.append(_entry(row, "labels that rounding may change", ties, "no difference"))
         result.derived.append(row["index"])
-        result.labels += 1 + len(reference.by_pixels)
+        result.labels += sum(1 + len(labels.by_pixels) for labels in (reference, *coarse))
 
     def _labels(self, row: Row, reference: ReferenceClassifier) -> Iterator[Difference]:
         truth, size = int(self.job.labels[row["index"]]), [row["height"], row["width"]]
@@ -293,19 +301,35 @@ class RowChecker:
             if label.label == row["label"]:
                 yield "failing pair", row["failing_pair"], label.label, label.near_tie
 
-    def _recovery(self, row: Row, reference: ReferenceClassifier, hiding: list[frozenset[int]]) -> Iterator[Difference]:
-        """Compare answer and certificates with the reference's, and with what rounding might make of them."""
+    def _recovery(
+        self, row: Row, references: list[ReferenceClassifier], hiding: list[list[frozenset[int]]]
+    ) -> Iterator[Difference]:
+        """Compare answer and certificates with the references', and with what rounding might make of them."""
+        reference, *coarse = references
         labels = [label.label for label in reference.one_mask()]
-        answer = REFERENCES[self.algorithm](labels, lambda i, j: reference.under(i, j).label, self.run.job["options"])
+        coarse_labels = {label.label for labels in coarse for label in labels.one_mask()}
+        if len(coarse_labels) == 1:
+            (answer,) = coarse_labels
+        else:
+            options = self.run.job["options"]
+            answer = REFERENCES[self.algorithm](labels, lambda i, j: reference.under(i, j).label, options)
         if row["answer"] != answer:
-            yield "answer", row["answer"], answer, reference.near_ties > 0
+            yield "answer", row["answer"], answer, any(labels.near_ties for labels in references)
         truth = row["label"]
-        correct = reference.masks_where(lambda label: label.label == truth)
-        fewest = reference.masks_where(lambda label: label.label == truth and not label.near_tie)
-        most = reference.masks_where(lambda label: label.may_be(truth))
-        certificates: dict[str, Callable[[set[int]], bool]] = {
-            "certified": lambda masks: len(masks) == len(reference.hidden),
-            "row_certified": lambda masks: all(masks & needed for needed in hiding),
+
+        def good_masks(correct: Callable[[ReferenceLabel], bool]) -> list[set[int]]:
+            """Masks with only correct labels in their rows, and coarse masks of correct labels."""
+            alone = [{i for i, label in enumerate(labels.one_mask()) if correct(label)} for labels in coarse]
+            return [reference.masks_where(correct), *alone]
+
+        correct = good_masks(lambda label: label.label == truth)
+        fewest = good_masks(lambda label: label.label == truth and not label.near_tie)
+        most = good_masks(lambda label: label.may_be(truth))
+        certificates: dict[str, Callable[[list[set[int]]], bool]] = {
+            "certified": lambda good: [len(masks) for masks in good] == [len(labels.hidden) for labels in references],
+            "row_certified": lambda good: all(
+                masks & needed for masks, sets in zip(good, hiding, strict=True) for needed in sets
+            ),
         }
         for name, holds in certificates.items():
             if row[name] != holds(correct):

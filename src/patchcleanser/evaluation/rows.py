@@ -90,11 +90,8 @@ def clean_columns(examined: Examination[Any, Any], *, table: bool = False) -> Ro
             "one_mask_margins": labels.margins[:masks],
             "one_mask_confidences": labels.confidences[:masks],
             "table": labels.labels[:-1].astype(np.int32) if table else None,
+            "coarse_labels": labels.coarse and labels.coarse.one_mask_labels(),
             "classifications": labels.spent,
-            "rechecked": labels.rechecked,
-            "flipped": labels.flipped,
-            "audited": labels.audited,
-            "caught": labels.caught,
-            "unconfirmed": labels.unconfirmed,
+            **{count: labels.total(count) for count in ("rechecked", "flipped", "audited", "caught", "unconfirmed")},
         }
     return row

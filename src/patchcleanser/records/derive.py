@@ -69,17 +69,29 @@ class Derived:
 
 @dataclass(frozen=True)
 class TableBatch:
-    """Stored tables of images of one size: `labels[n, u]` is the label of image n under union u."""
+    """Stored tables of images of one size: `labels[n, u]` is the label of image n under union u.
+
+    `coarse_labels[n, i]` is its label under mask i of the coarse masks that were tried first, if there were any.
+    """
 
     masks: MaskSet
     truth: NDArray[np.int32]
     labels: NDArray[np.int32]
+    coarse: MaskSet | None
+    coarse_labels: NDArray[np.int32] | None
 
     @cached_property
     def good(self) -> Bools:
         """[images, masks]: masks under which every second mask leaves the true label."""
         wrong = self.labels != self.truth[:, None]
         return np.stack([~wrong[:, row].any(axis=1) for row in self.masks.unions.index], axis=1)
+
+    @property
+    def good_masks(self) -> list[tuple[MaskSet, Bools]]:
+        """The mask sets whose good masks must cover the threat: the fine one, and the coarse one if there is one."""
+        if self.coarse is None or self.coarse_labels is None:
+            return [(self.masks, self.good)]
+        return [(self.masks, self.good), (self.coarse, self.coarse_labels == self.truth[:, None])]
 
 
 def derive(run: Run) -> Derived | None:
@@ -89,18 +101,22 @@ def derive(run: Run) -> Derived | None:
         return None
     threats = _smaller_threats(run, sizes)
     certified = {side: Proportion(0, 0) for side in threats}
-    counts = {name: np.zeros(3, dtype=np.int64) for name in VERDICTS}
+    rounds = (False, True) if run.coarse else (False,)
+    counts = {(name, coarse): np.zeros(3, dtype=np.int64) for coarse in rounds for name in VERDICTS}
     uncovered = np.zeros((1, 1))
     for part in _tables(run):
         for side, threat in threats.items():
             certified[side] += _row_certified(part, threat)
-        for name in VERDICTS:
-            counts[name] += _count_answers(part, name)
+        for name, coarse in counts:
+            counts[name, coarse] += _count_answers(part, name, coarse=coarse)
         uncovered = uncovered + _count_uncovered(part, run.threat, common=len(sizes) > 1)
     return Derived(
         smaller=list(certified.items()),
-        weakness=uncovered / max(counts["double-masking"][1], 1),
-        answers={name: _accuracy(count) for name, count in counts.items()},
+        weakness=uncovered / max(counts["double-masking", False][1], 1),
+        answers={
+            f"{name} after a coarse round" if coarse else name: _accuracy(count)
+            for (name, coarse), count in counts.items()
+        },
         detection=detection(run, THRESHOLDS) if run.job["precision"] == "exact" else [],
     )
 
@@ -110,13 +126,18 @@ def _tables(run: Run) -> Iterator[TableBatch]:
     if not run.job["table"]:
         raise RecordError(f"{run.folder} holds no two-mask tables; certify with --table")
     mask_set = lru_cache(maxsize=CACHED_MASK_SETS)(run.mask_set)
-    for batch in _batches(run, ["index", "label", "height", "width", "table"]):
+    coarse_mask_set = lru_cache(maxsize=CACHED_MASK_SETS)(run.coarse_mask_set)
+    for batch in _batches(run, ["index", "label", "height", "width", "table", "coarse_labels"]):
         sizes = list(zip(batch["height"].to_pylist(), batch["width"].to_pylist(), strict=True))
         for size in dict.fromkeys(sizes):
             rows, masks = batch.filter(pa.array([s == size for s in sizes])), mask_set(size)
             _require_tables(run, rows, len(masks.unions))
-            labels = _flat(rows["table"]).reshape(len(rows), -1).astype(np.int32, copy=False)
-            yield TableBatch(masks, rows["label"].to_numpy(), labels)
+            tables, coarse_labels = (
+                _flat(rows[name]).reshape(len(rows), -1).astype(np.int32, copy=False)
+                for name in ("table", "coarse_labels")
+            )
+            coarse = coarse_mask_set(size)
+            yield TableBatch(masks, rows["label"].to_numpy(), tables, coarse, coarse_labels if coarse else None)
 
 
 def _require_tables(run: Run, rows: pa.Table, unions: int) -> None:
@@ -163,11 +184,14 @@ def row_certified(run: Run, threat: Threat) -> Proportion:
 
 
 def _row_certified(part: TableBatch, threat: Threat) -> Proportion:
-    hides = _placements(part.masks, threat)
-    if not hides.any(axis=1).all():
-        part.masks.require_cover(threat)  # names the patch that no mask hides
-    chunks = np.array_split(part.good, max(1, len(part.truth) * len(hides) // 50_000_000))
-    return Proportion(sum(int(_covered(good, hides).all(axis=1).sum()) for good in chunks), len(part.truth))
+    certified = np.ones(len(part.truth), dtype=bool)
+    for masks, good in part.good_masks:
+        hides = _placements(masks, threat)
+        if not hides.any(axis=1).all():
+            masks.require_cover(threat)  # names the patch that no mask hides
+        chunks = np.array_split(good, max(1, len(good) * len(hides) // 50_000_000))
+        certified &= np.concatenate([_covered(chunk, hides).all(axis=1) for chunk in chunks])
+    return Proportion(int(certified.sum()), len(certified))
 
 
 def _covered(good: Bools, hides: Bools) -> Bools:
@@ -204,13 +228,20 @@ def _smaller_threats(run: Run, sizes: list[Size]) -> dict[int, Threat]:
 def _count_uncovered(part: TableBatch, threat: Threat, *, common: bool) -> NDArray[np.float64]:
     """[rows, columns]: the number of images whose good masks do not hide a patch with its corner there."""
     room, shape = threat.room(part.masks.image), threat.shapes(part.masks.image)[0]
+    ends = np.cumsum([len(masks) for masks, _ in part.good_masks])[:-1]  # one array for all sets, cut at these
+    all_good = np.concatenate([good for _, good in part.good_masks], axis=1)
     if threat.count > 1:
-        patterns, images = np.unique(part.good, axis=0, return_counts=True)
-        maps = (part.masks.hidden_positions(threat, good)[shape] for good in patterns)
-        counts = np.asarray(sum(n * (~hidden).astype(np.float64) for n, hidden in zip(images, maps, strict=True)))
+        patterns, images = np.unique(all_good, axis=0, return_counts=True)
+        counts: NDArray[np.float64] = np.zeros(())
+        for pattern, number in zip(patterns, images.tolist(), strict=True):
+            goods = zip(part.good_masks, np.split(pattern, ends), strict=True)
+            hidden = np.all([masks.hidden_positions(threat, good)[shape] for (masks, _), good in goods], axis=0)
+            counts = counts + number * (~hidden).astype(np.float64)
     else:
-        tops, lefts, hides = positions(part.masks.masks, shape, room)
-        cells = (~_covered(part.good, hides.reshape(-1, len(part.masks)))).sum(axis=0, dtype=np.float64)
+        tops, lefts, hides = positions([m for masks, _ in part.good_masks for m in masks.masks], shape, room)
+        by_set = zip(np.split(all_good, ends, axis=1), np.split(hides, ends, axis=2), strict=True)
+        hidden = np.all([_covered(good, h.reshape(-1, h.shape[2])) for good, h in by_set], axis=0)
+        cells = (~hidden).sum(axis=0, dtype=np.float64)
         heights = np.diff([*tops, room.bottom - shape[0] + 1])
         widths = np.diff([*lefts, room.right - shape[1] + 1])
         counts = np.repeat(np.repeat(cells.reshape(len(tops), len(lefts)), heights, axis=0), widths, axis=1)
@@ -220,9 +251,12 @@ def _count_uncovered(part: TableBatch, threat: Threat, *, common: bool) -> NDArr
     return counts
 
 
-def verdicts(run: Run, defense: str) -> tuple[Proportion, float]:
-    """Clean accuracy of another recovery defense on the same tables, and its classifications per image."""
-    counts = (_count_answers(part, defense) for part in _tables(run))
+def verdicts(run: Run, defense: str, *, coarse: bool = False) -> tuple[Proportion, float]:
+    """Clean accuracy of another recovery defense on the same tables, and its classifications per image.
+
+    With `coarse`, the run's coarse masks are tried first.
+    """
+    counts = (_count_answers(part, defense, coarse=coarse) for part in _tables(run))
     return _accuracy(sum(counts, np.zeros(3, dtype=np.int64)))
 
 
@@ -231,14 +265,19 @@ def _accuracy(counts: NDArray[np.int64]) -> tuple[Proportion, float]:
     return Proportion(right, images), classifications / max(images, 1)
 
 
-def _count_answers(part: TableBatch, defense: str) -> NDArray[np.int64]:
+def _count_answers(part: TableBatch, defense: str, *, coarse: bool) -> NDArray[np.int64]:
     """[3]: images answered correctly, images, and classifications of all of them."""
+    counts, left = np.zeros(3, dtype=np.int64), np.ones(len(part.truth), dtype=bool)
+    if coarse and part.coarse_labels is not None:
+        counts[2] += part.coarse_labels.size
+        agreed = (part.coarse_labels == part.coarse_labels[:, :1]).all(axis=1)
+        counts += [(part.coarse_labels[agreed, 0] == part.truth[agreed]).sum(), agreed.sum(), 0]
+        left = ~agreed
     size = len(part.masks)
     labels = part.labels[:, :size]
-    agreed = (labels == labels[:, :1]).all(axis=1)  # most images; every algorithm gives them the same answer
-    right = labels[agreed, 0] == part.truth[agreed]
-    counts = np.array([right.sum(), len(right), size * len(right)], dtype=np.int64)
-    for n in np.flatnonzero(~agreed):
+    agreed = left & (labels == labels[:, :1]).all(axis=1)  # most images; every algorithm gives them the same answer
+    counts += [(labels[agreed, 0] == part.truth[agreed]).sum(), agreed.sum(), size * agreed.sum()]
+    for n in np.flatnonzero(left & ~agreed):
         verdict = VERDICTS[defense](labels[n].tolist(), part.labels[n][part.masks.unions.index].tolist())
         counts += [verdict.label == part.truth[n], 1, verdict.classifications]
     return counts

@@ -10,6 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
+from patchcleanser.core.results import Case
+
 Z95 = 1.959963984540054
 
 _SHARED = ("label", "skipped", "undefended", "answer", "alert", "certified", "row_certified", "detection_certified")
@@ -116,7 +118,7 @@ def summary(rows: pa.Table) -> Summary:
         images=len(answered),
         skipped=len(rows) - len(answered),
         shares={name: Proportion(int(hits.sum()), len(hits)) for name, hits in outcomes(answered).items()},
-        cases={case: cases.count(case) for case in ("agreed", "disagreer", "majority") if case in cases},
+        cases={case.value: cases.count(case.value) for case in Case if case.value in cases},
         classifications=int(sum(answered[cost].to_pylist())),
         seconds=float(sum(answered["seconds"].to_pylist())),
     )

@@ -47,6 +47,7 @@ SCHEMA = pa.schema(
         ("one_mask_labels", pa.list_(pa.int32())),
         ("one_mask_margins", pa.list_(pa.float32())),
         ("one_mask_confidences", pa.list_(pa.float32())),
+        ("coarse_labels", pa.list_(pa.int32())),  # one-mask labels of the coarse masks; null without --coarse
         ("table", pa.list_(pa.int32())),  # labels by union of two masks; null without --table
         ("answer", pa.int32()),
         ("case", pa.string()),
@@ -91,7 +92,7 @@ ATTACK_SCHEMA = pa.schema(
 SCHEMAS = {"certify": SCHEMA, "attack": ATTACK_SCHEMA}
 """The columns of each kind of run; a job that names no kind certifies."""
 
-NEWER_COLUMNS = ("caught", "unconfirmed")
+NEWER_COLUMNS = ("caught", "unconfirmed", "coarse_labels")
 """Columns that older rows do not have."""
 
 TIMES = ("seconds",)
@@ -176,6 +177,15 @@ class Run:
         """The masks of this run for images of this size on the threat's grid."""
         masks, stride = (tuple(v) if v else None for v in (self.job["masks"], self.job["stride"]))
         return MaskSet.build(self.threat, image=size, masks=masks, stride=stride)
+
+    @property
+    def coarse(self) -> int:
+        """Coarse masks per axis that were tried first; 0 for none."""
+        return int(self.job["options"].get("coarse", 0))
+
+    def coarse_mask_set(self, size: Size) -> MaskSet | None:
+        """The coarse masks of this run for images of this size."""
+        return MaskSet.build(self.threat, image=size, masks=self.coarse) if self.coarse else None
 
     @property
     def batches(self) -> int:

@@ -211,7 +211,14 @@ def _mask_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
     certified = flags(rows, "certified")
     yield "a negative label under a mask", (ones.count(ones.values < 0) + table.count(table.values < 0)) > 0
     yield "certified with a wrong one-mask label", (certified | flags(rows, "detection_certified")) & (wrong_ones > 0)
-    yield "certified does not follow from its table", ~table.null & (certified != (wrong_table == 0))
+    wrong_coarse = np.zeros(len(rows), dtype=int)
+    if "coarse_labels" in rows.column_names:  # older rows do not have it
+        coarse = ListColumn.read(rows, "coarse_labels")
+        wrong_coarse = coarse.count(coarse.values != np.repeat(truth, coarse.lengths))
+        yield "a negative label under a coarse mask", coarse.count(coarse.values < 0) > 0
+    yield "certified with a wrong coarse label", certified & (wrong_coarse > 0)
+    proved = (wrong_table == 0) & (wrong_coarse == 0)
+    yield "certified does not follow from its table", ~table.null & (certified != proved)
     yield "its table is shorter than its one-mask labels", ~table.null & (table.lengths < ones.lengths)
     yield "its table begins with other one-mask labels", table.differs(ones)
     for name, most in (("one_mask_margins", np.inf), ("one_mask_confidences", 1 + ROUNDING)):

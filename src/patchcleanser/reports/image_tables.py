@@ -34,7 +34,7 @@ COLUMNS = {
     ),
 }
 """By the kind of run."""
-NUMERALS = {"agreed": "I", "disagreer": "II", "majority": "III"}
+CASES = {"coarse": "coarse", "agreed": "I", "disagreer": "II", "majority": "III"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def image_cells(result: RunResult, row: Row) -> Cells:
         if f"{prefix}answer" in row:
             alert = row[f"{prefix}alert"]
             cells[f"{prefix}answer"] = "an alert" if alert else result.answer_name(row[f"{prefix}answer"])
-        cells[f"{prefix}case"] = NUMERALS.get(row.get(f"{prefix}case") or "")
+        cells[f"{prefix}case"] = CASES.get(row.get(f"{prefix}case") or "")
     cells["correct"] = yes_or_no(row["answer"] == row["label"] and not row["alert"])
     for key in ("certified", "row_certified", "detection_certified", "fooled"):
         cells[key] = yes_or_no(row.get(key))

@@ -18,7 +18,12 @@ from patchcleanser.records.derive import Derived
 from patchcleanser.records.metrics import COLUMNS_OF, Proportion, Summary, certified_fooled, per_class, summary
 from patchcleanser.records.run import Run
 
-CASES = {"agreed": "I: all agree", "disagreer": "II: a disagreer decides", "majority": "III: the majority decides"}
+CASES = {
+    "coarse": "coarse round: all agree",
+    "agreed": "I: all agree",
+    "disagreer": "II: a disagreer decides",
+    "majority": "III: the majority decides",
+}
 
 
 @dataclass(frozen=True, eq=False)

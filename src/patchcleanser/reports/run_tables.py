@@ -229,6 +229,7 @@ def cost_table(results: Sequence[RunResult], names: dict[RunResult, str]) -> Tab
                 "classifications": classifications,
                 "seconds": seconds,
                 "minutes": result.summary.seconds / 60,
+                # Answers after a coarse round come last, and are what such a run's defense costs.
                 **{f"predict_{name.split('-')[0]}": cost for name, (_, cost) in answers.items()},
             }
         )

@@ -97,10 +97,11 @@ def classifications_note(result: RunResult) -> str:
     """What the number of classifications counts."""
     if not result.has_masks:
         return "A classification is one input of the network, complete or ablated."
-    masked = len(result.masks) if result.detects else len(result.masks.unions)
+    coarse = result.run.coarse_mask_set(result.size)
+    masked = len(result.masks) if result.detects else len(result.masks.unions) + len(coarse or ())
     if result.per_image[0] != masked + 1:
         return "One classification of each image is the undefended answer."
-    under = "the masks" if result.detects else "the masks and their pairs"
+    under = "the masks" if result.detects else f"the masks and their pairs{' and coarse masks' if coarse else ''}"
     count = f"Of the {masked + 1:,} classifications with {counted(len(result.masks), 'mask')}"
     return f"{count}, {masked:,} {'is' if masked == 1 else 'are'} under {under} and one is undefended."
 

@@ -13,8 +13,7 @@ import patchcleanser
 from patchcleanser.core.algorithms import majority_label
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.label_table import UNMASKED, LabelTable
-from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.results import Certificate, DetectionVerdict, Verdict
+from patchcleanser.core.results import Case, Certificate, DetectionVerdict, Verdict
 from patchcleanser.core.results import DetectionCertificate as DetectionProof
 from patchcleanser.core.threats import Threat
 from patchcleanser.engine.masking import ImageState
@@ -33,14 +32,17 @@ def prediction(
     verdict: Verdict | DetectionVerdict, image: ImageState, names: Names, *, defense: str, details: bool
 ) -> schemas.Recovered | schemas.Detected:
     """The answer of `predict` for one image."""
-    masks, name = image.table.mask_set, name_of(verdict.label, names)
+    name = name_of(verdict.label, names)
+    coarse = isinstance(verdict, Verdict) and verdict.case is Case.COARSE
+    table = image.table.coarse if coarse and image.table.coarse else image.table  # of the round that answered
+    undefended = int(image.table.labels[UNMASKED]), float(image.table.confidences[UNMASKED])
     common: dict[str, Any] = {
         "label": verdict.label,
         "name": name,
-        "confidence": _spread(image.table),
-        "masks": len(masks),
+        "confidence": _spread(table),
+        "masks": len(table.mask_set),
         "classifications": verdict.classifications,
-        "details": _details(image.table, names) if details else None,
+        "details": _details(table, undefended, names) if details else None,
     }
     name = name or f"class {verdict.label}"
     if isinstance(verdict, DetectionVerdict):
@@ -48,12 +50,11 @@ def prediction(
         return schemas.Detected(
             alert=verdict.alert, reporters=list(verdict.reporters), words=f"{alert} {name}", **common
         )
-    deciding = verdict.deciding_mask
     return schemas.Recovered(
         case=verdict.case.value,
         disagreers=list(verdict.disagreers),
-        suspected=None if deciding is None else _boxes(masks.masks[deciding]),
-        words=f"{name}; {_explanation(verdict, len(masks), defense)}",
+        suspected=_boxes(verdict.suspected) or None,
+        words=f"{name}; {_explanation(verdict, len(table.mask_set), defense)}",
         **common,
     )
 
@@ -89,16 +90,17 @@ def certificate(
     )
 
 
-def mask_facts(masks: MaskSet, threat: Threat) -> schemas.MasksAnswer:
-    """The answer about a mask set."""
+def mask_facts(table: LabelTable, threat: Threat) -> schemas.MasksAnswer:
+    """The answer about the masks of a table."""
+    masks, coarse = table.mask_set, table.coarse
     return schemas.MasksAnswer(
         height=masks.image[0],
         width=masks.image[1],
         threat=str(threat),
         patch_shapes=[list(shape) for shape in threat.shapes(masks.image)],
         masks=[_boxes(mask) for mask in masks.masks],
-        predict_classifications=len(masks),
-        certify_classifications=len(masks.unions),
+        predict_classifications=len(coarse.mask_set if coarse else masks),
+        certify_classifications=table.size,
         covered=True,
     )
 
@@ -119,6 +121,7 @@ def model_facts(model: DefendedModel) -> schemas.ModelAnswer:
         threat=str(settings.threat),
         grid=settings.threat.grid,
         masks=None if settings.stride is not None else list(pair),
+        coarse=int(settings.options.get("coarse", 0)),
         may_choose_masks=model.may_choose_masks,
         device=classifier.device.type,
         precision="fast" if model.defense.fast else "exact",
@@ -134,6 +137,7 @@ def _explanation(verdict: Verdict, masks: int, defense: str) -> str:
         winner = "one of the majority" if verdict.deciding_mask is None else f"mask {verdict.deciding_mask}"
         return f"{count} of {masks} masks {disagree}; they challenge each other, and the last one left is {winner}"
     return {
+        "coarse": f"all {masks} masks of the coarse round agree",
         "agreed": f"all {masks} masks agree",
         "disagreer": "one mask changes the label, and with it no second mask does, as if it hid a patch",
         "majority": f"{count} of {masks} masks {disagree}, but not convincingly, so the majority decides",
@@ -145,13 +149,13 @@ def _spread(table: LabelTable) -> schemas.Spread:
     return schemas.Spread(lowest=float(values.min()), median=float(np.median(values)), highest=float(values.max()))
 
 
-def _details(table: LabelTable, names: Names) -> schemas.Details:
-    masks, undefended = table.mask_set, int(table.labels[UNMASKED])
+def _details(table: LabelTable, undefended: tuple[int, float], names: Names) -> schemas.Details:
+    masks, (label, confidence) = table.mask_set, undefended
     return schemas.Details(
         height=masks.image[0],
         width=masks.image[1],
-        undefended=schemas.Named(label=undefended, name=name_of(undefended, names)),
-        undefended_confidence=float(table.confidences[UNMASKED]),
+        undefended=schemas.Named(label=label, name=name_of(label, names)),
+        undefended_confidence=confidence,
         masks=[_boxes(mask) for mask in masks.masks],
         one_mask_labels=table.one_mask_labels(),
         one_mask_confidences=[float(value) for value in table.confidences[: len(masks)]],
@@ -165,7 +169,7 @@ def _boxes(windows: Iterable[Window]) -> list[schemas.Box]:
 
 def _second_round(table: LabelTable) -> list[schemas.Row]:
     """Rows of first masks of which some two-mask label was computed: those that disagreed with the majority."""
-    if table.spent <= len(table.mask_set) + 1:
+    if not (table.labels[len(table.mask_set) : -1] >= 0).any():
         return []
     one_mask = table.one_mask_labels()
     majority = majority_label(one_mask)

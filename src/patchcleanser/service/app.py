@@ -188,8 +188,8 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         masks: Annotated[int | None, Query(ge=1, le=64, description="Per axis.")] = None,
     ) -> schemas.MasksAnswer:
         """The masks for images of one size on the threat's grid, and what they cost."""
-        mask_set = await service.masks(request.state.client, height, width, masks)
-        return answers.mask_facts(mask_set, service.settings.threat)
+        table = await service.masks(request.state.client, height, width, masks)
+        return answers.mask_facts(table, service.settings.threat)
 
     @app.get("/v1/model", tags=["facts"], responses=_problems(401))
     async def model() -> schemas.ModelAnswer:

@@ -48,11 +48,15 @@ class ScheduledImage:
 
     def restart(self, table: LabelTable) -> None:
         self.state.table, self.flow = table, self.start(table)
-        self.wants = NOTHING
-        """Labels that the flow waits for."""
+        self.wanted: tuple[LabelTable, Indices] = table, NOTHING
+        """Labels that the flow waits for, and the table that they go into."""
 
     def missing(self) -> Indices:
-        return self.state.table.missing(self.wants)
+        table, unions = self.wanted
+        return table.missing(unions)
+
+    def request(self, unions: Indices) -> LabelRequest:
+        return LabelRequest(self.state.with_table(self.wanted[0]), unions)
 
     def finish(self, result: Any = None, error: Exception | None = None) -> None:
         self.reservation.release()
@@ -154,7 +158,7 @@ class Scheduler:
             return False
         try:
             while not len(image.missing()):
-                image.wants = next(image.flow)
+                image.wanted = next(image.flow)
             return True
         except StopIteration as end:
             image.finish(end.value)
@@ -195,10 +199,10 @@ class Scheduler:
         began = time.monotonic()
         engine = self.engine.exact if strict else self.engine  # every certificate is a proof
         try:
-            engine.compute([LabelRequest(image.state, labels) for image, labels in batch], strict=strict)
+            engine.compute([image.request(labels) for image, labels in batch], strict=strict)
         except RecomputeError:
             for image in self._running:
-                image.restart(LabelTable(image.state.table.mask_set))
+                image.restart(image.state.table.anew())
         except Exception as error:
             self._isolate(batch, strict, error)
         else:
@@ -207,7 +211,7 @@ class Scheduler:
     def _isolate(self, batch: Batch, strict: bool, error: Exception) -> None:
         """After a batch failed, compute each image alone, so that only the one at fault fails."""
         for image, labels in batch:
-            table = image.state.table
+            table = image.wanted[0]
             silent = table.spent > 0 and not table.answered  # all its logits so far were NaN
             if len(batch) > 1 and not silent:
                 self._compute([(image, labels)], strict)

@@ -21,7 +21,6 @@ from patchcleanser.classifiers.registry import WRAPPERS, as_classifier, load_cla
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, LabelTable
-from patchcleanser.core.masks import MaskSet
 from patchcleanser.data import load_dataset
 from patchcleanser.data.codec import as_picture, decode
 from patchcleanser.defenses import DEFENSES
@@ -91,10 +90,10 @@ class DefendedModel:
         with self._lock:  # mask sets are built once for each size
             return self._variant(masks).image_state(pixels)
 
-    def mask_set(self, size: Size, masks: int | None) -> MaskSet:
-        """The masks for images of this size on the threat's grid."""
+    def empty_table(self, size: Size, masks: int | None) -> LabelTable:
+        """A table of labels for images of this size on the threat's grid, with its masks."""
         with self._lock:
-            return self._variant(masks).mask_set(size)
+            return self._variant(masks).empty_table(size)
 
     def flows(self, options: Options, images: int) -> list[StartFlow]:
         """What starts the label flow of each image: that of `predict`, or of `certify`."""
@@ -106,7 +105,7 @@ class DefendedModel:
         def predict(table: LabelTable) -> LabelFlow[Any]:
             verdict = yield from defense.verdict_flow(table)
             if undefended:
-                yield np.array([UNMASKED])  # after the verdict, which it does not change
+                yield table, np.array([UNMASKED])  # after the verdict, which it does not change
             return verdict
 
         return [predict] * images

@@ -115,8 +115,9 @@ class Recovered(Schema):
     kind: Literal["recovery"] = "recovery"
     label: int
     name: str | None
-    case: Literal["agreed", "disagreer", "majority"] = Field(
-        description="All masks agree; one disagreer decided in the second round; or the majority, unconvinced."
+    case: Literal["coarse", "agreed", "disagreer", "majority"] = Field(
+        description="All masks of a coarse round agree; all masks agree; one disagreer decided in the second round; "
+        "or the majority, unconvinced."
     )
     confidence: Spread
     masks: int = Field(description="How many masks were used.")
@@ -240,6 +241,7 @@ class ModelAnswer(Schema):
     threat: str
     grid: Literal["source", "input"] = Field(description="Pixels of the image as it came, or of the network's input.")
     masks: list[int] | None = Field(description="Masks per axis [down, across]; null where a stride was given.")
+    coarse: int = Field(description="Larger masks per axis that are tried first; 0 for none.")
     may_choose_masks: bool
     device: str
     precision: str

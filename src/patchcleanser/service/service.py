@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request
 
-from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.label_table import LabelTable
 from patchcleanser.engine.masking import ImageState
 from patchcleanser.errors import ClassifierError, DataError, ImageError, InputError, MaskError, ThreatError
 from patchcleanser.service.access import Capacity, Reservation
@@ -65,8 +65,8 @@ class Service:
         if self.closing or not self.scheduler.alive:
             raise RefusedError("not-ready", "the service is shutting down", retry_after=1)
 
-    async def masks(self, client: str, height: int, width: int, masks: int | None) -> MaskSet:
-        """The masks for images of a size; building them takes a decoder's turn."""
+    async def masks(self, client: str, height: int, width: int, masks: int | None) -> LabelTable:
+        """An empty table with the masks for images of a size; building them takes a decoder's turn."""
         pixels, most = height * width, self.settings.limits.pixels
         if pixels > most:
             raise RefusedError("too-large", f"the image would have {pixels:,} pixels; at most {most:,} are taken")
@@ -74,7 +74,7 @@ class Service:
         try:
             with anyio.fail_after(self.settings.limits.deadline):
                 async with self.decoders.turn(client, pixels=pixels):
-                    return await self._in_thread(lambda: self.model.mask_set((height, width), masks))
+                    return await self._in_thread(lambda: self.model.empty_table((height, width), masks))
         except (MaskError, ThreatError) as error:
             raise RefusedError("bad-fit", str(error)) from None
         except TimeoutError:

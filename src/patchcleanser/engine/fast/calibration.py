@@ -169,7 +169,7 @@ class Calibration:
 
     def holds_for(self, image: ImageState) -> bool:
         """Whether it may be used for an image."""
-        return self.only_for is None or any(image is member for member in self.only_for)
+        return self.only_for is None or any(image.pixels is member.pixels for member in self.only_for)
 
     def give_up(self, stage: int) -> None:
         """Stop using a stage that does not work for some input, or whose network changed."""

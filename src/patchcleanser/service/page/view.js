@@ -66,7 +66,7 @@ function mark(card, right) {
   card.classList.toggle("fooled", right === false);
 }
 
-const BADGES = { agreed: "Case I: all agree", disagreer: "Case II: a disagreer won", majority: "Case III: the majority" };
+const BADGES = { coarse: "Coarse round: all agree", agreed: "Case I: all agree", disagreer: "Case II: a disagreer won", majority: "Case III: the majority" };
 
 export function showStory(prediction, scene, model) {
   const detection = prediction.kind === "detection";
@@ -79,6 +79,9 @@ export function showStory(prediction, scene, model) {
 
 function decided(prediction, model) {
   const name = nameOf(prediction.label, model.names);
+  if (prediction.case === "coarse") {
+    return `A few large masks come first, and under each of them the model says ${name}. One of them hides the patch, if there is one, so it cannot be what makes the model say so.`;
+  }
   if (prediction.case !== "agreed" && model.defense === "challenger-masking") {
     const side = prediction.case === "disagreer" ? `one that says ${name}, dashed on the picture if it hides a patch` : `one that says ${name}, as most do`;
     return `${count(prediction.disagreers.length, "mask")} of ${prediction.masks} ${prediction.disagreers.length === 1 ? "disagrees" : "disagree"}. Masks of different labels challenged each other, two at a time, until one label was left: ${side}.`;
@@ -174,7 +177,7 @@ export function showSecondRound(prediction, model) {
   if (!rows.length) {
     $("round-two-words").textContent = prediction.kind === "detection"
       ? "This defense has none: it raises an alert, or answers."
-      : "Not needed: no mask disagrees.";
+      : prediction.case === "coarse" ? "Not needed: the large masks agree." : "Not needed: no mask disagrees.";
     return;
   }
   const more = rows.length > ROWS ? ` The first ${ROWS} are drawn.` : "";
