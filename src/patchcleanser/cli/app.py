@@ -26,6 +26,7 @@ from patchcleanser.cli.help import epilog, group_order, option_name, presented, 
 from patchcleanser.cli.masks import masks
 from patchcleanser.cli.options import CommonOptions
 from patchcleanser.cli.predict import predict
+from patchcleanser.cli.price import price
 from patchcleanser.cli.progress import notes
 from patchcleanser.cli.report import report
 from patchcleanser.cli.reproduce import reproduce
@@ -98,7 +99,7 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-_functions: list[Callable[..., None]] = [demo, certify, report, audit, attack, predict, serve]
+_functions: list[Callable[..., None]] = [demo, certify, report, audit, attack, predict, price, serve]
 _functions += [masks, data, models, train, harden, reproduce]
 COMMANDS = {function.__name__: function for function in _functions}
 """In the order of --help."""

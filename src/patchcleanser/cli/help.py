@@ -63,6 +63,7 @@ EXAMPLES = {
     "audit": ("audit runs/first", "audit runs/first --sample 100 --attack 0"),
     "attack": ("attack -p 5 --attack apgd -n 20", "attack -p 5 --attack adaptive --locations 4 -n 20 -o runs/adaptive"),
     "predict": ("predict photo.jpg -m zoo:tiny -p 2%", "predict photos --defense minority-reports --json"),
+    "price": ("price -m zoo:tiny -p 5", "price -m timm:resnet50 -d folder:photos -p 2% --masks 4,6 -n 100 --json"),
     "serve": ("serve -m zoo:tiny -p 2%", "serve -m trained:runs/net --host 0.0.0.0 --port 8080"),
     "masks": ("masks -p 32 --image 224", "masks -p 2% --image 480x640 --masks 6x4 --png masks.png"),
     "data": ("data", "data folder:photos --check"),
