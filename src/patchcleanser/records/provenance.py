@@ -79,13 +79,14 @@ def _problems(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def short(value: Any) -> str:
-    """A value as text of at most 40 characters.
+    """A value as text of at most 40 characters; of a hash the first 8.
 
-    >>> short([1, None])
-    '[1, null]'
+    >>> short([1, None]), short(key_of({}))
+    ('[1, null]', '44136fa3…')
     """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else f"{text[:37]}…"
+    length = 8 if text.isalnum() else 37
+    return text if len(text) <= 40 else f"{text[:length]}…"
 
 
 def origin() -> dict[str, Any]:
