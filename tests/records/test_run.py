@@ -205,6 +205,8 @@ def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
     assert [run.folder.name for run in runs] == ["a", "c"]
     assert left_out == []
     assert len(find_runs([tmp_path, tmp_path / "a"])[0]) == 2
+    with pytest.raises(RecordError, match=r"holds no manifest.json; name one of those below it, such as .*a$"):
+        Run.open(tmp_path)
     with pytest.raises(RecordError, match="make one with: patchcleanser certify"):
         find_runs([tmp_path / "nothing"])
 

@@ -54,7 +54,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise RecordError(f"{path} {problem}; {RESTORE}")
         return dict(content)
     except FileNotFoundError as error:
-        raise RecordError(f"no run in {folder}: it holds no {MANIFEST}") from error
+        below = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
+        hint = f"; name one of those below it, such as {below[0]}" if below else ""
+        raise RecordError(f"no run in {folder}: it holds no {MANIFEST}{hint}") from error
     except PermissionError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}; make it readable") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
