@@ -32,13 +32,13 @@ class RecoveryMasking(MaskDefense[Verdict, Certificate]):
         classifier: Any,
         threat: Threat | str,
         *,
+        coarse: int = 0,
         masks: Pair = None,
         stride: Pair = None,
-        coarse: int = 0,
-        mask_set: MaskSet | None = None,
-        chunk: int | None = None,
         precision: Precision = "exact",
         confirm: Confirm = "sampled",
+        mask_set: MaskSet | None = None,
+        chunk: int | None = None,
     ) -> None:
         own: dict[str, Any] = {"masks": masks, "stride": stride, "mask_set": mask_set, "chunk": chunk}
         super().__init__(classifier, threat, **own, precision=precision, confirm=confirm)
