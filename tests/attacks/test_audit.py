@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data.dataset import ArrayDataset, chosen
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import audit as audit_module
-from patchcleanser.evaluation.audit import Audit, audit, audited_job
+from patchcleanser.evaluation.audit import Audit, audit, audited_job, write_audit
 from patchcleanser.evaluation.class_names import match_labels
 from patchcleanser.evaluation.reference import (
     ReferenceClassifier,
@@ -26,8 +27,10 @@ from patchcleanser.evaluation.reference import (
     slow_challenger_masking,
     slow_double_masking,
 )
+from patchcleanser.records.audits import read_audit, sign
 from patchcleanser.records.run import Row
 from patchcleanser.records.shards import checksum, write_shard
+from patchcleanser.reports.rederive import numbers_of
 
 QUICK = AttackSettings(iterations=3, locations=1)
 
@@ -246,3 +249,28 @@ def test_labels_matched_by_name_are_found_again(
     outcome = audited_job(run, colour, pictures).dataset
     assert outcome.labels is not None
     assert outcome.labels.tolist() == [1, 0, 2] * 3 + [1]
+
+
+def test_an_audit_is_signed_and_a_claim_names_its_signature(honest: Any) -> None:
+    run, job = honest()
+    path = write_audit(everything(run, job), run, QUICK, sample=10, attack=10)
+    record = read_audit(run.folder)
+    numbers = numbers_of(run)
+    assert (record["key"], record["digest"]) == (run.key, run.digest)
+    assert numbers["audit_key"] == record["signature"] == sign(record)
+    assert (numbers["rederived"], numbers["attacked"], numbers["fooled"]) == (10, len(record["attacked"]), 0)
+    path.write_text(path.read_text(encoding="utf-8").replace('"sample": 10', '"sample": 90'), encoding="utf-8")
+    with pytest.raises(RecordError, match="does not match its signature"):
+        numbers_of(run)
+
+
+def test_an_audit_of_other_rows_or_with_contradictions_supports_no_claim(honest: Any) -> None:
+    run, job = honest()
+    outcome = everything(run, job)
+    write_audit(replace(outcome, contradictions=[{"index": 0}]), run, QUICK, sample=10, attack=10)
+    with pytest.raises(RecordError, match="supports no claim"):
+        numbers_of(run)
+    write_audit(outcome, run, QUICK, sample=10, attack=10)
+    tamper(run, 0, lambda row: row.update(seconds=9.0))
+    with pytest.raises(RecordError, match="of other rows"):
+        numbers_of(Run.open(run.folder))
