@@ -159,6 +159,7 @@ def test_attacks_and_unfinished_runs_make_no_claim(make_run: MakeRun, make_attac
         ({"run": "rows"}, "run needs run_key and run_digest"),
         ({"run": "rows", "run_key": "a", "run_digest": "b", "table": "t.json#"}, "got both"),
         ({"milliseconds": 3.0}, "milliseconds need their hardware"),
+        ({"attacked": 3}, "rederived and attacked need their record"),
     ],
 )
 def test_errors_of_the_schema_name_the_field_the_value_and_the_limit(change: dict[str, Any], message: str) -> None:

@@ -23,11 +23,12 @@ Numbers = dict[str, Any]
 
 def claim_of(run: Run, *, method: str, data: str, measured_by: str, **facts: Any) -> DefenseClaim:
     """The claim of a run: its numbers, and what only its author can say."""
-    return DefenseClaim(method=method, data=data, measured_by=measured_by, **facts, **numbers_of(run))
+    numbers = numbers_of(run) | (audited(run) if (run.folder / AUDIT).is_file() else {})
+    return DefenseClaim(method=method, data=data, measured_by=measured_by, **facts, **numbers)
 
 
 def numbers_of(run: Run, defense: str | None = None, options: str | None = None) -> Numbers:
-    """What the rows of a finished run show, and its audit if there is one.
+    """What the rows of a finished run show.
 
     `defense` and `options` may name another defense, which follows from the run's stored tables.
     """
@@ -38,8 +39,6 @@ def numbers_of(run: Run, defense: str | None = None, options: str | None = None)
     numbers = {**_setting(run), "defense": run.job["defense"], "options": own, **_accuracies(run)}
     if defense not in (None, run.job["defense"]):
         numbers |= {"defense": defense, "options": options, **_derived(run, str(defense), options)}
-    elif (run.folder / AUDIT).is_file():
-        numbers |= _audited(run)
     return {"run": run.folder.as_posix(), "run_key": run.key, "run_digest": run.digest, **numbers}
 
 
@@ -93,7 +92,7 @@ def _derived(run: Run, defense: str, options: str | None) -> Numbers:
     return {**cost, "clean": rounded(answers[defense][0])}
 
 
-def _audited(run: Run) -> Numbers:
+def audited(run: Run) -> Numbers:
     """What the audit of these very rows examined; RecordError if it failed."""
     audit = read_audit(run.folder)
     if (audit["key"], audit["digest"]) != (run.key, run.digest):
@@ -135,7 +134,9 @@ def _differences(claim: DefenseClaim, numbers: Numbers, what: str) -> Iterator[s
 def _of_run(claim: DefenseClaim, root: Path) -> Numbers:
     folder = root / str(claim.run)
     require_inside(folder, root)
-    return {**numbers_of(Run.open(folder), claim.defense, claim.options), "run": claim.run}
+    run = Run.open(folder)
+    numbers = numbers_of(run, claim.defense, claim.options) | (audited(run) if claim.audit_key else {})
+    return {**numbers, "run": claim.run}
 
 
 def entry_at(root: Path, address: str) -> dict[str, Any]:
