@@ -85,7 +85,7 @@
     more.className = "more md-button";
     more.addEventListener("click", () => { block.dataset.all = "yes"; show(); });
     block.append(more);
-    table.classList.add("labelled");
+    table.dataset.labelled = "yes";
   }
   bar.hidden = false;
   show();

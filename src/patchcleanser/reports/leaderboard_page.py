@@ -61,8 +61,9 @@ What defenses against adversarial patches are claimed to certify, and what each 
 run. *Statistical* certificates rest on labels of lower precision ([why](../internals/fast-labels.md)). Shares are
 percentages. Cost is for one image, answer and certificate together. Times on different machines do not compare.
 
-A patch on the image and one on the resized input are [different threats](../internals/pixel-grids.md). Recovery and
-detection are different promises. They never share a column here.
+A patch on the image and one on the resized input are [different threats](../internals/pixel-grids.md). The paper's 5×5
+of 32×32 px are 35×35 px of an enlarged input. Recovery and detection are different promises. None of these ever share a
+column here.
 
 Add your defense in one pull request: `leaderboard/README.md`.
 """
@@ -129,7 +130,7 @@ def _number(value: float | None) -> str:
 
 
 def _cost(claim: DefenseClaim) -> str:
-    labels = "" if claim.classifications is None else f"{claim.classifications:,.0f} classifications"
+    labels = "" if claim.classifications is None else counted(round(claim.classifications), "classification")
     digits = 0 if (claim.milliseconds or 0) >= 100 else 1
     time = "" if claim.milliseconds is None else f"{claim.milliseconds:,.{digits}f} ms ({claim.hardware})"
     return "; ".join(filter(None, (labels, time))) or "–"
