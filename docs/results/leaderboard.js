@@ -61,8 +61,9 @@
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     const numeric = ["Certified, %", "Clean, %", "Images", "Cost"].includes(heads[column]);
     const order = (a, b) => {
-      if (!numeric) return a.cells[column].textContent.localeCompare(b.cells[column].textContent, "en", { numeric: true });
-      const [x, y] = [number(a.cells[column]), number(b.cells[column])];
+      const [left, right] = [a.cells[column], b.cells[column]];
+      if (!numeric) return left.textContent.localeCompare(right.textContent, "en", { numeric: true });
+      const [x, y] = [number(left), number(right)];
       return Number.isNaN(x) ? (down ? -1 : 1) : Number.isNaN(y) ? (down ? 1 : -1) : x - y; // unknown comes last
     };
     const sorted = [...table.tBodies[0].rows].sort((a, b) => (down ? order(b, a) : order(a, b)));

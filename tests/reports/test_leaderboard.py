@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from patchcleanser.core.geometry import Window
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import RecordError
@@ -131,6 +132,29 @@ def test_detection_follows_from_the_rows_of_recovery(make_run: MakeRun) -> None:
     assert numbers["classifications"] is None
     with pytest.raises(RecordError, match="bagcert does not follow from the rows"):
         numbers_of(run, "bagcert")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"threat": Threat.square(5, region=Window(0, 0, 16, 16))}, "patches anywhere"),
+        ({"skipped": {3: "broken file"}}, "counts every image"),
+    ],
+    ids=["region", "skipped"],
+)
+def test_runs_that_leave_out_places_or_images_make_no_claim(
+    make_run: MakeRun, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RecordError, match=message):
+        numbers_of(make_run(images=8, sizes=((32, 32),), **{"threat": Threat.square(5), **settings}))
+
+
+def test_a_coarse_round_has_a_theorem_of_its_own() -> None:
+    plain, coarse = (reported(defense="double-masking", options=options) for options in (None, "coarse=3"))
+    assert (plain.theorem, coarse.theorem) == (
+        "a_certified_image_keeps_its_label",
+        "a_coarse_certified_image_keeps_its_label",
+    )
 
 
 @pytest.mark.parametrize("kind", ["attack", "unfinished"])

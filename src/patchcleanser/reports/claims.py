@@ -168,6 +168,8 @@ class DefenseClaim:
     @property
     def theorem(self) -> str | None:
         """What Coq has checked of the certificate: proofs/ names it."""
+        if "coarse=" in (self.options or ""):
+            return "a_coarse_certified_image_keeps_its_label"
         return DEFENSES[self.defense].theorem if self.defense else None
 
     @cached_property

@@ -35,6 +35,10 @@ def numbers_of(run: Run, defense: str | None = None, options: str | None = None)
     if run.kind != "certify" or not run.finished:
         what = "an attack" if run.kind != "certify" else f"{len(run.missing())} batches short of its end"
         raise RecordError(f"a claim is about a finished run of certify; {run.folder} is {what}")
+    if run.threat.region is not None:
+        raise RecordError(f"a claim is about patches anywhere; those of {run.folder} lie inside {run.threat.region}")
+    if skipped := run.images - run.read(["skipped"])["skipped"].null_count:
+        raise RecordError(f"a claim counts every image; {run.folder} skipped {skipped}: certify with --unreadable stop")
     own = ", ".join(f"{name}={value}" for name, value in sorted(run.job["options"].items())) or None
     numbers = {**_setting(run), "defense": run.job["defense"], "options": own, **_accuracies(run)}
     if defense not in (None, run.job["defense"]):
@@ -44,8 +48,8 @@ def numbers_of(run: Run, defense: str | None = None, options: str | None = None)
 
 def _setting(run: Run) -> Numbers:
     """Threat, masks and labels; the side of the patch where all images are squares of one size."""
-    rows = run.read(["height", "width", "skipped", "row_certified", "unconfirmed"]).to_pylist()
-    sizes = {(row["height"], row["width"]) for row in rows if row["skipped"] is None}
+    rows = run.read(["height", "width", "row_certified", "unconfirmed"]).to_pylist()
+    sizes = {(row["height"], row["width"]) for row in rows}
     statistical = any(row["row_certified"] and row["unconfirmed"] != 0 for row in rows)
     side = at = None
     if len(sizes) == 1:
