@@ -19,6 +19,7 @@ from patchcleanser.cli.attack import attack
 from patchcleanser.cli.audit import audit
 from patchcleanser.cli.catalog import data, models
 from patchcleanser.cli.certify import certify
+from patchcleanser.cli.claim import claim
 from patchcleanser.cli.config import calling
 from patchcleanser.cli.demo import demo
 from patchcleanser.cli.harden import harden
@@ -100,7 +101,7 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 _functions: list[Callable[..., None]] = [demo, certify, report, audit, attack, predict, price, serve]
-_functions += [masks, data, models, train, harden, reproduce]
+_functions += [masks, data, models, train, harden, reproduce, claim]
 COMMANDS = {function.__name__: function for function in _functions}
 """In the order of --help."""
 for name, function in COMMANDS.items():

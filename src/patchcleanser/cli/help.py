@@ -26,6 +26,7 @@ GROUPS = {
     "Attack": "attack iterations locations restarts places loss target sample",
     "Training": "recipe epochs change rate tries greedy mix unmasked sharp features mirror frozen patience",
     "Service": "host port allow_host proxy root_path queue deadline max_pixels max_files",
+    "Claim": "method measured_by authors paper code note",
     "Output": "out dry_run as_json title gallery derive png page runs baselines stored listed commands",
     "Where it runs": "device on address workers gpus cpus replicas keep",
 }
@@ -75,6 +76,10 @@ EXAMPLES = {
     "harden": (
         "harden -m torchvision:mobilenet_v2 --images photos -o runs/hard",
         "harden -m zoo:tiny --images cifar10 --epochs 5 -o runs/hard",
+    ),
+    "claim": (
+        "claim leaderboard/rows/mine --by 'A. Author'",
+        "claim leaderboard/rows/mine --method 'Ours, ViT-B' -o claim.json",
     ),
     "reproduce": ("reproduce --list", "reproduce table2 --models zoo:tiny -d cifar10 -n 100"),
 }
