@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from patchcleanser import CallableClassifier, DoubleMasking, Job, evaluate, load_classifier, load_dataset
 from patchcleanser.cli.app import app
-from patchcleanser.data import chosen
+from patchcleanser.data import ArrayDataset, chosen
 from patchcleanser.data.codec import as_picture
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation import AttackJob, jobs
@@ -75,6 +76,22 @@ def test_accuracy_near_chance_is_warned_of_once(
     warnings = notes(caplog, logging.WARNING)
     assert len(warnings) == warned
     assert not warned or all(words in warnings[0] for words in ("of 20 images", "preprocessing", "match_labels"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "warned"),
+    [(("red", "green"), False), (("Red", "GREEN"), False), (("0", "1"), False), (("green", "red"), True)],
+)
+def test_classes_in_another_order_than_the_classifiers_are_warned_of(
+    classes: tuple[str, str], warned: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    model = CallableClassifier(two_colours, array="torch", fingerprint="two colours")
+    model.names = ("red", "green")
+    pixels = np.full((2, 8, 8, 3), 9, dtype=np.uint8)
+    images = ArrayDataset("colours", pixels, np.array([0, 1]), list(classes))
+    evaluate(Job(model, images, "2", masks=2), tmp_path)
+    expected = "label 0 is 'green' in colours and 'red' in the classifier, and labels are taken by number"
+    assert [expected in text for text in notes(caplog, logging.WARNING)] == [True] * warned
 
 
 def test_a_long_run_is_warned_of_before_it_ends(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -234,6 +234,7 @@ def evaluate(
         got = f"{type(job).__name__} and {type(folder).__name__}"
         raise InputError(f"evaluate takes a Job or an AttackJob, and the folder of the run; got {got}")
     runner, work = runner or LocalRunner(), workload_of(job, skip=skip)
+    _warn_of_other_names(work.job)
     identity = runner.begin(work)
     on_gpu, elsewhere = work.sizes
     size = batch or (on_gpu if identity["device"] == "cuda" else elsewhere)
@@ -280,6 +281,22 @@ def _log_left_out(rows: pa.Table) -> None:
     for row in rows.select(["id", "skipped"]).to_pylist():
         if row["skipped"] is not None:
             LOGGER.info("image %s is left out: %s", row["id"], row["skipped"])
+
+
+def _warn_of_other_names(job: Job) -> None:
+    """Warn if a class of the data has another name in the classifier. A job takes labels by number."""
+    names, classes = job.classifier.names or (), job.dataset.classes
+    for number, (name, other) in enumerate(zip(classes, names, strict=False)):
+        if name.lower() != other.lower() and not name.isdigit():
+            LOGGER.warning(
+                "label %d is %r in %s and %r in the classifier, and labels are taken by number "
+                "(patchcleanser.evaluation.match_labels matches them by name)",
+                number,
+                name,
+                job.dataset.name,
+                other,
+            )
+            return
 
 
 def _warn_near_chance(state: Summary, job: Job) -> None:
