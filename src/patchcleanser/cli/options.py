@@ -85,7 +85,7 @@ class DefenseOptions(MaskOptions):
 
     model: Annotated[str, typer.Option(help="Classifier: zoo:NAME, timm:NAME, onnx:FILE, …; see models.")] = "zoo:tiny"
     grid: Grid = None
-    defense: Annotated[str, typer.Option(help=f"{', '.join(DEFENSES)}; the first three use masks.")] = "double-masking"
+    defense: Annotated[str, typer.Option(help=f"{', '.join(DEFENSES)}; the first four use masks.")] = "double-masking"
     coarse: Annotated[
         int, typer.Option(help="Larger masks per axis to try first, as 3: cheaper predictions. 0 is none.")
     ] = 0
