@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo serve check prove test test-slow test-gpu docs wheel bench format clean
+.PHONY: install demo serve check leaderboard rederive prove test test-slow test-gpu docs wheel bench format clean
 
 install: .venv/.ready
 
@@ -23,6 +23,17 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m patchcleanser.reports.leaderboard --check
+
+# Every claim against its rows, and the page of the claims.
+leaderboard: install
+	$(BIN)/python -m patchcleanser.reports.leaderboard
+
+# Some rows of a run computed again from model and images, in a copy: an audit in the run itself would be another one.
+RUN ?= results/reproduce/rows/tiny-cifar10-5-source-6x6-200-cpu-exact
+rederive: install
+	@rm -rf build/rederive && mkdir -p build && cp -r '$(RUN)' build/rederive
+	$(BIN)/patchcleanser audit build/rederive --sample 2 --attack 2 --iterations 10 --locations 1 --device cpu
 
 # The proofs in Coq, all of them anew; it installs nothing.
 prove:

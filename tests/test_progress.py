@@ -36,6 +36,13 @@ def test_a_terminal_gets_a_bar_that_fits(width: int) -> None:
         assert words in text
 
 
+def test_an_estimate_that_has_passed_gives_way_to_the_time_so_far() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, legacy_windows=False)
+    with progress_bar("certify", total=8, seconds=1e-9, console=console):
+        pass
+    assert "0:00 so far" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_without_a_terminal_lines_must_be_wanted() -> None:
     assert printed(None, terminal=False) == ""
     assert printed(True, terminal=False) == "certify 8/8  certified 50.0%\n"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
@@ -22,14 +22,16 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class ClockColumn(ProgressColumn):
-    """The remaining time, by the steps of this session; before the first and after the last the elapsed time."""
+    """The remaining time: by an estimate at first, then by the steps of this session. Otherwise the elapsed time."""
 
     max_refresh = 0.5
 
     def render(self, task: Task) -> Text:
         ends, elapsed = task.fields["ends"], clock(task.elapsed or 0)
-        if task.finished or ends is None:
-            return Text(f"in {elapsed}" if task.finished else f"{elapsed} so far")
+        if task.finished:
+            return Text(f"in {elapsed}")
+        if ends is None or (task.completed == task.fields["done"] and ends < time.monotonic()):
+            return Text(f"{elapsed} so far")  # the estimate was too short
         return Text(f"{clock(ends - time.monotonic())} left")
 
 
@@ -50,11 +52,13 @@ def progress_bar(
     *,
     total: int | None = None,
     done: int = 0,
+    seconds: float | None = None,
     console: Console | None = None,
 ) -> Iterator[Show]:
     """A function that shows how far something is. By default (None) it does so on a terminal and in a notebook only.
 
-    `done` of the `total` steps were done before.
+    `done` of the `total` steps were done before; if all were, nothing is shown. `seconds` estimates the time of the
+    others, until the first of them is done.
     """
     console = console or Console(stderr=True, highlight=False)
     live = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
@@ -72,13 +76,15 @@ def progress_bar(
             left = "" if end is None or steps == of else f"  {clock(end - now)} left"
             console.print(f"{title} {_count(steps, of)}  {status}{left}", soft_wrap=True)
 
-    if progress is False or (progress is None and not live and not console.is_jupyter):
+    if progress is False or done == total or (progress is None and not live and not console.is_jupyter):
         yield lambda steps, of, status: None
     elif live:
         console.print(title, soft_wrap=True)
         columns = (TextColumn(f"{{task.fields[{name}]}}", table_column=_column()) for name in ("count", "status"))
         with Progress(BarColumn(None), *columns, ClockColumn(_column()), console=console, expand=True) as bar:
-            task = bar.add_task(title, total=total, completed=done, count=_count(done, total), status="", ends=None)
+            fields: dict[str, Any] = {"count": _count(done, total), "status": "", "done": done}
+            fields["ends"] = started + seconds if seconds else None
+            task = bar.add_task(title, total=total, completed=done, **fields)
             yield lambda steps, of, status: bar.update(
                 task, completed=steps, total=of, count=_count(steps, of), status=status, ends=ends(steps, of)
             )

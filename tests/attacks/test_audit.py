@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data.dataset import ArrayDataset, chosen
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import audit as audit_module
-from patchcleanser.evaluation.audit import Audit, audit, audited_job
+from patchcleanser.evaluation.audit import Audit, audit, audited_job, write_audit
 from patchcleanser.evaluation.class_names import match_labels
 from patchcleanser.evaluation.reference import (
     ReferenceClassifier,
@@ -26,8 +28,10 @@ from patchcleanser.evaluation.reference import (
     slow_challenger_masking,
     slow_double_masking,
 )
+from patchcleanser.records.audits import read_audit, sign
 from patchcleanser.records.run import Row
 from patchcleanser.records.shards import checksum, write_shard
+from patchcleanser.reports.rederive import audited, claim_of, problems_of
 
 QUICK = AttackSettings(iterations=3, locations=1)
 
@@ -246,3 +250,35 @@ def test_labels_matched_by_name_are_found_again(
     outcome = audited_job(run, colour, pictures).dataset
     assert outcome.labels is not None
     assert outcome.labels.tolist() == [1, 0, 2] * 3 + [1]
+
+
+def test_an_audit_is_signed_and_a_claim_names_its_signature(honest: Any, tmp_path: Path) -> None:
+    run, job = honest()
+    path = write_audit(everything(run, job), run, QUICK, sample=10, attack=10)
+    record = read_audit(run.folder)
+    claim = replace(claim_of(run, method="A", data="B", measured_by="C"), run="run")
+    assert (record["key"], record["digest"]) == (run.key, run.digest)
+    assert claim.audit_key == record["signature"] == sign(record)
+    assert (claim.rederived, claim.attacked, claim.fooled) == (10, len(record["attacked"]), 0)
+    assert list(problems_of(claim, tmp_path)) == []
+    for name, change in (("audit_key", "0" * 64), ("rederived", 11), ("attacked", 0), ("fooled", 1), ("attack", "x")):
+        (problem,) = problems_of(replace(claim, **{name: change}), tmp_path)
+        assert problem.startswith(f"{name} is ")
+    path.write_text(path.read_text(encoding="utf-8").replace('"sample": 10', '"sample": 90'), encoding="utf-8")
+    (problem,) = problems_of(claim, tmp_path)
+    assert "does not match its signature" in problem
+
+
+def test_an_audit_of_other_rows_or_with_contradictions_supports_no_claim(honest: Any) -> None:
+    run, job = honest()
+    outcome = everything(run, job)
+    write_audit(replace(outcome, contradictions=[{"index": 0}]), run, QUICK, sample=10, attack=10)
+    with pytest.raises(RecordError, match="supports no claim"):
+        audited(run)
+    write_audit(outcome, run, QUICK, sample=10, attack=10)
+    tamper(run, 0, lambda row: row.update(seconds=9.0))
+    with pytest.raises(RecordError, match="of other rows"):
+        audited(Run.open(run.folder))
+    shutil.rmtree(run.folder / "audit")
+    with pytest.raises(RecordError, match="was not audited; run: patchcleanser audit"):
+        audited(run)

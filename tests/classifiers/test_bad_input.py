@@ -80,7 +80,7 @@ BAD_IMAGES = [
     ("HWC tensor", torch.rand(1, 16, 20, 3), r"looks like \[H, W, C\]; channels come first"),
     ("HWC array", np.random.default_rng(0).random((1, 16, 20, 3)), r"looks like \[H, W, C\]; channels come first"),
     ("list of HWC", [np.zeros((16, 20, 3))], r"looks like \[H, W, C\]; channels come first"),
-    ("one image", torch.rand(3, 16, 16), r"a batch of images has shape \[N, C, H, W\], got \(3, 16, 16\)"),
+    ("one image", torch.rand(3, 16, 16), r"\[N, C, H, W\], got \(3, 16, 16\); put the one image into a list"),
     ("five axes", torch.rand(1, 1, 3, 16, 16), r"a batch of images has shape \[N, C, H, W\], got \(1, 1, 3, 16, 16\)"),
     ("matrix", np.zeros((16, 16)), r"a batch of images has shape \[N, C, H, W\], got \(16, 16\)"),
     ("number", torch.tensor(1.0), r"a batch of images has shape \[N, C, H, W\], got \(\)"),

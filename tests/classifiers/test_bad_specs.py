@@ -69,6 +69,7 @@ BAD_SPECS = [
     ),
     ("timm:botnet50ts_256.in1k?weights=none", ClassifierError, "it has no pretrained weights; leave out the tag"),
     ("timm:botnet50ts_256", ClassifierError, "no pretrained weights for botnet50ts_256; give a file with weights=PATH"),
+    ("timm:test_resnet?pretrained=false", ClassifierError, "leave it out for the hub's weights, or give a file"),
     ("timm:test_resnet?weights=none&banana=1", ClassifierError, "test_resnet takes no option 'banana'; usual ones are"),
     (
         "timm:test_vit?weights=none&img_sz=64",

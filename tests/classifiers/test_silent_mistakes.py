@@ -76,6 +76,14 @@ def test_a_bare_network_of_a_users_function_is_warned_about_unless_the_spec_has_
     assert "VisionTransformer was given without preprocessing" in warnings.text
 
 
+def test_an_onnx_file_without_normalisation_is_warned_about(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
+    path = exported(tmp_path, dynamo=False, last=nn.Identity())
+    load_classifier(f"onnx:{path}?mean=0.5,0.5,0.5&std=0.2,0.2,0.2", device="cpu")
+    assert warnings.text == ""
+    load_classifier(f"onnx:{path}", device="cpu")
+    assert "so it sees pixels from 0 to 1" in warnings.text
+
+
 class Gated(nn.Module):
     """Uses a sigmoid on the way, but not for its output."""
 

@@ -54,9 +54,9 @@ def test_a_run_that_goes_on_costs_what_is_left(run: Command) -> None:
     done = run(*words)
     assert done.err.startswith("2 of 4 images × 11 classifications")
     assert "run: 2 of 4 images are already done" in done.err
-    assert run(*words, "--dry-run").out.startswith(
-        "0 of 4 images × 11 classifications, 5×5 patch = 2.4% of 32×32, at most"
-    )
+    assert run(*words, "--dry-run").out == "all 4 images are done, nothing is left to compute\n"
+    done = run(*words)
+    assert done.err == "note: run: 4 of 4 images are already done\n"
 
 
 def test_other_defenses_and_attacks_have_costs_too(run: Command) -> None:
@@ -113,12 +113,12 @@ def lines(text: str) -> list[str]:
 def test_the_progress_line_fits_the_terminal_with_all_its_parts(width: int) -> None:
     screen = io.StringIO()
     console = Console(file=screen, width=width, force_terminal=True, highlight=False)
-    with notes(logging.INFO), progress_bar("a run", True, total=50_000, console=console) as show:
+    with notes(logging.INFO), progress_bar("a run", True, total=50_000, seconds=3.9e6, console=console) as show:
         show(12_800, 50_000, "certified 61.2%  12.34 images/s")
     assert max(map(len, lines(screen.getvalue()))) <= width
     bars = [line for line in lines(screen.getvalue()) if "50000" in line]
     before, after = bars[0], bars[-1]
-    assert re.match(r"━+ 0/50000 +0:00 so far", before)
+    assert re.match(r"━+ 0/50000 +1083:19:59 left", before)
     assert re.match(r"[━╸╺]{4,} 12800/50000 certified 61\.2%  12\.34 images/s 0:\d\d left", after)
 
 

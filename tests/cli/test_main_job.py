@@ -330,13 +330,14 @@ def test_nothing_is_written_into_the_folder_of_the_images(out: str, run: Command
     assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == ["cat", "dog"]
 
 
-def test_neither_a_sweep_nor_the_demo_writes_among_other_files(run: Command, tmp_path: Path) -> None:
+def test_neither_a_sweep_nor_the_demo_nor_training_writes_among_other_files(run: Command, tmp_path: Path) -> None:
     folder_of_classes(tmp_path / "photos")
     sweep = ("certify", "--patch", "3,4", "--masks", "2", "--limit", "1", "--device", "cpu")
-    for words in (sweep, ("demo", "--device", "cpu")):
+    train = ("train", "--model", "net:tiny", "--data", "sample", "--device", "cpu")
+    for words in (sweep, ("demo", "--device", "cpu"), train):
         done = run(*words, "--out", "photos")
         assert done.code == 2
-        assert "photos is not empty and holds no run, but cat, dog; use another --out" in done.err
+        assert "photos is not empty and holds no run to continue, but cat, dog; use another --out" in done.err
     assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == ["cat", "dog"]
     assert [run(*sweep, "--out", "sweep").code for _ in range(2)] == [0, 0]
 

@@ -30,17 +30,23 @@ def words(folder: Path) -> list[str]:
     return ["report", str(run.folder), "--out", str(folder / "report")]
 
 
+def claiming(folder: Path) -> list[str]:
+    words(folder)
+    return ["claim", "run", "--out", "claim.json"]
+
+
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "help": lambda _: ["--help"],
     "help of certify": lambda _: ["certify", "--help"],
     "masks": lambda _: ["masks", "--patch", "32", "--image", "224"],
     "data": lambda _: ["data"],
     "report": words,
+    "claim": claiming,
 }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_without_a_model_does_not_import_torch(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, *COMMANDS[name](tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

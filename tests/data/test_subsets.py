@@ -61,6 +61,8 @@ def test_a_dataset_is_indexed_and_iterated_as_torchs_are() -> None:
     image, label = dataset[-1]
     assert torch.equal(image, pairs[2][0])
     assert label == pairs[2][1]
+    with pytest.raises(InputError, match=r"got slice\(None, 2, None\); for several use patchcleanser.data.chosen"):
+        dataset[:2]  # type: ignore[index]
     with pytest.raises(IndexError, match="has 3 images, got index 3"):
         dataset[3]
     loader = torch.utils.data.DataLoader(dataset, batch_size=2)  # type: ignore[arg-type]

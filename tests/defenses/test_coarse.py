@@ -84,8 +84,8 @@ def test_a_stored_run_gives_the_answers_and_costs_of_a_coarse_round(stored: Run)
         live = kind(linear(), THREAT, masks=4, coarse=2).predict(images())
         share, cost = verdicts(stored, name, coarse=True)
         assert share.count == sum(v.label == y for v, y in zip(live, labels, strict=True))
-        if kind is DoubleMasking:  # live challenger masking asks for whole batches of labels
-            assert cost == pytest.approx(sum(v.classifications for v in live) / len(live))
+        each = sum(v.classifications for v in live) / len(live)
+        assert cost == pytest.approx(each) if kind is DoubleMasking else cost <= each < 1.2 * cost
     assert verdicts(stored, "double-masking")[1] > verdicts(stored, "double-masking", coarse=True)[1]
 
 

@@ -70,9 +70,9 @@ def test_links_to_files_lead_somewhere() -> None:
 
 
 def sentences(page: Path) -> list[str]:
-    """The prose of a page: no code, tables or headings; an item of a list is a sentence of its own."""
+    """The prose of a page: no code, tables, headings or HTML; an item of a list is a sentence of its own."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    text = re.sub(r"^(?:    |\||#|:::|!\[).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^(?:    |\||#|:::|!\[|<).*$", "\n", text, flags=re.MULTILINE)
     text = re.sub(r"^\s*(?:[-*]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
     return re.split(r"(?<=[.!?])\s+|\n\n", text)
 

@@ -51,6 +51,7 @@ def begin(folder: Path, job: dict[str, Any] = JOB, images: int = 5, batch: int =
 def test_a_run_knows_which_batches_are_missing_and_reads_rows_in_order(tmp_path: Path) -> None:
     run = begin(tmp_path)
     assert run.missing() == [0, 1, 2]
+    assert repr(run) == f"<Run {tmp_path}: certify, 5x5 patch, 5 images>"
     run.write(2, [row(4)])
     run.write(0, [row(0), row(1)])
     assert begin(tmp_path).missing() == [1]
@@ -118,7 +119,7 @@ def test_a_folder_of_other_files_is_refused_and_left_as_it_is(tmp_path: Path, na
         (tmp_path / name).touch()
     files = sorted(tmp_path.rglob("*"))
     first = names[0].split("/")[0]
-    with pytest.raises(RecordError, match=f"is not empty and holds no run, but {first}.*; use another --out"):
+    with pytest.raises(RecordError, match=f"is not empty and holds no run to continue, but {first}.*; use"):
         begin(tmp_path)
     assert sorted(tmp_path.rglob("*")) == files
 
@@ -204,6 +205,8 @@ def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
     assert [run.folder.name for run in runs] == ["a", "c"]
     assert left_out == []
     assert len(find_runs([tmp_path, tmp_path / "a"])[0]) == 2
+    with pytest.raises(RecordError, match=r"holds no manifest.json; name one of those below it, such as .*a$"):
+        Run.open(tmp_path)
     with pytest.raises(RecordError, match="make one with: patchcleanser certify"):
         find_runs([tmp_path / "nothing"])
 

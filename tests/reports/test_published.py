@@ -46,7 +46,7 @@ def test_only_the_same_data_and_patch_compare(
     make_run: MakeRun, size: int, patch: str, data: str, certified: float | None
 ) -> None:
     rows = comparable(studied(make_run, size, Threat.parse(patch), data, pictures=False))
-    best = max((row.certified for row in rows if row.kind == "recovery"), default=None)
+    best = max((row.certified for row in rows if row.promise == "recovery"), default=None)
     assert best == certified
 
 
@@ -62,10 +62,10 @@ def test_rows_are_facts_with_a_source() -> None:
     (main,) = (
         row
         for row in rows
-        if (row.method, row.dataset, row.patch, row.masks) == ("PatchCleanser, ViT-B/16", "imagenet", "2%", "6x6")
+        if (row.method, row.data, row.patch, row.masks) == ("PatchCleanser, ViT-B/16", "imagenet", "2%", "6x6")
     )
     assert (main.undefended, main.clean, main.certified, main.grid) == (84.8, 83.9, 62.1, "input")
-    assert {row.method for row in rows if row.kind == "detection"} >= {"PatchCensor", "ViP"}
+    assert {row.method for row in rows if row.promise == "detection"} >= {"PatchCensor", "ViP"}
 
 
 def test_the_page_says_that_the_paper_means_the_enlarged_input(make_run: MakeRun, tmp_path: Path) -> None:

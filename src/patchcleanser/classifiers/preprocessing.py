@@ -192,7 +192,8 @@ def checked_images(images: Any, channels: int | None) -> Iterator[Tensor]:
     """
     if isinstance(images, (Tensor, np.ndarray)):
         if images.ndim != 4:
-            raise ImageError(f"a batch of images has shape [N, C, H, W], got {tuple(images.shape)}")
+            hint = "; put the one image into a list" if images.ndim == 3 else ""
+            raise ImageError(f"a batch of images has shape [N, C, H, W], got {tuple(images.shape)}{hint}")
         if len(images) == 0:
             raise ImageError(f"a batch needs at least 1 image, got shape {tuple(images.shape)}")
     elif isinstance(images, (str, bytes, Image.Image)) or not isinstance(images, Iterable):

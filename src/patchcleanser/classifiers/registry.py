@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import logging
 import os
 import re
 import sys
@@ -22,6 +23,8 @@ from patchcleanser.classifiers.fingerprints import MOVED
 from patchcleanser.classifiers.preprocessing import SPEC_OPTIONS, Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError, did_you_mean
+
+LOGGER = logging.getLogger("patchcleanser")
 
 WRAPPERS = ("tokens", "inpaint", "mirror", "visible", "mean")
 """Kinds whose name is the spec of another classifier, or of several."""
@@ -113,6 +116,9 @@ def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigi
         raise InputError(f"{kind}: classifiers do not take {sorted(settings)}: {error}") from error
     if changes:
         classifier.preprocessing = classifier.preprocessing.with_options(changes)
+    if kind == "onnx" and classifier.preprocessing.mean is None:
+        text = "onnx:%s names no mean and std, so it sees pixels from 0 to 1; unless it normalises, add ?mean=…&std=…"
+        LOGGER.warning(text, name)
     return classifier
 
 

@@ -49,6 +49,8 @@ def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
     _check_name(name)
     if "checkpoint_path" in options:  # timm may unpickle it, which can run code
         raise ClassifierError(f"timm:{name} takes no checkpoint_path; name the file with weights=PATH")
+    if "pretrained" in options:
+        raise ClassifierError(f"timm:{name} takes no pretrained; leave it out for the hub's weights, or {INSTEAD}")
     if weights == "hub":
         _check_weights(name, options.get("cache_dir"))
     given = ", ".join(f"{key}={value}" for key, value in options.items()) or "no options"

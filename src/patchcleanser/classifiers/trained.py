@@ -90,7 +90,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     """The card of a trained classifier."""
     path = folder / "card.json"
     if not path.is_file():  # nor a link to a device or a pipe, which would be read without end
-        raise ClassifierError(f"no trained classifier in {folder}: it has no card.json")
+        raise ClassifierError(f"no trained classifier in {folder}: it has no card.json, which is written at the end")
     try:
         card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         card["model"], card["preprocessing"]

@@ -19,6 +19,7 @@ from patchcleanser.cli.attack import attack
 from patchcleanser.cli.audit import audit
 from patchcleanser.cli.catalog import data, models
 from patchcleanser.cli.certify import certify
+from patchcleanser.cli.claim import claim
 from patchcleanser.cli.config import calling
 from patchcleanser.cli.demo import demo
 from patchcleanser.cli.harden import harden
@@ -26,6 +27,7 @@ from patchcleanser.cli.help import epilog, group_order, option_name, presented, 
 from patchcleanser.cli.masks import masks
 from patchcleanser.cli.options import CommonOptions
 from patchcleanser.cli.predict import predict
+from patchcleanser.cli.price import price
 from patchcleanser.cli.progress import notes
 from patchcleanser.cli.report import report
 from patchcleanser.cli.reproduce import reproduce
@@ -98,8 +100,8 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-_functions: list[Callable[..., None]] = [demo, certify, report, audit, attack, predict, serve]
-_functions += [masks, data, models, train, harden, reproduce]
+_functions: list[Callable[..., None]] = [demo, certify, report, audit, attack, predict, price, serve]
+_functions += [masks, data, models, train, harden, reproduce, claim]
 COMMANDS = {function.__name__: function for function in _functions}
 """In the order of --help."""
 for name, function in COMMANDS.items():

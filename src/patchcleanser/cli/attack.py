@@ -76,10 +76,11 @@ def attack(
             identity = runner.begin(workload_of(job, skip=options.skip))
         name = f"{options.model}-{options.data}-{base.threat.shape}-{options.defense}-{attack}"
         folder = options.out or default_folder(name, identity)
-        if announce([(job, folder)], cluster, dry_run=dry_run, as_json=as_json):
+        (seconds,) = announce([(job, folder)], cluster, dry_run=dry_run, as_json=as_json)
+        if dry_run:
             return
         settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
-        run = evaluate(job, folder, **settings, progress=shown(), runner=runner)
+        run = evaluate(job, folder, **settings, progress=shown(), seconds=seconds, runner=runner)
     _print_run(run, options.model, sheet=_draw_attacked(run, dataset), as_json=as_json)
 
 

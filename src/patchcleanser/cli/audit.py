@@ -101,4 +101,4 @@ def _print_audit(result: Audit, run: Run, path: Path) -> None:
     for entry in result.contradictions[:MAX_LINES]:
         image = f"image {entry['index']} ({entry['id']}, label {entry['label']})"
         print(f"  CONTRADICTION {image}: {entry['what']}: stored {entry['stored']}, found {entry['found']}")
-    print(f"  {'no contradiction' if not result.contradictions else 'FAILED'}; all of it in {path}")
+    print(f"  {'no contradiction' if not result.contradictions else 'FAILED'}; all of it, signed, in {path}")

@@ -79,10 +79,11 @@ def certify(
             (job, _folder(job, identity, options, several=len(jobs) > 1))
             for job, identity in {key_of(i): (job, i) for job, i in zip(jobs, identities, strict=True)}.values()
         ]
-        if announce(work, cluster, dry_run=dry_run, as_json=as_json):
+        estimates = announce(work, cluster, dry_run=dry_run, as_json=as_json)
+        if dry_run:
             return
-        for job, folder in work:
-            runs.append(evaluate(job, folder, **settings, progress=shown(), runner=runner))
+        for (job, folder), seconds in zip(work, estimates, strict=True):
+            runs.append(evaluate(job, folder, **settings, progress=shown(), seconds=seconds, runner=runner))
     print_runs(runs, as_json=as_json)
     if not as_json:
         folders = [options.out] if options.out else [run.folder for run in runs]

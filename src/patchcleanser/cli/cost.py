@@ -50,6 +50,8 @@ class Cost:
 
     def __str__(self) -> str:
         total = self.job.identity["images"]
+        if not self.images:
+            return f"{'the image is' if total == 1 else f'all {total:,} images are'} done, nothing is left to compute"
         images = counted(total, "image") if self.images == total else f"{self.images:,} of {counted(total, 'image')}"
         steps = f" and {counted(self.steps, 'attack step')}" if self.steps else ""
         each = f"({counted(self.classifications, 'classification')}{steps})" if steps else None
@@ -88,18 +90,18 @@ def about(seconds: float | None) -> str:
 
 def announce(
     work: Sequence[tuple[Job | AttackJob, Path]], cluster: RunnerOptions, *, dry_run: bool, as_json: bool
-) -> bool:
-    """Say what the work will cost; with `dry_run` that is all, and True."""
+) -> list[float | None]:
+    """Say what the work will cost; the seconds of each run, or None where they are unknown."""
     if not (shown() or dry_run):
-        return False
+        return [None] * len(work)
     with waiting("timing a few batches"):
         estimates = [cost_of(job, resumed(job, folder), timed=cluster.on == "here") for job, folder in work]
-    costs = [cost for cost in estimates if cost is not None]
+    costs = [cost for cost in estimates if cost is not None and (cost.images or dry_run)]
     if dry_run and as_json:
         print(json.dumps([cost.to_json() for cost in costs], indent=1))
     else:
         _print_costs(costs, sys.stdout if dry_run else sys.stderr)
-    return dry_run
+    return [cost.seconds if cost else None for cost in estimates]
 
 
 def _print_costs(costs: Sequence[Cost], file: TextIO) -> None:

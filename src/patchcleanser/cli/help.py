@@ -26,6 +26,7 @@ GROUPS = {
     "Attack": "attack iterations locations restarts places loss target sample",
     "Training": "recipe epochs change rate tries greedy mix unmasked sharp features mirror frozen patience",
     "Service": "host port allow_host proxy root_path queue deadline max_pixels max_files",
+    "Claim": "method measured_by authors paper code note",
     "Output": "out dry_run as_json title gallery derive png page runs baselines stored listed commands",
     "Where it runs": "device on address workers gpus cpus replicas keep",
 }
@@ -63,6 +64,7 @@ EXAMPLES = {
     "audit": ("audit runs/first", "audit runs/first --sample 100 --attack 0"),
     "attack": ("attack -p 5 --attack apgd -n 20", "attack -p 5 --attack adaptive --locations 4 -n 20 -o runs/adaptive"),
     "predict": ("predict photo.jpg -m zoo:tiny -p 2%", "predict photos --defense minority-reports --json"),
+    "price": ("price -m zoo:tiny -p 5", "price -m timm:resnet50 -d folder:photos -p 2% --masks 4,6 -n 100 --json"),
     "serve": ("serve -m zoo:tiny -p 2%", "serve -m trained:runs/net --host 0.0.0.0 --port 8080"),
     "masks": ("masks -p 32 --image 224", "masks -p 2% --image 480x640 --masks 6x4 --png masks.png"),
     "data": ("data", "data folder:photos --check"),
@@ -74,6 +76,10 @@ EXAMPLES = {
     "harden": (
         "harden -m torchvision:mobilenet_v2 --images photos -o runs/hard",
         "harden -m zoo:tiny --images cifar10 --epochs 5 -o runs/hard",
+    ),
+    "claim": (
+        "claim leaderboard/rows/mine --by 'A. Author'",
+        "claim leaderboard/rows/mine --method 'Ours, ViT-B' -o claim.json",
     ),
     "reproduce": ("reproduce --list", "reproduce table2 --models zoo:tiny -d cifar10 -n 100"),
 }

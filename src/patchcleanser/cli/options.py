@@ -64,11 +64,17 @@ class CommonOptions:
 
 
 @dataclass(frozen=True)
-class MaskOptions:
-    """A threat, and the masks against it."""
+class ThreatOptions:
+    """The patches that the attacker may print."""
 
     patch: Patch = PATCH
     patches: Annotated[int, typer.Option(help="Number of patches at once.")] = 1
+
+
+@dataclass(frozen=True)
+class MaskOptions(ThreatOptions):
+    """A threat, and the masks against it."""
+
     masks: Annotated[str | None, typer.Option(help="Masks per axis: 6 (default), or 6x4 (rows x columns).")] = None
     stride: Annotated[str | None, typer.Option(help="Instead of --masks: pixels between masks, 33 or 33x20.")] = None
 
@@ -80,16 +86,11 @@ class MaskOptions:
 
 
 @dataclass(frozen=True)
-class DefenseOptions(MaskOptions):
-    """A classifier and its defense, as certify, attack, predict and serve take them."""
+class ClassifierOptions(ThreatOptions):
+    """A classifier, and a threat on its images."""
 
     model: Annotated[str, typer.Option(help="Classifier: zoo:NAME, timm:NAME, onnx:FILE, …; see models.")] = "zoo:tiny"
     grid: Grid = None
-    defense: Annotated[str, typer.Option(help=f"{', '.join(DEFENSES)}; the first four use masks.")] = "double-masking"
-    coarse: Annotated[
-        int, typer.Option(help="Larger masks per axis to try first, as 3: cheaper predictions. 0 is none.")
-    ] = 0
-    threshold: Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports, ds, …")] = None
     device: Device = "auto"
     precision: Precision = "exact"
     trust_code: TrustCode = False
@@ -97,6 +98,24 @@ class DefenseOptions(MaskOptions):
     @property
     def threat(self) -> Threat:
         return parse_threat(self.patch, self.patches, self.grid)
+
+    @property
+    def loader(self) -> Callable[..., Classifier]:
+        """Loads the classifier on the `device` it is called with."""
+        from patchcleanser.classifiers import load_classifier
+
+        return partial(load_classifier, self.model, trust_code=self.trust_code, named_by=call().named_by("model"))
+
+
+@dataclass(frozen=True)
+class DefenseOptions(ClassifierOptions, MaskOptions):
+    """A classifier and its defense, as certify, attack, predict and serve take them."""
+
+    defense: Annotated[str, typer.Option(help=f"{', '.join(DEFENSES)}; the first four use masks.")] = "double-masking"
+    coarse: Annotated[
+        int, typer.Option(help="Larger masks per axis to try first, as 3: cheaper predictions. 0 is none.")
+    ] = 0
+    threshold: Annotated[float | None, typer.Option(help="Confidence threshold of minority-reports, ds, …")] = None
 
     def of_defenses(self, options: list[str] | None = None) -> dict[str, dict[str, Any]]:
         """The options of each defense of a comma list: --threshold, --coarse, and --option name=value."""
@@ -116,17 +135,10 @@ class DefenseOptions(MaskOptions):
             _add_option(values, types, text)
         return values
 
-    @property
-    def loader(self) -> Callable[..., Classifier]:
-        """Loads the classifier on the `device` it is called with."""
-        from patchcleanser.classifiers import load_classifier
-
-        return partial(load_classifier, self.model, trust_code=self.trust_code, named_by=call().named_by("model"))
-
 
 @dataclass(frozen=True)
-class RunOptions(DefenseOptions):
-    """Labelled images and where their rows go, for certify and attack."""
+class ImageOptions(ClassifierOptions):
+    """A classifier, and labelled images for it."""
 
     data: Annotated[str, typer.Option(help="Labelled images: sample, cifar10, folder:PATH, …; see data.")] = "sample"
     split: Split = None
@@ -137,19 +149,6 @@ class RunOptions(DefenseOptions):
         str, typer.Option(help="What --limit takes: random, first, or authors (as the paper's code).")
     ] = "random"
     seed: Seed = 0
-    unreadable: Annotated[str, typer.Option(help="An image that cannot be read: stop, or skip and count it.")] = "stop"
-    batch: Annotated[int | None, typer.Option(help="Images written at a time; a stop loses at most one batch.")] = None
-    out: Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")] = None
-
-    def __post_init__(self) -> None:
-        if self.batch is not None and self.batch < 1:
-            raise InputError(f"--batch is at least 1 image, got {self.batch}")
-        require_outside(self.out, self.data)
-
-    @property
-    def skip(self) -> bool:
-        """Whether images that cannot be read are left out."""
-        return self.unreadable == "skip"
 
     def images(self, classifier: Classifier) -> Dataset:
         """The images under the classifier's class numbers."""
@@ -165,6 +164,25 @@ class RunOptions(DefenseOptions):
             if text:
                 LOGGER.info(text)
         return chosen(dataset, self.limit, seed=self.seed, subset=self.subset)
+
+
+@dataclass(frozen=True)
+class RunOptions(DefenseOptions, ImageOptions):
+    """A defense, labelled images, and where their rows go, for certify and attack."""
+
+    unreadable: Annotated[str, typer.Option(help="An image that cannot be read: stop, or skip and count it.")] = "stop"
+    batch: Annotated[int | None, typer.Option(help="Images written at a time; a stop loses at most one batch.")] = None
+    out: Annotated[Path | None, typer.Option(help="Run folder; by default one in runs/, named after the job.")] = None
+
+    def __post_init__(self) -> None:
+        if self.batch is not None and self.batch < 1:
+            raise InputError(f"--batch is at least 1 image, got {self.batch}")
+        require_outside(self.out, self.data)
+
+    @property
+    def skip(self) -> bool:
+        """Whether images that cannot be read are left out."""
+        return self.unreadable == "skip"
 
     def job(self, classifier: Classifier, dataset: Dataset, **options: Any) -> Job:
         """The job to run; `options` are further fields of Job."""

@@ -101,10 +101,12 @@ def load_trainable(model: str, device: str, out: Path, *, trust_code: bool = Fal
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.classifiers.torch import TorchClassifier
     from patchcleanser.networks.ensemble import Mean
+    from patchcleanser.records.leftovers import require_free
     from patchcleanser.training.artifacts import CHECKPOINT
 
     if (out / "card.json").is_file():
         raise InputError(f"{out} holds a finished run; use it as trained:{out}, or use another --out")
+    require_free(out, ours=CHECKPOINT)
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / ".writable").touch()

@@ -83,8 +83,8 @@ def _with_table(verdict: Verdict, table: LabelTable) -> Verdict:
     return replace(verdict, classifications=table.spent, suspected=windows)
 
 
-def challenger_rounds(labels: Sequence[int], seed: int | None = None) -> Generator[tuple[int, int], int, Verdict]:
-    """Algorithm 3, one two-mask label at a time: yields (challenger, candidate), is sent the label.
+def challenger_rounds(labels: Sequence[int], seed: int | None = None) -> Generator[tuple[list[int], int], int, Verdict]:
+    """Algorithm 3, one two-mask label at a time: yields (challengers, candidate), is sent the label of the first.
 
     Without a seed, mask 0 is the first candidate and the lowest-numbered challenger is next, as in the authors' code;
     a seed gives the paper's random order. There is at most one round for each mask (proofs/ChallengerMasking.v:
@@ -98,7 +98,7 @@ def challenger_rounds(labels: Sequence[int], seed: int | None = None) -> Generat
         challenger = challengers[0]
         rounds += 1
         remaining.remove(challenger)
-        if (yield challenger, candidate) == labels[challenger]:
+        if (yield challengers, candidate) == labels[challenger]:
             candidate = challenger
     majority = majority_label(labels)
     case = Case.AGREED if not rounds else Case.MAJORITY if labels[candidate] == majority else Case.DISAGREER
@@ -120,26 +120,32 @@ def challenger_masking(labels: Sequence[int], pair: Callable[[int, int], int], *
     """
     rounds = challenger_rounds(labels, seed)
     try:
-        masks = next(rounds)
+        challengers, candidate = next(rounds)
         while True:
-            masks = rounds.send(pair(*masks))
+            challengers, candidate = rounds.send(pair(challengers[0], candidate))
     except StopIteration as end:
         verdict: Verdict = end.value
         return verdict
 
 
 def challenger_flow(table: LabelTable, seed: int | None = None) -> LabelFlow[Verdict]:
-    """Algorithm 3 on a table."""
+    """Algorithm 3 on a table.
+
+    Most candidates lose at once or win to the end. So a label is requested alone at first, and after each request that
+    the candidate survives twice as many: few labels are computed in vain, in few batches.
+    """
     yield table, table.masks()
     labels, index = table.one_mask_labels(), table.mask_set.unions.index
-    rounds = challenger_rounds(labels, seed)
+    rounds, champion, ahead = challenger_rounds(labels, seed), None, 1
     try:
-        challenger, candidate = next(rounds)
+        challengers, candidate = next(rounds)
         while True:
-            # All that the candidate may have to meet: batches have a fixed size, and one label costs as much.
-            rivals = [mask for mask, label in enumerate(labels) if label != labels[candidate]]
-            yield table, index[candidate, rivals].astype(np.intp)
-            challenger, candidate = rounds.send(table.pair_label(challenger, candidate))
+            if candidate != champion:
+                champion, ahead = candidate, 1
+            if table.labels[index[candidate, challengers[0]]] < 0:
+                yield table, index[candidate, challengers[:ahead]].astype(np.intp)
+                ahead *= 2
+            challengers, candidate = rounds.send(table.pair_label(challengers[0], candidate))
     except StopIteration as end:
         verdict: Verdict = end.value
         return _with_table(verdict, table)

@@ -19,6 +19,8 @@ class Entry:
     """How it works, in one sentence for reports."""
     reference: str | None = None
     """The slow, independent algorithm in evaluation/reference.py that an audit compares this defense with."""
+    theorem: str | None = None
+    """The theorem in proofs/ that Coq has checked of its certificate."""
 
     def load(self) -> Any:
         """Import the class."""

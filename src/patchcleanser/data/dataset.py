@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchcleanser.core.counts import counted
+from patchcleanser.core.geometry import is_integer
 from patchcleanser.data.codec import as_bytes, decode
 from patchcleanser.errors import DataError, InputError, LabelError
 
@@ -39,6 +40,8 @@ class Dataset(ABC):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int | None]:
         """Image [3, H, W] and label, as torch's datasets give them; the label is None where there are none."""
+        if not is_integer(index):
+            raise InputError(f"an index is a whole number, got {index!r}; for several use patchcleanser.data.chosen")
         if not -len(self) <= index < len(self):
             raise IndexError(f"{self.name} has {counted(len(self), 'image')}, got index {index}")
         index %= len(self)

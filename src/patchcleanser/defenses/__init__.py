@@ -13,6 +13,7 @@ DEFENSES: dict[str, Entry] = {
         "Every image is classified under each mask; where the labels disagree, the masks that disagree are tried again "
         "together with every second mask.",
         reference="double_masking",
+        theorem="a_certified_image_keeps_its_label",
     ),
     "challenger-masking": Entry(
         "patchcleanser.defenses.challenger_masking:ChallengerMasking",
@@ -20,6 +21,7 @@ DEFENSES: dict[str, Entry] = {
         "Every image is classified under each mask; where the labels disagree, masks are compared two at a time until "
         "one label is left.",
         reference="challenger_masking",
+        theorem="a_certified_image_keeps_its_label",
     ),
     "minority-reports": Entry(
         "patchcleanser.defenses.minority_reports:MinorityReports",
@@ -27,6 +29,7 @@ DEFENSES: dict[str, Entry] = {
         "Every image is classified under each mask; if a confident label contradicts the undefended one, the answer is "
         "an alert instead of a label.",
         reference="minority_reports",
+        theorem="never_silently_wrong",
     ),
     "one-pass": Entry(
         "patchcleanser.defenses.one_pass:OnePass",
@@ -39,26 +42,31 @@ DEFENSES: dict[str, Entry] = {
         "patchcleanser.defenses.smoothing:Smoothing",
         "de-randomized smoothing",
         "The classifier sees one band or block of the image at a time, and the views vote.",
+        theorem="smoothing_keeps_the_label",
     ),
     "cbn": Entry(
         "patchcleanser.defenses.clipped_bagnet:ClippedBagNet",
         "Clipped BagNet",
         "Every local logit of a network of small receptive fields is squashed into [-1, 1], and they are summed.",
+        theorem="summed_margin_is_a_lower_bound",
     ),
     "pg-bn": Entry(
         "patchcleanser.defenses.patchguard:PatchGuard",
         "PatchGuard on BagNet features",
         "For each class, the window of local logits that supports it most is removed.",
+        theorem="patchguard_keeps_the_label",
     ),
     "pg-ds": Entry(
         "patchcleanser.defenses.patchguard:PatchGuardSmoothing",
         "PatchGuard on de-randomized smoothing",
         "For each class, the window of confidences that supports it most is removed.",
+        theorem="patchguard_keeps_the_label",
     ),
     "bagcert": Entry(
         "patchcleanser.defenses.bagcert:BagCert",
         "BagCert",
         "Every place of a network of small receptive fields votes yes or no for each class.",
+        theorem="summed_margin_is_a_lower_bound",
     ),
     "ibp": Entry(
         "patchcleanser.defenses.interval_bounds:IntervalBounds",
@@ -70,6 +78,7 @@ DEFENSES: dict[str, Entry] = {
         "PatchGuard++",
         "Every window of local logits is hidden once; if a confident label then contradicts the undefended one, the "
         "answer is an alert instead of a label.",
+        theorem="never_silently_wrong",
     ),
 }
 """Every defense by the name that users type. To add one: its file, and its entry here."""

@@ -144,8 +144,9 @@ class MaskDefense(Defense[V, C]):
     """Wraps any classifier so that patches of the threat lose their power.
 
     `classifier` is a Classifier, a torch module, a function or a string for load_classifier. `masks` is the number of
-    masks per axis (or one for each axis), `stride` the alternative. A `mask_set` of your own is accepted only if it
-    provably covers the threat. Images may differ in size: each size gets its own masks on the source grid.
+    masks per axis (6 by default, or a pair of numbers), `stride` the alternative in pixels. A `mask_set` of your own is
+    accepted only if it provably covers the threat. `chunk` is the number of masked images computed at once. Images may
+    differ in size: each size gets its own masks on the source grid.
     `precision="fast"` uses half precision, where the device is faster with it, and computes every label of small
     margin again in float32. Certificates by such labels are statistical; `confirm="all"` computes all labels of a
     certified image again.

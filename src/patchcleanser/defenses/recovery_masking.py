@@ -8,9 +8,11 @@ from typing import Any
 from patchcleanser.core.algorithms import LabelFlow, certification_flow, coarse_first_flow
 from patchcleanser.core.geometry import Size, is_integer
 from patchcleanser.core.label_table import LabelTable
+from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.results import Certificate, Verdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.mask_defense import MaskDefense, MaskSets
+from patchcleanser.defenses.mask_defense import MaskDefense, MaskSets, Pair
+from patchcleanser.engine import Confirm, Precision
 from patchcleanser.errors import MaskError
 
 FEWEST_COARSE = 2
@@ -25,8 +27,21 @@ class RecoveryMasking(MaskDefense[Verdict, Certificate]):
     core.algorithms.certification_flow (proofs/CoarseFirst.v: coarse_first_and_row_certified_keeps_the_label).
     """
 
-    def __init__(self, classifier: Any, threat: Threat | str, *, coarse: int = 0, **options: Any) -> None:
-        super().__init__(classifier, threat, **options)
+    def __init__(
+        self,
+        classifier: Any,
+        threat: Threat | str,
+        *,
+        coarse: int = 0,
+        masks: Pair = None,
+        stride: Pair = None,
+        precision: Precision = "exact",
+        confirm: Confirm = "sampled",
+        mask_set: MaskSet | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        own: dict[str, Any] = {"masks": masks, "stride": stride, "mask_set": mask_set, "chunk": chunk}
+        super().__init__(classifier, threat, **own, precision=precision, confirm=confirm)
         if not is_integer(coarse) or (coarse != 0 and coarse < FEWEST_COARSE):
             raise MaskError(
                 f"coarse is the number of larger masks per axis that are tried first: 0 for none, or at least "

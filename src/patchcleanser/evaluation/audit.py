@@ -32,6 +32,7 @@ from patchcleanser.evaluation.reference import (
 )
 from patchcleanser.evaluation.workloads import LocalRunner, Runner, Workload
 from patchcleanser.records.atomic import require_inside, whole_file
+from patchcleanser.records.audits import AUDIT, sign
 from patchcleanser.records.run import Row, Run
 
 ATTACK_BATCH = 16
@@ -370,8 +371,8 @@ def _attack(job: Job, rows: list[Row], images: list[Tensor], settings: AttackSet
 
 
 def write_audit(result: Audit, run: Run, settings: AttackSettings, *, sample: int, attack: int) -> Path:
-    """Write the outcome of an audit, with everything needed to repeat it, into the run's folder."""
-    path = run.folder / "audit" / "audit.json"
+    """Write the outcome of an audit, signed, with everything needed to repeat it, into the run's folder."""
+    path = run.folder / AUDIT
     content = {
         "run": str(run.folder),
         "key": run.key,
@@ -383,6 +384,7 @@ def write_audit(result: Audit, run: Run, settings: AttackSettings, *, sample: in
         "settings": vars(settings),
         **result.to_json(),
     }
+    content["signature"] = sign(content)
     with whole_file(path) as part:
         part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path

@@ -35,7 +35,7 @@ class CertifiedAccuracy:
 
     def __init__(self, defense: Defense[Any, Any]) -> None:
         if not isinstance(defense, Defense):
-            got = f"the {type(defense).__name__} {defense!r:.60}"
+            got = type(defense).__name__
             raise InputError(f"a defense is DoubleMasking(classifier, threat) or the like, got {got}")
         self.defense = defense
         self._total: Summary | None = None

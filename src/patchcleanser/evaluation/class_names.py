@@ -52,7 +52,7 @@ def match_labels(dataset: Dataset, classifier: Classifier, how: str = "auto") ->
     numbers = _numbers_by_name(ours, theirs)
     unmatched = [name for name, number in numbers.items() if number is None]
     if unmatched:
-        more = f" (and {len(unmatched) - 1} others)" if unmatched[1:] else ""
+        more = f" (and {len(unmatched) - 1} more)" if unmatched[1:] else ""
         names = ", ".join(theirs[:10]) + (", …" if theirs[10:] else "")
         raise DataError(
             f"the class {unmatched[0]!r}{more} of {dataset.name} is none of the classifier's, which are {names}; "

@@ -238,7 +238,8 @@ def init_fields(instance: Any) -> dict[str, Any]:
 def named_error(error: PatchCleanserError, name: str) -> PatchCleanserError:
     """The same error with the image's name and what to do about it."""
     message = str(error) if name in str(error) else f"image {name}: {error}"
-    return type(error)(f"{message}; leave such images out with --unreadable skip")
+    smaller = "use a smaller patch, or " if isinstance(error, ThreatError) else ""
+    return type(error)(f"{message}; {smaller}leave such images out with --unreadable skip")
 
 
 def _as_list(value: Pair) -> list[int] | None:

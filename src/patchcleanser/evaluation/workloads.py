@@ -217,6 +217,7 @@ def evaluate(
     metadata: Mapping[str, Any] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     progress: bool | None = None,
+    seconds: float | None = None,
     runner: Runner | None = None,
 ) -> Run:
     """Certify or attack every image of a job, and write a row for each into a folder.
@@ -224,7 +225,7 @@ def evaluate(
     A run that was stopped goes on where it was. `batch` is the number of images per shard, `skip` leaves out images
     that cannot be read, with the reason in their rows. `metadata` goes into the manifest with that of the job, and
     decides nothing. `progress` shows a bar, or lines where there is no terminal; by default a bar on a terminal or in a
-    notebook. Events go to the logger "patchcleanser".
+    notebook. Before the first batch ends, it shows `seconds` as left. Events go to the logger "patchcleanser".
 
     `runner` is where the work is done: here, or RayRunner(...). One may begin a run and the other finish it. Only this
     process writes.
@@ -239,7 +240,7 @@ def evaluate(
     metadata = {"entropy": secrets.randbits(63), **work.job.metadata, **(metadata or {})}
     run = Run.begin(folder, identity, images=len(work.job.dataset), batch=size, metadata=metadata)
     with run.locked():
-        _compute_missing(run, work, runner, on_progress, progress)
+        _compute_missing(run, work, runner, on_progress, progress, seconds)
         work.finish(run)
     LOGGER.debug("%s: all of %d images are done", run.folder, run.images)
     return run
@@ -251,6 +252,7 @@ def _compute_missing(
     runner: Runner,
     on_progress: Callable[[Progress], None] | None,
     progress: bool | None,
+    seconds: float | None,
 ) -> None:
     """Compute and write the rows of every batch that is missing, and say after each how far the run is."""
     state, here, entropy = summary(run.read(work.columns)), 0, int(run.metadata.get("entropy", 0))
@@ -258,7 +260,7 @@ def _compute_missing(
     level = logging.INFO if before else logging.DEBUG
     LOGGER.log(level, "%s: %d of %d images are already done", run.folder, before, run.images)
     batches = [Batch(number, run.indices(number), entropy=entropy) for number in run.missing()]
-    with progress_bar(work.title, progress, total=run.images, done=before) as show:
+    with progress_bar(work.title, progress, total=run.images, done=before, seconds=seconds) as show:
         for task, result in runner.results(work, batches):
             work.write(run, task, result)
             rows = run.read_batch(task.number, work.columns and [*work.columns, "id"])

@@ -119,7 +119,7 @@ class Measurement:
 def published_values(method: str, data: str, side: int, *measures: str) -> dict[str, float]:
     """What the paper prints for a method against one square patch; empty if it prints nothing."""
     for row in published():
-        same = (row.method, row.dataset, row.side, row.count) == (method, data, side, 1)
+        same = (row.method, row.data, row.side, row.count) == (method, data, side, 1)
         if same and row.masks in ("6x6", None):
             return {measure: getattr(row, measure) for measure in measures}
     return {}

@@ -10,8 +10,8 @@ from patchcleanser.errors import RecordError
 from patchcleanser.records.provenance import MANIFEST, key_of
 from patchcleanser.records.shards import read_header
 
-LEFTOVERS = ("lock", "gallery", "report")
-"""What may be left of a run that lost its manifest, besides rows and hidden files."""
+LEFTOVERS = ("lock", "gallery", "report", "tensorboard")
+"""What may be left of a run that lost its manifest or has no checkpoint yet, besides rows and hidden files."""
 
 RUNS_BELOW = f"*/{MANIFEST}"
 """The manifests of a sweep's runs, each in a folder of its own."""
@@ -28,7 +28,7 @@ def require_free(folder: Path, ours: str = "rows-*.parquet") -> None:
     if names:
         more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
         raise RecordError(
-            f"{folder} is not empty and holds no run, but {', '.join(names[:3])}{more}; use another --out"
+            f"{folder} is not empty and holds no run to continue, but {', '.join(names[:3])}{more}; use another --out"
         )
 
 

@@ -54,7 +54,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise RecordError(f"{path} {problem}; {RESTORE}")
         return dict(content)
     except FileNotFoundError as error:
-        raise RecordError(f"no run in {folder}: it holds no {MANIFEST}") from error
+        below = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
+        hint = f"; name one of those below it, such as {below[0]}" if below else ""
+        raise RecordError(f"no run in {folder}: it holds no {MANIFEST}{hint}") from error
     except PermissionError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}; make it readable") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -79,13 +81,14 @@ def _problems(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def short(value: Any) -> str:
-    """A value as text of at most 40 characters.
+    """A value as text of at most 40 characters; of a hash the first 8.
 
-    >>> short([1, None])
-    '[1, null]'
+    >>> short([1, None]), short(key_of({}))
+    ('[1, null]', '44136fa3…')
     """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else f"{text[:37]}…"
+    length = 8 if text.isalnum() else 37
+    return text if len(text) <= 40 else f"{text[:length]}…"
 
 
 def origin() -> dict[str, Any]:

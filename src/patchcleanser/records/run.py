@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
+from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.receptive_fields import ReceptiveFields
@@ -117,6 +118,9 @@ class Run:
     """Whether manifest and rows have checksums; those of older versions do not."""
     _checksums: dict[int, tuple[Stamp, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By batch, for shards that were checked: which file it was, and its checksum."""
+
+    def __repr__(self) -> str:
+        return f"<Run {self.folder}: {self.kind}, {self.threat}, {counted(self.images, 'image')}>"
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -385,7 +389,7 @@ def find_runs(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
                 problems.append(str(error))
                 left_out[key] = problems[-1]
         if len(problems) == len(below):
-            raise RecordError([*problems, f"no run in {root}; make one with: patchcleanser certify --out {root} …"][0])
+            raise RecordError([*problems, f"no run in {root}; make one with: patchcleanser certify --out RUN …"][0])
     return list(runs.values()), [text for key, text in left_out.items() if key not in runs]
 
 

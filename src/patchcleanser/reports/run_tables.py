@@ -9,7 +9,8 @@ from dataclasses import replace
 from patchcleanser.core.threats import Threat
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.reports import wording
-from patchcleanser.reports.published import PublishedRow, comparable
+from patchcleanser.reports.claims import DefenseClaim
+from patchcleanser.reports.published import comparable
 from patchcleanser.reports.run_results import CASES, RunResult
 from patchcleanser.reports.tables import (
     ALERTS,
@@ -141,9 +142,9 @@ def empirical_table(results: Sequence[RunResult]) -> Table:
 
 def published_table(results: Sequence[RunResult]) -> Table | None:
     """The runs beside published numbers for the same data and patch; None if there are none."""
-    groups: dict[tuple[PublishedRow, ...], list[RunResult]] = {}
+    groups: dict[tuple[DefenseClaim, ...], list[RunResult]] = {}
     for result in results:
-        published = tuple(row for row in comparable(result) if (row.kind == "detection") == result.detects)
+        published = tuple(row for row in comparable(result) if (row.promise == "detection") == result.detects)
         if published:
             groups.setdefault(published, []).append(result)
     rows = [
@@ -201,16 +202,16 @@ def _our_rows(results: Sequence[RunResult]) -> list[Cells]:
     ]
 
 
-def _published_row(row: PublishedRow) -> Cells:
+def _published_row(row: DefenseClaim) -> Cells:
     return {
         "method": row.method,
-        "data": row.dataset,
+        "data": row.data,
         "patch": wording.patch(Threat.parse(row.patch, count=row.count)),
         "masks": row.masks and row.masks.replace("x", "×"),
         "grid": row.grid and "network's input",
         "undefended": row.undefended,
         "clean": row.clean,
-        "detection_certified" if row.kind == "detection" else "certified": row.certified,
+        "detection_certified" if row.promise == "detection" else "certified": row.certified,
         "source": row.citation,
         "paper": row.paper,
     }

@@ -106,7 +106,8 @@ class Client:
             try:
                 response = self._http.request(method, route, **body)
             except httpx.HTTPError as error:
-                raise ServiceError(f"no answer from {self._http.base_url}: {error}", code="unreachable") from error
+                why = f"no answer from {self._http.base_url}: {error}; start the service with: patchcleanser serve"
+                raise ServiceError(why, code="unreachable") from error
             if not retries or not _may_pass(response):
                 break
             seconds = response.headers.get("retry-after", "")  # a proxy may write a date

@@ -1,0 +1,49 @@
+"""patchcleanser claim: an entry of the leaderboard from the rows of a run, without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from patchcleanser.errors import InputError
+
+
+def claim(
+    run: Annotated[Path, typer.Argument(help="A finished run of certify, in your copy of the repository.")],
+    method: Annotated[str | None, typer.Option(help="Defense and classifier, as the table shows them.")] = None,
+    data: Annotated[str | None, typer.Option(help="The images, if the run's own name for them is not clear.")] = None,
+    measured_by: Annotated[str, typer.Option("--by", help="Who measured it.")] = "this repository",
+    authors: Annotated[str | None, typer.Option(help="Authors of the paper, with the venue.")] = None,
+    paper: Annotated[str | None, typer.Option(help="Title of the paper.")] = None,
+    code: Annotated[str | None, typer.Option(help="Where the code is.")] = None,
+    note: Annotated[str | None, typer.Option(help="A sentence that readers need.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; by default one in leaderboard/claims.")] = None,
+) -> None:
+    """Write a claim for the leaderboard: what a run certified, with the hashes of its rows and of its audit."""
+    from patchcleanser.records.run import Run
+    from patchcleanser.reports.leaderboard import CLAIMS
+    from patchcleanser.reports.rederive import claim_of
+    from patchcleanser.reports.wording import defense_title
+
+    stored = Run.open(run)
+    if run.is_absolute() or ".." in run.parts:
+        raise InputError(
+            f"a claim names its rows from the root of the repository, got {run}; go there, and name them so"
+        )
+    title = defense_title(stored.job["defense"])
+    entry = claim_of(
+        stored,
+        method=method or f"{title[0].upper()}{title[1:]}, {stored.metadata.get('model')}",
+        data=data or str(stored.metadata.get("data")),
+        measured_by=measured_by,
+        authors=authors,
+        paper=paper,
+        code=code,
+        note=note,
+    )
+    path = out or CLAIMS / entry.file_name
+    entry.write(path)
+    audit = f"audit {entry.audit_key[:12]}" if entry.audit_key else f"no audit; make one: patchcleanser audit {run}"
+    print(f"wrote {path}: certified {entry.certified}%, run {str(entry.run_digest)[:12]}, {audit}")

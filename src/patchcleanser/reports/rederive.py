@@ -1,0 +1,182 @@
+"""The numbers of a claim, derived again from what it names: a run's rows, a table of ours, an audit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from patchcleanser.errors import PatchCleanserError, RecordError
+from patchcleanser.records.atomic import require_inside
+from patchcleanser.records.audits import AUDIT, read_audit
+from patchcleanser.records.derive import derive, detection
+from patchcleanser.records.metrics import Proportion
+from patchcleanser.records.run import Run
+from patchcleanser.reports.claims import DefenseClaim
+
+DIGITS = 2
+"""Decimal digits of a claim's numbers."""
+Numbers = dict[str, Any]
+"""Values by the fields of a claim."""
+
+
+def claim_of(run: Run, *, method: str, data: str, measured_by: str, **facts: Any) -> DefenseClaim:
+    """The claim of a run: its numbers, and what only its author can say."""
+    numbers = numbers_of(run) | (audited(run) if (run.folder / AUDIT).is_file() else {})
+    return DefenseClaim(method=method, data=data, measured_by=measured_by, **facts, **numbers)
+
+
+def numbers_of(run: Run, defense: str | None = None, options: str | None = None) -> Numbers:
+    """What the rows of a finished run show.
+
+    `defense` and `options` may name another defense, which follows from the run's stored tables.
+    """
+    if run.kind != "certify" or not run.finished:
+        what = "an attack" if run.kind != "certify" else f"{len(run.missing())} batches short of its end"
+        raise RecordError(f"a claim is about a finished run of certify; {run.folder} is {what}")
+    if run.threat.region is not None:
+        raise RecordError(f"a claim is about patches anywhere; those of {run.folder} lie inside {run.threat.region}")
+    if skipped := run.images - run.read(["skipped"])["skipped"].null_count:
+        raise RecordError(f"a claim counts every image; {run.folder} skipped {skipped}: certify with --unreadable stop")
+    own = ", ".join(f"{name}={value}" for name, value in sorted(run.job["options"].items())) or None
+    numbers = {**_setting(run), "defense": run.job["defense"], "options": own, **_accuracies(run)}
+    if defense not in (None, run.job["defense"]):
+        numbers |= {"defense": defense, "options": options, **_derived(run, str(defense), options)}
+    return {"run": run.folder.as_posix(), "run_key": run.key, "run_digest": run.digest, **numbers}
+
+
+def _setting(run: Run) -> Numbers:
+    """Threat, masks and labels; the side of the patch where all images are squares of one size."""
+    rows = run.read(["height", "width", "row_certified", "unconfirmed"]).to_pylist()
+    sizes = {(row["height"], row["width"]) for row in rows}
+    statistical = any(row["row_certified"] and row["unconfirmed"] != 0 for row in rows)
+    side = at = None
+    if len(sizes) == 1:
+        ((height, width),) = sizes
+        shapes = run.threat.shapes((height, width))
+        if height == width and len(shapes) == 1 and shapes[0][0] == shapes[0][1]:
+            side, at = shapes[0][0], height
+    return {
+        "patch": run.job["threat"]["shape"],
+        "count": run.threat.count,
+        "grid": run.threat.grid,
+        "side": side,
+        "at": at,
+        "masks": "x".join(map(str, run.job["masks"])) if run.job["masks"] else None,
+        "labels": "fast" if statistical and run.job["precision"] == "fast" else "exact",
+    }
+
+
+def _accuracies(run: Run) -> Numbers:
+    summary = run.summary()
+    detects = "detection_certified" in summary.shares
+    shares = {**summary.shares, "certified": summary.shares["detection_certified" if detects else "certified"]}
+    hardware = run.metadata.get("versions", {}).get("hardware")
+    return {
+        "promise": "detection" if detects else "recovery",
+        "images": summary.images,
+        **{name: rounded(shares[name]) for name in ("undefended", "clean", "certified")},
+        "classifications": rounded(summary.classifications / summary.images),
+        "milliseconds": rounded(1000 * summary.seconds / summary.images) if hardware else None,
+        "hardware": hardware,
+    }
+
+
+def _derived(run: Run, defense: str, options: str | None) -> Numbers:
+    """The numbers of another defense, from the stored tables; what it would cost is not known."""
+    cost: Numbers = dict.fromkeys(("classifications", "milliseconds", "hardware"))
+    if defense == "minority-reports":
+        (point,) = detection(run, [float((options or "threshold=0.5").removeprefix("threshold="))])
+        shares = {"clean": rounded(point.clean), "certified": rounded(point.detection_certified)}
+        return {**cost, **shares, "promise": "detection"}
+    answers = getattr(derive(run), "answers", {})
+    if defense not in answers:
+        raise RecordError(f"{defense} does not follow from the rows of {run.folder}; certify with --table")
+    return {**cost, "clean": rounded(answers[defense][0])}
+
+
+def audited(run: Run) -> Numbers:
+    """What the audit of these very rows examined; RecordError if it failed."""
+    audit = read_audit(run.folder)
+    if (audit["key"], audit["digest"]) != (run.key, run.digest):
+        raise RecordError(f"the audit in {run.folder / AUDIT} is of other rows; run it again")
+    if audit["contradictions"]:
+        raise RecordError(f"the audit in {run.folder / AUDIT} has contradictions, so its run supports no claim")
+    numbers = {"audit_key": audit["signature"], "rederived": len(audit["derived"])}
+    if audit["attacked"]:
+        steps, places = audit["settings"]["iterations"], audit["settings"]["locations"]
+        numbers |= {"attack": f"adaptive, {steps} steps, {places} place{'s' * (places > 1)}", "fooled": 0}
+        numbers |= {"attacked": len(audit["attacked"])}
+    return numbers
+
+
+def rounded(value: Proportion | float) -> float:
+    """A share in percent, or a number, as claims write it."""
+    return round(value.percent if isinstance(value, Proportion) else value, DIGITS)
+
+
+def problems_of(claim: DefenseClaim, root: Path) -> Iterator[str]:
+    """Each way in which a claim does not follow from the files that it names, below `root`."""
+    try:
+        if claim.run:
+            yield from _differences(claim, _of_run(claim, root), "its rows give")
+        if claim.table:
+            yield from _differences(claim, _of_table(entry_at(root, claim.table)), f"{claim.table} has")
+        if claim.attack_table:
+            yield from _differences(claim, _of_attack(entry_at(root, claim.attack_table)), f"{claim.attack_table} has")
+    except PatchCleanserError as error:
+        yield str(error)
+
+
+def _differences(claim: DefenseClaim, numbers: Numbers, what: str) -> Iterator[str]:
+    for name, value in numbers.items():
+        if getattr(claim, name) != value:
+            yield f"{name} is {getattr(claim, name)}, but {what} {value}; write {json.dumps(value, ensure_ascii=False)}"
+
+
+def _of_run(claim: DefenseClaim, root: Path) -> Numbers:
+    folder = root / str(claim.run)
+    require_inside(folder, root)
+    run = Run.open(folder)
+    numbers = numbers_of(run, claim.defense, claim.options) | (audited(run) if claim.audit_key else {})
+    return {**numbers, "run": claim.run}
+
+
+def entry_at(root: Path, address: str) -> dict[str, Any]:
+    """The entry of a JSON file that FILE#POINTER names, as results/zoo.json#/2."""
+    name, _, pointer = address.partition("#")
+    require_inside(root / name, root)
+    try:
+        value = json.loads((root / name).read_text(encoding="utf-8"))
+        for part in filter(None, pointer.split("/")):
+            value = value[int(part) if isinstance(value, list) else part]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RecordError(f"{address} names no entry ({error!r}); name one as results/zoo.json#/2") from error
+    if not isinstance(value, dict):
+        raise RecordError(f"{address} is no entry, but {type(value).__name__}; name one as results/zoo.json#/2")
+    return value
+
+
+def _of_table(entry: dict[str, Any]) -> Numbers:
+    """The numbers of an entry of zoo.json and the like, of baselines.json, or of results/reproduce."""
+    values, origin = {**entry, **entry.get("values", {})}, entry.get("origin", entry)
+    detects = values.get("detection_certified") is not None
+    shares = {"certified": values["detection_certified" if detects else "certified"]}
+    shares |= {name: values[name] for name in ("undefended", "clean") if name in values}
+    percents = {name: 100 * value[0] / value[1] if isinstance(value, list) else value for name, value in shares.items()}
+    numbers: Numbers = {name: entry[name] for name in ("images", "patch", "masks", "grid", "defense") if name in entry}
+    if "ms" in values or "seconds" in values:  # entries of the first kind count over all images
+        images = 1 if {"values", "ms"} & set(entry) else entry["images"]
+        milliseconds = values.get("ms") or 1000 * values["seconds"] / images
+        numbers |= {"classifications": rounded(values["classifications"] / images)}
+        numbers |= {"milliseconds": rounded(milliseconds), "hardware": origin["versions"]["hardware"]}
+    promise = "detection" if detects else "recovery"
+    return {**numbers, "promise": promise, **{name: rounded(value) for name, value in percents.items()}}
+
+
+def _of_attack(entry: dict[str, Any]) -> Numbers:
+    """How many images an attack of results/ tried, and how many certified ones it fooled."""
+    attacked = entry.get("certified_images_attacked_adaptively", entry.get("certified_images_attacked"))
+    fooled = entry.get("certified_images_fooled", len(entry.get("contradictions", [])))
+    return {"attacked": entry["images"] if attacked is None else attacked, "fooled": fooled}

@@ -1,0 +1,39 @@
+"""The claim of a run, from the command line: certify, audit, claim, check."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from patchcleanser.records.run import Run
+from patchcleanser.reports.claims import DefenseClaim
+from patchcleanser.reports.leaderboard import CLAIMS, main
+
+from .conftest import Command
+
+
+def test_a_run_that_was_audited_becomes_a_claim_that_passes_the_check(run: Command, tmp_path: Path) -> None:
+    certify = ("certify", "--patch", "5", "--masks", "2", "--limit", "3", "--device", "cpu", "--out", "rows")
+    assert run(*certify).code == 0
+    done = run("claim", "rows")
+    assert "no audit; make one: patchcleanser audit rows" in done.out
+    assert run("audit", "rows", "--sample", "1", "--attack", "0").code == 0
+    done = run("claim", "rows", "--by", "A. Author", "--paper", "Title", "--code", "https://example.org")
+    (path,) = CLAIMS.glob("*.json")
+    claim, stored = DefenseClaim.read(path), Run.open("rows")
+    assert done.code == 0
+    assert f"wrote {path}: certified {claim.certified}%" in done.out
+    assert (claim.method, claim.data, claim.measured_by) == ("Double-masking, zoo:tiny", "sample", "A. Author")
+    assert (claim.run, claim.run_key, claim.run_digest) == ("rows", stored.key, stored.digest)
+    assert (claim.rederived, claim.attacked) == (1, None)
+    assert claim.certified == round(stored.summary().shares["certified"].percent, 2)
+    assert "None" not in json.dumps(claim.to_json())
+    assert main([]) == 0
+
+
+def test_rows_outside_of_the_repository_are_refused(run: Command, tmp_path: Path) -> None:
+    certify = ("certify", "--patch", "5", "--masks", "2", "--limit", "1", "--device", "cpu", "--out", "rows")
+    assert run(*certify).code == 0
+    done = run("claim", str(tmp_path / "rows"))
+    assert done.code == 2
+    assert "a claim names its rows from the root of the repository" in done.err

@@ -1,0 +1,261 @@
+"""Every claim of the leaderboard follows from what it names, and a changed one fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchcleanser.core.geometry import Window
+from patchcleanser.core.threats import Threat
+from patchcleanser.defenses import DEFENSES
+from patchcleanser.errors import RecordError
+from patchcleanser.records.run import Run
+from patchcleanser.reports.claims import DefenseClaim
+from patchcleanser.reports.leaderboard import CLAIMS, PAGE, check, generated, main
+from patchcleanser.reports.leaderboard_page import page
+from patchcleanser.reports.rederive import claim_of, numbers_of, problems_of
+
+MakeRun = Callable[..., Run]
+ROOT = Path(__file__).parents[2]
+PAPER = {"method": "A", "promise": "recovery", "data": "cifar10", "patch": "5", "certified": 50.0, "measured_by": "B"}
+PAPER |= {"paper": "Title", "authors": "B et al., Venue 2026"}
+
+
+@pytest.fixture
+def repository(make_run: MakeRun, tmp_path: Path) -> DefenseClaim:
+    """A claim of a run in `tmp_path`, which is a repository of nothing else."""
+    run = make_run("rows", images=16, sizes=((32, 32),), threat=Threat.square(5), table=True)
+    claim = claim_of(run, method="Ours", data="cifar10", measured_by="us")
+    claim = replace(claim, run="rows")
+    claim.write(tmp_path / CLAIMS / "ours.json")
+    return claim
+
+
+def reported(**facts: Any) -> DefenseClaim:
+    return DefenseClaim.from_json({**PAPER, **facts})
+
+
+def test_every_claim_of_the_repository_follows_from_its_rows_and_the_page_is_up_to_date() -> None:
+    claims, problems = check(ROOT)
+    assert problems == []
+    assert {claim.standing for claim in claims} == {"re-derived", "measured", "reported"}
+    for path, text in generated(claims).items():
+        assert (ROOT / path).read_text(encoding="utf-8") == text, f"{path}: run make leaderboard"
+
+
+def test_every_run_of_the_repository_has_a_claim() -> None:
+    claims, _ = check(ROOT)
+    runs = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("results/reproduce/rows/*/manifest.json")}
+    assert {claim.run for claim in claims if claim.run} >= runs
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((name, lambda value: round(value - 0.01, 2)) for name in ("certified", "undefended", "classifications")),
+        *((name, lambda value: value + 1) for name in ("images", "side", "at", "count")),
+        ("clean", lambda value: round(value + 0.01, 2)),
+        ("grid", lambda _: "input"),
+        ("masks", lambda _: "9x9"),
+        ("patch", lambda _: "6x6"),
+        ("labels", lambda _: "fast"),
+        ("promise", lambda _: "detection"),
+        ("defense", lambda _: "ds"),
+        ("run_key", lambda value: value[::-1]),
+        ("run_digest", lambda value: value[::-1]),
+    ],
+)
+def test_one_changed_value_of_a_claim_fails(
+    repository: DefenseClaim, tmp_path: Path, name: str, change: Callable[[Any], Any]
+) -> None:
+    assert list(problems_of(repository, tmp_path)) == []
+    changed = replace(repository, **{name: change(getattr(repository, name))})
+    (problem,) = problems_of(changed, tmp_path)
+    assert problem.startswith(f"{name} is ") or name == "defense"
+
+
+def test_one_changed_row_fails(repository: DefenseClaim, tmp_path: Path) -> None:
+    run = Run.open(tmp_path / "rows")
+    rows = run.read_batch(0).to_pylist()
+    rows[0]["seconds"] += 1
+    run.write(0, rows)
+    assert any(problem.startswith("run_digest is") for problem in problems_of(repository, tmp_path))
+
+
+def test_rows_that_are_not_there_fail(repository: DefenseClaim, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "rows")
+    (problem,) = problems_of(repository, tmp_path)
+    assert "no run in" in problem
+
+
+def test_a_claim_cannot_name_files_outside_of_the_repository(repository: DefenseClaim, tmp_path: Path) -> None:
+    for claim in (replace(repository, run="../rows"), reported(table="../secret.json#", paper=None)):
+        (problem,) = problems_of(claim, tmp_path / "leaderboard")
+        assert "outside of" in problem
+
+
+def test_numbers_of_a_table_are_compared_with_its_entry(tmp_path: Path) -> None:
+    entry = {"images": 200, "clean": 80.5, "certified": 50.25, "patch": "5x5", "ms": 3.125, "classifications": 33.0}
+    origin = {"versions": {"hardware": "H"}}
+    (tmp_path / "t.json").write_text(json.dumps([{}, {**entry, **origin}]), encoding="utf-8")
+    facts = {"images": 200, "clean": 80.5, "certified": 50.25, "patch": "5x5", "milliseconds": 3.12, "hardware": "H"}
+    claim = reported(table="t.json#/1", classifications=33.0, **facts)
+    assert list(problems_of(claim, tmp_path)) == []
+    assert claim.standing == "measured"
+    for change in ({"certified": 50.26}, {"clean": 81}, {"images": 201}, {"milliseconds": 4.0}, {"patch": "6x6"}):
+        (problem,) = problems_of(replace(claim, **change), tmp_path)
+        assert next(iter(change)) in problem
+    (problem,) = problems_of(replace(claim, table="t.json#/7"), tmp_path)
+    assert "names no entry" in problem
+
+
+def test_an_attack_is_compared_with_its_record(tmp_path: Path) -> None:
+    record = {"certified_images_attacked": 40, "certified_images_fooled": 0}
+    (tmp_path / "t.json").write_text(json.dumps(record), encoding="utf-8")
+    claim = reported(attack="adaptive", attacked=40, fooled=0, attack_table="t.json#")
+    assert list(problems_of(claim, tmp_path)) == []
+    assert list(problems_of(replace(claim, attacked=41), tmp_path)) != []
+
+
+def test_detection_follows_from_the_rows_of_recovery(make_run: MakeRun) -> None:
+    run = make_run(images=16, sizes=((32, 32),), threat=Threat.square(5), table=True)
+    numbers = numbers_of(run, "minority-reports", "threshold=0.9")
+    assert (numbers["promise"], numbers["options"]) == ("detection", "threshold=0.9")
+    assert numbers["certified"] <= numbers["clean"]
+    assert numbers["classifications"] is None
+    with pytest.raises(RecordError, match="bagcert does not follow from the rows"):
+        numbers_of(run, "bagcert")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"threat": Threat.square(5, region=Window(0, 0, 16, 16))}, "patches anywhere"),
+        ({"skipped": {3: "broken file"}}, "counts every image"),
+    ],
+    ids=["region", "skipped"],
+)
+def test_runs_that_leave_out_places_or_images_make_no_claim(
+    make_run: MakeRun, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RecordError, match=message):
+        numbers_of(make_run(images=8, sizes=((32, 32),), **{"threat": Threat.square(5), **settings}))
+
+
+def test_a_coarse_round_has_a_theorem_of_its_own() -> None:
+    plain, coarse = (reported(defense="double-masking", options=options) for options in (None, "coarse=3"))
+    assert (plain.theorem, coarse.theorem) == (
+        "a_certified_image_keeps_its_label",
+        "a_coarse_certified_image_keeps_its_label",
+    )
+
+
+@pytest.mark.parametrize("kind", ["attack", "unfinished"])
+def test_attacks_and_unfinished_runs_make_no_claim(make_run: MakeRun, make_attack: MakeRun, kind: str) -> None:
+    run = make_attack() if kind == "attack" else make_run()
+    if kind == "unfinished":
+        run.shard(0).unlink()
+    with pytest.raises(RecordError, match="finished run of certify"):
+        numbers_of(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"certifed": 1.0}, "no field 'certifed'; did you mean certified?"),
+        ({"certified": "50"}, 'certified is a number, got "50"'),
+        ({"certified": True}, "certified is a number, got true"),
+        ({"images": 1.5}, "images is a whole number or null, got 1.5"),
+        ({"certified": 101}, "certified is a percentage from 0 to 100, got 101"),
+        ({"clean": 40.0}, "certified is at most clean"),
+        ({"grid": "pixels"}, "grid is source or input, got pixels"),
+        ({"promise": "hope"}, "promise is recovery or detection, got hope"),
+        ({"patch": "five"}, "cannot read patch 'five'"),
+        ({"defense": "dubble-masking"}, "did you mean double-masking"),
+        ({"paper": None}, "names its run, table or paper"),
+        ({"run": "rows"}, "run needs run_key and run_digest"),
+        ({"run": "rows", "run_key": "a", "run_digest": "b", "table": "t.json#"}, "got both"),
+        ({"milliseconds": 3.0}, "milliseconds need their hardware"),
+        ({"attacked": 3}, "rederived and attacked need their record"),
+    ],
+)
+def test_errors_of_the_schema_name_the_field_the_value_and_the_limit(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecordError, match=re.escape(message)):
+        reported(**change)
+
+
+def test_a_missing_field_and_a_file_that_is_no_json_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="the field 'method' is missing"):
+        DefenseClaim.from_json({name: value for name, value in PAPER.items() if name != "method"})
+    path = tmp_path / "broken.json"
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(RecordError, match=re.escape("broken.json is no readable JSON")):
+        DefenseClaim.read(path)
+
+
+def test_the_command_names_every_problem_and_writes_nothing(
+    repository: DefenseClaim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--check"]) == 1
+    assert f"{PAGE} is out of date; run: make leaderboard" in capsys.readouterr().err
+    assert main([]) == 0
+    assert main(["--check"]) == 0
+    replace(repository, clean=100.0, certified=99.0).write(CLAIMS / "ours.json")
+    (CLAIMS / "other.json").write_text("[]", encoding="utf-8")
+    before = PAGE.read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main([]) == 1
+    errors = capsys.readouterr().err
+    assert "leaderboard/claims/ours.json: certified is 99.0, but its rows give" in errors
+    assert "leaderboard/claims/other.json: a claim is a JSON object, got list" in errors
+    assert PAGE.read_text(encoding="utf-8") == before
+
+
+def test_the_order_of_claims_does_not_change_the_page() -> None:
+    claims, _ = check(ROOT)
+    assert page(claims) == page(claims[::-1])
+
+
+def test_grids_and_promises_never_share_a_table() -> None:
+    claims = [
+        reported(method=f"{promise}-{grid}", promise=promise, grid=grid)
+        for promise in ("recovery", "detection")
+        for grid in ("source", "input", None)
+    ]
+    tables = re.findall(r'data-grid="([^"]+)" markdown>\n(.*?)</div>', page(claims), flags=re.DOTALL)
+    assert [grid for grid, _ in tables] == ["source", "input", "not stated"] * 2
+    for claim in claims:
+        assert sum(f"| {claim.method} |" in text for _, text in tables) == 1
+    assert (
+        page(claims).index("## Recovery") < page(claims).index("## Detection") < page(claims).index("detection-source")
+    )
+
+
+def test_text_of_a_claim_cannot_break_the_page() -> None:
+    hostile = "<script>alert(1)</script>|x"
+    costs = [reported(method=hostile, milliseconds=2.0**n, hardware=hostile, note=hostile) for n in range(5)]
+    text = page(costs)
+    assert "<figure>" in text
+    assert re.search(r"(?<!\\)<script", text) is None
+
+
+def test_the_readme_lists_every_field_and_the_template_fits_the_schema() -> None:
+    text = (ROOT / "leaderboard" / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|(.*?)\|", text, flags=re.MULTILINE))))
+    assert {field.name for field in fields(DefenseClaim)} <= named
+    assert DefenseClaim.read(ROOT / "leaderboard" / "template.json").standing == "reported"
+
+
+def test_the_theorem_of_each_defense_stands_in_the_proofs() -> None:
+    proofs = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("proofs/*.v"))
+    theorems = [entry.theorem for entry in DEFENSES.values() if entry.theorem]
+    assert len(theorems) == 9
+    assert all(f"Theorem {name} " in proofs for name in theorems)
