@@ -83,9 +83,9 @@ def test_help_names_every_defense_and_attack() -> None:
     assert ", ".join(ATTACKS) in text
 
 
-def test_the_first_three_defenses_are_those_with_masks_as_help_says() -> None:
+def test_the_first_four_defenses_are_those_with_masks_as_help_says() -> None:
     with_masks = [name for name, entry in DEFENSES.items() if issubclass(entry.load(), MaskDefense)]
-    assert with_masks == list(DEFENSES)[:3]
+    assert with_masks == list(DEFENSES)[:4]
     assert DefenseOptions().defense in with_masks
 
 

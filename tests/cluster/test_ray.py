@@ -103,11 +103,12 @@ BASELINES = {
     "bagcert": "net:bagnet?width=16&depth=3&votes=true",
     "ibp": "net:interval?width=4&hidden=16",
     "patchguard++": "net:bagnet?width=16&depth=3",
+    "one-pass": "visible:net:bagnet?width=16&depth=3",
 }
 
 
 @pytest.mark.parametrize("defense", BASELINES)
-def test_a_defense_without_masks_has_the_same_rows_on_a_cluster(
+def test_a_defense_of_local_scores_has_the_same_rows_on_a_cluster(
     defense: str, runner: RayRunner, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)

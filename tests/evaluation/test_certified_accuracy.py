@@ -32,12 +32,13 @@ MODELS = {
     "bagcert": "net:bagnet",
     "ibp": "net:interval",
     "patchguard++": "net:bagnet",
+    "one-pass": "visible:net:bagnet?width=16&depth=3",
 }
 
 
 def metric_of(name: str, tmp_path: Path) -> tuple[CertifiedAccuracy, Run]:
     """A metric, and a run of the same job."""
-    masks: dict[str, Any] = {"masks": 2} if name.endswith(("masking", "reports")) else {}
+    masks: dict[str, Any] = {"masks": 2} if name.endswith(("masking", "reports", "pass")) else {}
     job = Job(load_classifier(MODELS.get(name, "zoo:tiny"), device="cpu"), SAMPLE, "3", name, **masks)
     return CertifiedAccuracy(job.built), evaluate(job, tmp_path)
 

@@ -128,6 +128,7 @@ def survey(setting: Setting) -> dict[bool, list[bool]]:
         hostile.learning = False
         (certificate,) = defense.certify(image[None], [TRUE])
         claimed = certificate.detection_certified if defense.may_alert else certificate.certified
+        claimed |= getattr(certificate, "row_certified", False)
         verdicts = defense.predict(attacked(image, setting.threat))
         outcomes[claimed].append(any(v.label != TRUE and not getattr(v, "alert", False) for v in verdicts))
     return outcomes

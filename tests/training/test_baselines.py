@@ -11,13 +11,17 @@ import torch
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
+from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Threat
 from patchcleanser.data import ArrayDataset, in_memory, load_dataset
 from patchcleanser.defenses import DEFENSES
+from patchcleanser.defenses.one_pass import OnePass
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.networks.builders import build_network
+from patchcleanser.networks.visible_pooling import VisiblePooling
 from patchcleanser.training import RECIPES, Ablation, fit
 from patchcleanser.training.training_run import window_loss
+from patchcleanser.training.visible_loss import visible_weights, worst_logits
 
 NORM = Preprocessing(mean=(0.49, 0.48, 0.45), std=(0.25, 0.25, 0.26))
 SMALL_RESNET = {"layers": (1, 1, 1, 1), "channels": (16, 24, 32, 48), "stem_stride": 2}
@@ -28,6 +32,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "cbn": ("bagnet-cifar", "bagnet", SMALL_BAGNET, {"rate": 0.01, "epochs": 40}),
     "pg-bn": ("patchguard-cifar", "bagnet", SMALL_BAGNET, {"window": 2, "epochs": 25}),
     "bagcert": ("bagcert-cifar", "bagnet", {**SMALL_BAGNET, "votes": True}, {"epochs": 25}),
+    "one-pass": ("one-pass-cifar", "bagnet", SMALL_BAGNET, {"rate": 0.05, "epochs": 40}),
     "ibp": ("ibp-cifar", "interval", {"width": 4, "hidden": 64}, {"rate": 5e-3, "epochs": 45}),
 }
 
@@ -46,6 +51,7 @@ def test_each_recipe_learns_what_its_defense_proves(defense: str, images: ArrayD
         recipe = replace(recipe, cutout=replace(recipe.cutout, count=2, smallest=1, largest=1))
     torch.manual_seed(0)
     module = build_network(network, options).eval()
+    module = VisiblePooling(module).eval() if defense == "one-pass" else module
     before = certified(defense, module, images)
     module = fit(module, images, recipe, preprocessing=NORM, out=tmp_path).module
     after = certified(defense, module, images)
@@ -106,10 +112,34 @@ def test_a_loss_that_looks_into_a_network_says_which_networks_can_be_looked_into
 
 
 def test_a_card_names_the_settings_of_its_own_loss_only() -> None:
-    own = {"loss", "margin", "window", "ramp"}
+    own = {"loss", "margin", "window", "ramp", "worst"}
     for recipe, settings in (("scratch-cifar", set()), ("bagcert-cifar", {"loss", "margin"})):
         assert own & set(RECIPES[recipe].to_json()) == settings
     assert own & set(RECIPES["patchguard-cifar"].to_json()) == {"loss", "window", "ramp"}
+    assert own & set(RECIPES["one-pass-cifar"].to_json()) == {"loss", "ramp", "worst"}
+
+
+def test_a_network_that_hides_pixels_only_is_not_trained_for_one_pass(images: ArrayDataset, tmp_path: Path) -> None:
+    module = build_network("bagnet", SMALL_BAGNET)
+    with pytest.raises(TrainingError, match="which does not pool what is visible; use visible:net:bagnet"):
+        fit(module, images, replace(RECIPES["one-pass-cifar"], precision="no"), preprocessing=NORM, out=tmp_path)
+    with pytest.raises(InputError, match="worst is a share in"):
+        replace(RECIPES["one-pass-cifar"], worst=1.5)
+
+
+def test_the_worst_pair_of_masks_is_that_of_the_defense() -> None:
+    fields, threat = ReceptiveFields.fields((12, 12), 3, 1), Threat.square(2)
+    module = VisiblePooling(build_network("bagnet", {"field": 3, "width": 8, "depth": 1})).eval()
+    weights = visible_weights(fields, threat, torch.device("cpu"))
+    images, labels = torch.randn(6, 3, 12, 12), torch.arange(6)
+    with torch.no_grad():
+        logits = worst_logits(module.local(images), labels, weights, torch.ones(6, dtype=torch.bool))
+        defense = OnePass(TorchClassifier(module, Preprocessing(), classes=10), threat)
+        means = defense.engine.pooled([defense.image_state(image) for image in images]).logits[:, :-1]  # type: ignore[attr-defined]
+    losses = torch.nn.functional.cross_entropy(
+        means.flatten(0, 1), labels.repeat_interleave(means.shape[1]), reduction="none"
+    ).reshape(6, -1)
+    assert torch.allclose(torch.nn.functional.cross_entropy(logits, labels), losses.amax(1).mean().float(), atol=1e-3)
 
 
 @pytest.mark.parametrize("change", [{"window": 0}, {"ramp": -0.5}, {"ramp": 2.0}])

@@ -26,10 +26,10 @@ from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError
 
 LOGGER = logging.getLogger("patchcleanser")
 
-WRAPPERS = ("tokens", "inpaint", "mirror", "mean")
+WRAPPERS = ("tokens", "inpaint", "mirror", "visible", "mean")
 """Kinds whose name is the spec of another classifier, or of several."""
 
-WEIGHTLESS = ("inpaint:", "mirror:")
+WEIGHTLESS = ("inpaint:", "mirror:", "visible:")
 """Prefixes that wrap one other spec and have no weights of their own."""
 
 OWN_BUILDERS = {
@@ -76,6 +76,7 @@ def load_classifier(
     - ``tokens:SPEC``: the ViT of another spec, without the tokens that masks hide
     - ``inpaint:SPEC``: the network of another spec, with hidden pixels filled in from visible ones
     - ``mirror:SPEC``: the mean of another's logits for an image and for its mirror image
+    - ``visible:SPEC``: the mean of the local logits that see no hidden pixel, of a network such as net:bagnet
     - ``mean:SPEC,SPEC``: the mean of several networks' logits
     - ``zoo:tiny``, ``trained:FOLDER`` (written by train or harden), ``net:resnet`` (untrained);
       ``trained:FOLDER?classes=10`` with a new last layer, to be trained
@@ -267,7 +268,12 @@ def _wrapped(kind: str, specs: str, device: str, options: dict[str, Any], origin
 
     if kind == "mean":
         return wrappers.mean_of([load_spec(spec, device, options, origin) for spec in members(f"mean:{specs}")])
-    wrap = {"tokens": wrappers.TokenDroppingClassifier, "inpaint": wrappers.inpainting, "mirror": wrappers.mirrored}
+    wrap = {
+        "tokens": wrappers.TokenDroppingClassifier,
+        "inpaint": wrappers.inpainting,
+        "mirror": wrappers.mirrored,
+        "visible": wrappers.visible_pooling,
+    }
     return wrap[kind](load_spec(specs, device, options, origin))
 
 
@@ -300,7 +306,7 @@ def _parse_value(text: str) -> Any:
 
 
 def innermost(spec: str) -> str:
-    """The spec that is left without the wrappers inpaint: and mirror:.
+    """The spec that is left without the wrappers inpaint:, mirror: and visible:.
 
     >>> innermost("mirror:inpaint:zoo:tiny")
     'zoo:tiny'

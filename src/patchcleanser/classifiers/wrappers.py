@@ -1,4 +1,6 @@
-"""Classifiers around the networks of others: inpainting, flip ensembles, ensembles, and ViTs that drop tokens."""
+"""Classifiers around the networks of others: inpainting, flip ensembles, ensembles, ViTs that drop tokens, and networks
+of small receptive fields that pool what is visible.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from patchcleanser.networks.ensemble import Mean
 from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.networks.token_dropping import without_hidden
+from patchcleanser.networks.visible_pooling import VisiblePooling
 
 
 def inpainting(plain: Classifier) -> TorchClassifier:
@@ -28,6 +31,17 @@ def inpainting(plain: Classifier) -> TorchClassifier:
 def mirrored(plain: Classifier) -> TorchClassifier:
     """A flip ensemble: the mean of another classifier's logits for an image and for its mirror image."""
     return _around(plain, Mirrored, "mirror")
+
+
+def visible_pooling(plain: Classifier) -> TorchClassifier:
+    """A mask-aware classifier: the mean of the local logits that see no hidden pixel."""
+    module = getattr(plain, "module", None)
+    if plain.mask_aware or not hasattr(module, "local") or getattr(module, "votes", False):
+        raise InputError(
+            "visible: takes a network of small receptive fields that pools local logits by their mean, such as "
+            f"net:bagnet, got {plain}"
+        )
+    return _around(plain, VisiblePooling, "visible")
 
 
 def _around(plain: Classifier, wrapper: Callable[[nn.Module], nn.Module], kind: str) -> TorchClassifier:

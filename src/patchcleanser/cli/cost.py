@@ -128,9 +128,10 @@ def cost_of(job: Job | AttackJob, done: int, *, timed: bool) -> Cost | None:
     steps, each = 0, 0.0  # attack steps and seconds of one image
     if base.has_masks:
         table = base.masking.empty_table(size)
-        classifications = 1 + (len(table.mask_set) if base.masking.may_alert else table.size)  # 1 is the unmasked image
+        labels = 1 + (len(table.mask_set) if base.masking.may_alert else table.size)  # 1 is the unmasked image
+        classifications = labels if base.masking.receptive_field is None else 1  # then one pass gives all labels
         if timed and left:
-            each = classifications * seconds_per_label(base.masking, image, left * classifications)
+            each = labels * seconds_per_label(base.masking, image, left * labels)
     else:
         classifications, each = _examined(base, image, label)
     if attack:

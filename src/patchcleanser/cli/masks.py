@@ -31,7 +31,8 @@ def masks(
     from patchcleanser.core.masks import MaskSet
 
     threat, size = parse_threat(options.patch, options.patches, None), per_axis(image, "image")
-    mask_set = MaskSet.build(threat, image=size, **options.mask_set_options)
+    chosen = options.mask_set_options
+    mask_set = MaskSet.build(threat, image=size, masks=chosen["masks"], stride=chosen["stride"])
     mask_set.require_cover(threat)
     shapes, cover = threat.shapes(size), mask_set.cover(threat)
     positions = sum((size[0] - h + 1) * (size[1] - w + 1) for h, w in shapes) ** threat.count

@@ -111,7 +111,7 @@ class ClassifierOptions(ThreatOptions):
 class DefenseOptions(ClassifierOptions, MaskOptions):
     """A classifier and its defense, as certify, attack, predict and serve take them."""
 
-    defense: Annotated[str, typer.Option(help=f"{', '.join(DEFENSES)}; the first three use masks.")] = "double-masking"
+    defense: Annotated[str, typer.Option(help=f"{', '.join(DEFENSES)}; the first four use masks.")] = "double-masking"
     coarse: Annotated[
         int, typer.Option(help="Larger masks per axis to try first, as 3: cheaper predictions. 0 is none.")
     ] = 0

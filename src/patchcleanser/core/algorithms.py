@@ -257,8 +257,8 @@ def _safe_positions(
 
 
 def _wrong_pairs(table: LabelTable, label: int) -> NDArray[np.bool_]:
-    """[masks, masks]: True where the two-mask label is known and wrong."""
-    labels = table.labels[:-1]
+    """[masks, masks]: True where the two-mask label is known and wrong, or rounding may make it so."""
+    labels = table.certain_labels
     wrong: NDArray[np.bool_] = ((labels >= 0) & (labels != label))[table.mask_set.unions.index]
     return wrong
 

@@ -12,6 +12,9 @@ from patchcleanser.core.masks import MaskSet
 UNMASKED = -1
 """The index that stands for the image without any mask."""
 
+UNCERTAIN = 2**31 - 1
+"""Stands in for a label that rounding may change from one batch to the next; no class has this number."""
+
 Indices = NDArray[np.intp]
 
 
@@ -40,6 +43,10 @@ class LabelTable:
         """Labels of lower precision that were not computed in float32 as well."""
         self.caught = 0
         """Audited labels that were wrong; this is then the table that was begun anew."""
+        self.rounding = 0.0
+        """How far rounding may move a margin from one batch to the next; 0 where equal pixels get equal bits."""
+        self.passes: int | None = None
+        """Inputs that the network was given, where one input gives many labels; None where each label takes one."""
 
     def anew(self) -> LabelTable:
         """An empty table for the same image, with the counts of audits."""
@@ -58,7 +65,9 @@ class LabelTable:
 
     @property
     def spent(self) -> int:
-        """Number of labels known, each computed once, with those of the coarse table."""
+        """Number of inputs classified: that of the labels known, each computed once, with those of the coarse table."""
+        if self.passes is not None:
+            return self.passes
         return int((self.labels >= 0).sum()) + (self.coarse.spent if self.coarse else 0)
 
     @property
@@ -71,6 +80,12 @@ class LabelTable:
     def missing(self, unions: Indices) -> Indices:
         """Those of the unions whose labels are not known yet, each once."""
         return np.unique(unions[self.labels[unions] < 0]) if len(unions) else unions
+
+    @property
+    def certain_labels(self) -> NDArray[np.int32]:
+        """The labels by union, UNCERTAIN where rounding may change them."""
+        labels = self.labels[:-1]
+        return np.where((labels >= 0) & (self.margins[:-1] < self.rounding), UNCERTAIN, labels).astype(np.int32)
 
     def one_mask_labels(self) -> list[int]:
         """The one-mask labels."""

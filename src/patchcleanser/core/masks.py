@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations_with_replacement
 from math import comb
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from patchcleanser.core.cover import Cover, Mask, cover_of, positions
 from patchcleanser.core.geometry import Size, Window, axis_starts, axis_stride, image_window, is_integer
 from patchcleanser.core.mask_families import SLACK, covering_family, near_square
+from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import AnyRectangle, Threat
 from patchcleanser.errors import CoverError, MaskError
 
@@ -101,6 +102,7 @@ class MaskSet:
         image: Size,
         masks: int | tuple[int, int] | None = None,
         stride: int | tuple[int, int] | None = None,
+        fields: ReceptiveFields | None = None,
     ) -> MaskSet:
         """The paper's mask set: at most `masks` per axis (6 by default), or every `stride` px.
 
@@ -108,7 +110,17 @@ class MaskSet:
         For K patches the masks are the distinct unions of K of the masks for one patch. All of these cover
         (proofs/MaskSets.v: grid_covers, proofs/MaskSets.v: unions_cover_several_patches), so they pass the check
         (proofs/Certificate.v: a_built_set_is_accepted, proofs/Certificate.v: a_built_family_is_accepted).
+
+        With `fields`, hiding a pixel hides every score that sees it, and masks are to hide few scores instead of few
+        pixels. For every placement a patch listed in the footprints reaches the same scores or more. So masks are
+        built for the room of the listed placements. Each is shrunk to those it hides, and enlarged as far as that
+        hides no more scores. A patch whose scores are all hidden by a mask then lies inside that mask.
         """
+        if fields is not None:
+            inner = replace(threat, region=fields.hardest_room(threat))
+            built = cls.build(inner, image=image, masks=masks, stride=stride)
+            fitted = (tuple(filter(None, (fields.fitted(w, threat) for w in mask))) for mask in built.masks)
+            return cls(image, tuple(filter(None, fitted)))
         counts, strides = masks_per_axis(masks, stride)
         room, shapes = threat.room(image), threat.shapes(image)
         size = (room.height, room.width)

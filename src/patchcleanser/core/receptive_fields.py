@@ -12,6 +12,8 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.errors import InputError
 
 Bools = NDArray[np.bool_]
+Span = tuple[int, int]
+"""Pixels along one axis: the first, and one past the last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,13 @@ class Footprint:
     def max_scores(self) -> int:
         """The most scores one such patch can reach."""
         return int(self.rows.sum(1).max() * self.columns.sum(1).max())
+
+    def spans(self, room: Window) -> tuple[list[Span], list[Span]]:
+        """The rows, and the columns, of the placements that lie inside a window: where each starts and ends."""
+        down = [(top, top + self.shape[0]) for top in self.tops]
+        across = [(left, left + self.shape[1]) for left in self.lefts]
+        rows = [(start, stop) for start, stop in down if room.top <= start and stop <= room.bottom]
+        return rows, [(start, stop) for start, stop in across if room.left <= start and stop <= room.right]
 
     def window(self, placement: int) -> Window:
         """The patch at a placement, counted row by row."""
@@ -100,6 +109,40 @@ class ReceptiveFields:
             footprints.append(Footprint((height, width), tops, lefts, rows, columns))
         return tuple(footprints)
 
+    def hardest_room(self, threat: Threat) -> Window:
+        """The smallest window that holds every placement of the footprints; they may leave out the border.
+
+        >>> ReceptiveFields.fields((32, 32), field=5, jump=1).hardest_room(Threat.square(5))
+        Window(top=4, left=4, height=24, width=24)
+        """
+        every = Window(0, 0, *self.size)
+        down, across = ([span for f in self.footprints(threat) for span in f.spans(every)[axis]] for axis in (0, 1))
+        return _window(_hull(down), _hull(across))
+
+    def fitted(self, window: Window, threat: Threat) -> Window | None:
+        """A window around the footprints' placements inside this one that as few scores as possible see.
+
+        It is as large as it can be without being seen by more of them. None if this one holds no placement.
+
+        >>> ReceptiveFields.fields((32, 32), field=5, jump=1).fitted(Window(4, 10, 8, 8), Threat.square(5))
+        Window(top=0, left=10, height=12, width=8)
+        """
+        down, across = ([span for f in self.footprints(threat) for span in f.spans(window)[axis]] for axis in (0, 1))
+        if not (down and across):
+            return None
+        return _window(_enlarged(self.down, *_hull(down)), _enlarged(self.across, *_hull(across)))
+
+    def visible(self, boxes: NDArray[np.int32]) -> Bools:
+        """[N, scores down, across]: the scores that see no pixel of the boxes [N, windows, (top, bottom, left, right)].
+
+        >>> ReceptiveFields.fields((1, 6), field=1, jump=1).visible(np.array([[[0, 1, 1, 3]]])).astype(int).tolist()
+        [[[1, 0, 0, 1, 1, 1]]]
+        """
+        hidden = np.zeros((len(boxes), *self.grid), dtype=bool)
+        for top, bottom, left, right in boxes.transpose(1, 2, 0):
+            hidden |= _seeing(self.down, top, bottom)[:, :, None] & _seeing(self.across, left, right)[:, None, :]
+        return ~hidden
+
 
 def _wrapped_bands(side: int, width: int) -> Bools:
     if not 1 <= width <= side:
@@ -124,3 +167,27 @@ def _reached(fields: Bools, length: int, starts: range) -> tuple[tuple[int, ...]
     maximal = inside.sum(axis=1) == 1
     order = np.argsort(first[maximal])
     return tuple(int(starts[i]) for i in first[maximal][order]), distinct[maximal][order]
+
+
+def _hull(spans: list[Span]) -> Span:
+    """The pixels from the first to the last of any span."""
+    starts, stops = zip(*spans, strict=True)
+    return min(starts), max(stops)
+
+
+def _window(down: Span, across: Span) -> Window:
+    return Window(down[0], across[0], down[1] - down[0], across[1] - across[0])
+
+
+def _enlarged(fields: Bools, start: int, stop: int) -> Span:
+    """Along one axis: the pixels around these up to the next that scores see which do not see any of these."""
+    foreign = np.flatnonzero(fields[~fields[:, start:stop].any(axis=1)].any(axis=0))
+    before, after = foreign[foreign < start], foreign[foreign >= stop]
+    return int(before[-1]) + 1 if len(before) else 0, int(after[0]) if len(after) else fields.shape[1]
+
+
+def _seeing(fields: Bools, starts: NDArray[np.int32], stops: NDArray[np.int32]) -> Bools:
+    """[intervals, scores]: along one axis, the scores that see a pixel of each interval; an empty one has none."""
+    counts = np.pad(fields.cumsum(axis=1), ((0, 0), (1, 0)))
+    seeing: Bools = (counts[:, stops] > counts[:, starts]).T
+    return seeing

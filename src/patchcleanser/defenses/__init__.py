@@ -31,6 +31,13 @@ DEFENSES: dict[str, Entry] = {
         reference="minority_reports",
         theorem="never_silently_wrong",
     ),
+    "one-pass": Entry(
+        "patchcleanser.defenses.one_pass:OnePass",
+        "one pass",
+        "A network of small receptive fields looks at the image once; its answers under the masks are the means of the "
+        "local logits that see no hidden pixel. Where they disagree, masks are combined as in double-masking.",
+        reference="double_masking",
+    ),
     "ds": Entry(
         "patchcleanser.defenses.smoothing:Smoothing",
         "de-randomized smoothing",

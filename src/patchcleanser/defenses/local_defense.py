@@ -26,7 +26,7 @@ from patchcleanser.defenses.defense import (
     number_of,
 )
 from patchcleanser.defenses.local_scores import LocalLogits, LocalScoreSource
-from patchcleanser.errors import OutputError, PatchCleanserError, ThreatError
+from patchcleanser.errors import PatchCleanserError, ThreatError
 from patchcleanser.progress import tracked
 
 SUM_ROUNDING = 1e-5
@@ -119,11 +119,8 @@ class LocalScoreDefense(Defense[V, C]):
 
     def _scored_group(self, group: list[Tensor]) -> Iterator[ImageScores]:
         size = (group[0].shape[1], group[0].shape[2])
-        fields, footprints = self._fields[size]
+        _, footprints = self._fields[size]
         local = self.source(torch.stack(group))
-        if local.scores.shape[2:] != fields.grid:
-            got = tuple(local.scores.shape[2:])
-            raise OutputError(f"the network has {got} local scores where its receptive fields make {fields.grid}")
         # Sums are made in float64, which Apple's GPUs do not have.
         device = torch.device("cpu") if local.scores.device.type == "mps" else local.scores.device
         bounds = [self.transform_scores(t.to(device).double()) for t in (local.scores, local.low, local.high)]

@@ -17,7 +17,7 @@ from patchcleanser.core.threats import Grid
 from patchcleanser.engine.exact import default_chunk
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.engine.masking import require_unresized, with_mask_channel
-from patchcleanser.errors import InputError
+from patchcleanser.errors import InputError, OutputError
 
 Ablation = Literal["columns", "rows", "blocks"]
 
@@ -120,9 +120,12 @@ class LocalLogits(LocalScoreSource):
         padding, a wrong `field`, and layers that look at the whole image (GroupNorm, channel attention).
         """
         size = (inputs.shape[1], inputs.shape[2])
-        fields = ReceptiveFields.fields(size, self.module.field, self.module.jump)
-        if size in self._probed or fields.grid != local.shape[1:]:  # LocalScoreDefense refuses a wrong grid
+        if size in self._probed:
             return
+        fields = ReceptiveFields.fields(size, self.module.field, self.module.jump)
+        if local.shape[1:] != fields.grid:
+            got = tuple(local.shape[1:])
+            raise OutputError(f"the network has {got} local scores where its receptive fields make {fields.grid}")
         upper, left = (torch.arange(side) < (side + 1) // 2 for side in size)
         upper, left = upper[:, None].expand(size), left[None].expand(size)
         halves = [upper, ~upper, left, ~left]

@@ -18,6 +18,7 @@ from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
 from patchcleanser.core.masks import MaskSet, masks_per_axis
+from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.results import Certificate
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.defense import C, Defense, Examination, V, check_range, checked_labels, number_of
@@ -83,13 +84,24 @@ def joint_requests(flows: Sequence[LabelFlow[R]], results: dict[int, R]) -> Iter
 
 
 class MaskSets:
-    """The masks for images of each size on the threat's grid, built when first needed, and proved to cover it."""
+    """The masks for images of each size on the threat's grid, built when first needed, and proved to cover it.
 
-    def __init__(self, threat: Threat, masks: Pair, stride: Pair = None, given: MaskSet | None = None) -> None:
+    With the side and distance in px of receptive `fields`, masks hide few of the local scores with such fields.
+    """
+
+    def __init__(
+        self,
+        threat: Threat,
+        masks: Pair,
+        stride: Pair = None,
+        given: MaskSet | None = None,
+        fields: tuple[int, int] | None = None,
+    ) -> None:
         if given is not None and (masks is not None or stride is not None):
             raise MaskError("give mask_set= or masks=/stride=, not both")
         masks_per_axis(masks, stride)  # refused at once, not with the first image
         self.threat, self._masks, self._stride, self._given = threat, masks, stride, given
+        self._fields = fields
         self._built: dict[Size, MaskSet] = {}
         if given is not None:
             given.require_cover(threat)
@@ -107,7 +119,8 @@ class MaskSets:
                 raise MaskError(f"the given mask set is for images of {want} px, got {size[0]}×{size[1]} px")
             return self._given
         if size not in self._built:
-            built = MaskSet.build(self.threat, image=size, masks=self._masks, stride=self._stride)
+            fields = ReceptiveFields.fields(size, *self._fields) if self._fields else None
+            built = MaskSet.build(self.threat, image=size, masks=self._masks, stride=self._stride, fields=fields)
             pairs = len(built) * (len(built) + 1) // 2
             if pairs > MANY_PAIRS:
                 LOGGER.info("%s masks make %s pairs; checking them takes a while", f"{len(built):,}", f"{pairs:,}")
@@ -139,6 +152,9 @@ class MaskDefense(Defense[V, C]):
     certified image again.
     """
 
+    receptive_field: tuple[int, int] | None = None
+    """Side and distance in px of the fields of local scores, if labels come from these and masks hide few of them."""
+
     def __init__(
         self,
         classifier: Any,
@@ -152,13 +168,17 @@ class MaskDefense(Defense[V, C]):
         confirm: Confirm = "sampled",
     ) -> None:
         super().__init__(classifier, threat)
-        self.mask_sets = MaskSets(self.threat, masks, stride, mask_set)
         if chunk is not None and chunk < 1:
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
-        self.engine = build_engine(self.classifier, grid=self.threat.grid, chunk=chunk, precision=precision)
+        self.engine = self.label_engine(chunk, precision)
+        self.mask_sets = MaskSets(self.threat, masks, stride, mask_set, self.receptive_field)
         if confirm not in ("sampled", "all"):
             raise InputError(f"confirm is 'sampled' or 'all', got {confirm!r}")
         self.confirm = confirm
+
+    def label_engine(self, chunk: int | None, precision: Precision) -> LabelEngine:
+        """What computes the labels: by default it classifies masked images."""
+        return build_engine(self.classifier, grid=self.threat.grid, chunk=chunk, precision=precision)
 
     @property
     def fast(self) -> bool:

@@ -175,6 +175,7 @@ class Job:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that decides the rows, as plain values."""
+        local = self.built.receptive_field if isinstance(self.built, MaskDefense) else None
         return {
             "labels": LABELS,
             "classifier": self.classifier.fingerprint,
@@ -189,6 +190,7 @@ class Job:
             "defense": self.defense,
             "options": dict(self.options),
             "table": self.table,
+            **({"receptive_field": list(local)} if local else {}),
             **({"confirm": self.confirm} if self.confirm != "sampled" and self.built.fast else {}),
         }
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.cover import Mask
 from patchcleanser.core.geometry import Size
+from patchcleanser.core.label_table import UNCERTAIN
 from patchcleanser.core.threats import Threat
 from patchcleanser.engine.float32 import strict_float32
 
@@ -43,7 +44,7 @@ class ReferenceLabel:
 
     def may_be(self, label: int) -> bool:
         """Whether rounding allows this label."""
-        return label == self.label or (self.near_tie and label == self.second)
+        return label == self.label or (self.near_tie and label in (self.second, UNCERTAIN))
 
 
 def hidden_pixels(mask: Mask, size: Size) -> Bools:
@@ -95,8 +96,17 @@ def reference_label(classifier: Classifier, image: Tensor, hidden: Bools | None,
         logits = classifier.logits(batch)[0].double().cpu()
     order = logits.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
     first, second = float(logits[order[0]]), float(logits[order[1]])
-    near = first - second <= NEAR * max(1.0, abs(first), abs(second))
+    near = first - second <= NEAR * max(1.0, abs(first), abs(second), _largest_local(classifier, batch))
     return ReferenceLabel(int(order[0]), int(order[1]), first - second, float(logits.softmax(0).max()), near)
+
+
+def _largest_local(classifier: Classifier, batch: Tensor) -> float:
+    """The size of the local logits of a network that pools visible ones: their rounding decides near ties; else 0."""
+    local = getattr(getattr(classifier, "module", None), "local", None)
+    if local is None or not classifier.mask_aware:
+        return 0.0
+    with torch.inference_mode(), strict_float32(classifier.device):
+        return float(local(batch[:, :-1]).abs().nan_to_num().max())
 
 
 class ReferenceClassifier:

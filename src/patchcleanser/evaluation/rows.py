@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from patchcleanser.core.results import Verdict
@@ -86,10 +85,10 @@ def clean_columns(examined: Examination[Any, Any], *, table: bool = False) -> Ro
         labels = examined.table
         masks = len(labels.mask_set)
         row |= {
-            "one_mask_labels": labels.labels[:masks],
+            "one_mask_labels": labels.certain_labels[:masks],
             "one_mask_margins": labels.margins[:masks],
             "one_mask_confidences": labels.confidences[:masks],
-            "table": labels.labels[:-1].astype(np.int32) if table else None,
+            "table": labels.certain_labels if table else None,
             "coarse_labels": labels.coarse and labels.coarse.one_mask_labels(),
             "classifications": labels.spent,
             **{count: labels.total(count) for count in ("rechecked", "flipped", "audited", "caught", "unconfirmed")},

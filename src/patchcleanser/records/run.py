@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import DataError, MissingDependencyError, RecordError
 from patchcleanser.records.leftovers import batch_of_shards, require_free, require_no_links
@@ -180,7 +181,9 @@ class Run:
     def mask_set(self, size: Size) -> MaskSet:
         """The masks of this run for images of this size on the threat's grid."""
         masks, stride = (tuple(v) if v else None for v in (self.job["masks"], self.job["stride"]))
-        return MaskSet.build(self.threat, image=size, masks=masks, stride=stride)
+        field = self.job.get("receptive_field")
+        fields = ReceptiveFields.fields(size, *field) if field else None
+        return MaskSet.build(self.threat, image=size, masks=masks, stride=stride, fields=fields)
 
     @property
     def coarse(self) -> int:

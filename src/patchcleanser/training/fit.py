@@ -26,6 +26,7 @@ from patchcleanser.training.distillation import Teacher
 from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.selection import Selector, two_mask_views, within_standard_error
 from patchcleanser.training.training_run import TrainingRun, require_inner
+from patchcleanser.training.visible_loss import fields_of, visible_weights
 
 FORMAT = 2
 """Version of checkpoints; those of another version are refused."""
@@ -90,7 +91,11 @@ def fit(
         run.restore(state)
         del state  # frees its tensors on the device
     inputs = preprocessing(_floats(pixels[held_out.to(device)]))
-    views = two_mask_views(threat, (inputs.shape[2], inputs.shape[3]), device)
+    size = inputs.shape[2], inputs.shape[3]
+    fields = fields_of(run.module, size)
+    if recipe.loss == "visible" and fields is not None:
+        run.visible = visible_weights(fields, threat, device)
+    views = two_mask_views(threat, size, device, fields=fields)
     selector = Selector(inputs, labels[held_out.to(device)], views, batch=2000)
     log = EpochLog(out) if accelerator.is_main_process else None
     while len(run.history) < recipe.epochs:

@@ -13,7 +13,7 @@ from patchcleanser.training.cutout import Ablation, Cutout, GreedyCutout
 
 Optimizer = Literal["sgd", "adamw", "muon"]
 Schedule = Literal["cosine", "onecycle", "step"]
-Loss = Literal["label", "margin", "window", "interval"]
+Loss = Literal["label", "margin", "window", "interval", "visible"]
 Autocast = Literal["no", "bf16"]
 
 
@@ -52,13 +52,15 @@ class Recipe:
     """Weight of feature distillation: the distance of feature maps from a teacher's."""
     loss: Loss = "label"
     """Cross-entropy of labels; BagCert's margin of votes; cross-entropy without the best window of local logits
-    (PatchGuard); or cross-entropy of interval bounds."""
+    (PatchGuard); of interval bounds; or of the local logits that the worst pair of masks leaves visible (one pass)."""
     margin: float = 0.3
     """BagCert: the share of all votes by which the true class should lead."""
     window: int = 9
     """PatchGuard: side of the window, in local logits; a 5×5 patch reaches 9 of them where the field is 5 px."""
     ramp: float = 0.5
-    """Share of the steps in which plain cross-entropy gives way to windows or interval bounds."""
+    """Share of the steps in which plain cross-entropy gives way to windows, interval bounds or masks."""
+    worst: float = 0.5
+    """One pass: the share of the images that are trained under their worst pair of masks."""
     precision: Autocast = "bf16"
     holdout: float = 0.02
     """Share of the training set that is held out to select the weights."""
@@ -73,6 +75,8 @@ class Recipe:
             raise InputError(f"a learning rate is above 0, got {self.rate}")
         if self.window < 1 or not 0 <= self.ramp <= 1:
             raise InputError(f"a window is at least 1 and a ramp lies in [0, 1], got {self.window} and {self.ramp}")
+        if not 0 <= self.worst <= 1:
+            raise InputError(f"worst is a share in [0, 1], got {self.worst}")
         if self.guidance < 0:
             raise InputError(f"guidance is at least 0, got {self.guidance}")
         if self.guidance and self.loss not in ("label", "margin"):
@@ -85,7 +89,7 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the kind of cutout, and without settings that this loss does not use."""
-        unused = {"loss", "margin", "window", "ramp"} - _LOSS_SETTINGS.get(self.loss, set())
+        unused = {"loss", "margin", "window", "ramp", "worst"} - _LOSS_SETTINGS.get(self.loss, set())
         unused |= set() if self.guidance else {"guidance"}
         settings = {name: value for name, value in asdict(self).items() if name not in unused}
         return {**settings, "cutout": {"kind": type(self.cutout).__name__, **asdict(self.cutout)}}
@@ -116,7 +120,12 @@ class Recipe:
         return replace(self, cutout=replace(self.cutout, **cutout_values), **recipe_values)
 
 
-_LOSS_SETTINGS = {"margin": {"loss", "margin"}, "window": {"loss", "window", "ramp"}, "interval": {"loss", "ramp"}}
+_LOSS_SETTINGS = {
+    "margin": {"loss", "margin"},
+    "window": {"loss", "window", "ramp"},
+    "interval": {"loss", "ramp"},
+    "visible": {"loss", "ramp", "worst"},
+}
 """The settings that each loss uses."""
 
 
@@ -230,6 +239,8 @@ RECIPES: dict[str, Recipe] = {
     "patchguard-cifar": replace(_BASELINE, **_LOCAL_ADAMW, loss="window"),
     # With SGD's large steps all votes become 0 and get no gradient.
     "bagcert-cifar": replace(_BASELINE, **_LOCAL_ADAMW, epochs=150, loss="margin"),
+    # Masks hide local logits, not pixels, so that one pass gives the loss under every pair of masks of --patch.
+    "one-pass-cifar": replace(_SCRATCH, label_smoothing=0.1, strength=0.2, loss="visible", ramp=0.3),
     # Patches of 5 px at 6 random places an image; for 2 px: --set cutout.smallest=2 --set cutout.largest=2.
     "ibp-cifar": replace(
         _BASELINE,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Threat
 from patchcleanser.networks.wrapper import logits_in
 from patchcleanser.training.cutout import masked_inputs
@@ -24,9 +25,11 @@ MIN_PHOTOS = 100
 """With fewer held-out photos, standard errors are too rough to choose by."""
 
 
-def two_mask_views(threat: Threat, size: Size, device: torch.device, masks: int = 6) -> Tensor:
+def two_mask_views(
+    threat: Threat, size: Size, device: torch.device, masks: int = 6, fields: ReceptiveFields | None = None
+) -> Tensor:
     """A fixed sample of the defense's two-mask views: hidden pixels, bool [views, H, W]."""
-    visible = MaskSet.build(threat, image=size, masks=masks).visible()
+    visible = MaskSet.build(threat, image=size, masks=masks, fields=fields).visible()
     pairs = np.random.default_rng(0).integers(0, len(visible), (VIEWS, 2))
     return torch.from_numpy(~(visible[pairs[:, 0]] & visible[pairs[:, 1]])).to(device)
 

@@ -13,14 +13,20 @@ from torch.nn import functional
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import TrainingError
 from patchcleanser.networks.interval import boxes
+from patchcleanser.networks.visible_pooling import VisiblePooling
 from patchcleanser.training.artifacts import Epoch
 from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, GreedyCutout, masked_inputs
 from patchcleanser.training.distillation import FeatureProjector, FeatureTap, Teacher
 from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.training_state import TrainingState, bfloat16, compile_for
+from patchcleanser.training.visible_loss import worst_logits
 
-INNER = {"window": ("local", "net:bagnet"), "interval": ("behind", "net:interval")}
+INNER = {
+    "window": ("local", "net:bagnet"),
+    "interval": ("behind", "net:interval"),
+    "visible": ("local", "visible:net:bagnet"),
+}
 """Losses that need more than logits: the network's method they call, and a network that has it."""
 
 
@@ -61,6 +67,8 @@ class TrainingRun(TrainingState):
         self.inner: Any = None
         if recipe.loss in INNER:
             self.inner = compile_for(steps, getattr(module, INNER[recipe.loss][0]), self.device)
+        self.visible: Tensor | None = None
+        """Of a network for one pass, the weights of its local logits under each pair of masks (visible_loss.py)."""
         self.cutout: Cutout = recipe.cutout
         self.history: list[Epoch] = []
         self.best: tuple[int, dict[str, Tensor]] | None = None
@@ -95,6 +103,8 @@ class TrainingRun(TrainingState):
         maps: list[Tensor] = []
         if recipe.loss == "interval":
             loss, logits = self._interval_loss(inputs, labels)
+        elif self.visible is not None:
+            loss, logits = self._visible_loss(inputs, labels, self.visible)
         elif recipe.loss == "window":
             loss, logits = self._window_loss(self._masked(inputs, labels), labels)
         else:
@@ -145,6 +155,14 @@ class TrainingRun(TrainingState):
         logits: Tensor = local.mean((2, 3))
         windows = window_loss(local, labels, self.recipe.window)
         return torch.lerp(functional.cross_entropy(logits, labels), windows, self._strength), logits
+
+    def _visible_loss(self, inputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy and logits; a share of the images, grown by the ramp, is under its worst pair of masks."""
+        with self.autocast():
+            local = self.inner(inputs).float()
+        draw = torch.rand(len(labels), generator=self.generator, device=inputs.device)
+        logits = worst_logits(local, labels, weights, draw < self.recipe.worst * self._strength)
+        return functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing), logits
 
     def _interval_loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the worst logits under a patch (interval bound propagation), and the plain logits.
@@ -237,6 +255,9 @@ def require_inner(module: nn.Module, loss: str, processes: int) -> None:
     method, network = INNER[loss]
     if processes > 1:
         raise TrainingError(f"the loss {loss!r} works in one process only; start it without accelerate launch")
-    if not hasattr(module, method) or (loss == "window" and getattr(module, "votes", False)):
-        reason = "votes" if hasattr(module, method) else f"has no `{method}`"
+    pools = loss != "visible" or isinstance(module, VisiblePooling)
+    if not hasattr(module, method) or not pools or (loss == "window" and getattr(module, "votes", False)):
+        reason = f"has no `{method}`"
+        if hasattr(module, method):
+            reason = "votes" if pools else "does not pool what is visible"
         raise TrainingError(f"the loss {loss!r} cannot train {type(module).__name__}, which {reason}; use {network}")
