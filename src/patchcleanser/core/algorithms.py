@@ -22,6 +22,9 @@ from patchcleanser.core.results import Case, Certificate, DetectionCertificate, 
 from patchcleanser.core.threats import Threat
 
 R = TypeVar("R")
+AHEAD = 8
+"""By how much challenger masking's requests for one candidate grow. With 2, 5% fewer labels and 24% more batches."""
+
 LabelFlow = Generator[tuple[LabelTable, Indices], None, R]
 """Yields tables with the unions whose labels it needs, and returns its result."""
 
@@ -131,8 +134,8 @@ def challenger_masking(labels: Sequence[int], pair: Callable[[int, int], int], *
 def challenger_flow(table: LabelTable, seed: int | None = None) -> LabelFlow[Verdict]:
     """Algorithm 3 on a table.
 
-    Most candidates lose at once or win to the end. So a label is requested alone at first, and after each request that
-    the candidate survives twice as many: few labels are computed in vain, in few batches.
+    Most candidates lose at once or win to the end. So a candidate's first label is requested alone, and after each
+    request that it survives AHEAD times as many: few labels are computed in vain, in few batches.
     """
     yield table, table.masks()
     labels, index = table.one_mask_labels(), table.mask_set.unions.index
@@ -144,7 +147,7 @@ def challenger_flow(table: LabelTable, seed: int | None = None) -> LabelFlow[Ver
                 champion, ahead = candidate, 1
             if table.labels[index[candidate, challengers[0]]] < 0:
                 yield table, index[candidate, challengers[:ahead]].astype(np.intp)
-                ahead *= 2
+                ahead *= AHEAD
             challengers, candidate = rounds.send(table.pair_label(challengers[0], candidate))
     except StopIteration as end:
         verdict: Verdict = end.value

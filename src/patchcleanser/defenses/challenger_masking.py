@@ -12,7 +12,7 @@ from patchcleanser.defenses.recovery_masking import RecoveryMasking
 
 
 class ChallengerMasking(RecoveryMasking):
-    """Fewer than three classifications for each mask, the same certificate, a little less clean accuracy.
+    """Fewer classifications than double-masking, the same certificate, a little less clean accuracy.
 
     The proof is in core.algorithms.certification_flow (proofs/ChallengerMasking.v: challenger_masking_keeps_the_label).
     """
