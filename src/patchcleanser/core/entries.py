@@ -20,7 +20,7 @@ class Entry:
     reference: str | None = None
     """The slow, independent algorithm in evaluation/reference.py that an audit compares this defense with."""
     theorem: str | None = None
-    """The theorem in proofs/ that Coq has checked of its certificate."""
+    """The theorem that Coq has checked of its certificate."""
 
     def load(self) -> Any:
         """Import the class."""

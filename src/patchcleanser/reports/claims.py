@@ -167,7 +167,7 @@ class DefenseClaim:
 
     @property
     def theorem(self) -> str | None:
-        """What Coq has checked of the certificate: proofs/ names it."""
+        """The theorem that Coq has checked of the certificate."""
         if "coarse=" in (self.options or ""):
             return "a_coarse_certified_image_keeps_its_label"
         return DEFENSES[self.defense].theorem if self.defense else None
