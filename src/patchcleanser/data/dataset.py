@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -286,11 +287,16 @@ def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
     from torch.nn import functional
 
     images = np.empty((len(dataset), *size, 3), dtype=np.uint8)
-    for index in range(len(dataset)):
+
+    def read(index: int) -> None:
         image = dataset.image(index)
         if image.shape[1:] != size:
             image = functional.interpolate(image[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
         images[index] = as_bytes(image)
+
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(read, range(len(dataset))):
+            pass  # so that the first error is raised
     return ArrayDataset(dataset.name, images, dataset.labels, dataset.classes)
 
 
