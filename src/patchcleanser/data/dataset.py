@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchcleanser.core.counts import counted
-from patchcleanser.data.codec import as_bytes, decode
+from patchcleanser.data.codec import as_bytes, decode, map_images
 from patchcleanser.errors import DataError, InputError, LabelError
 
 if TYPE_CHECKING:
@@ -286,17 +285,15 @@ def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
         raise DataError(f"{dataset.name} has no labels; training needs them")
     from torch.nn import functional
 
-    images = np.empty((len(dataset), *size, 3), dtype=np.uint8)
-
-    def read(index: int) -> None:
+    def read(index: int) -> NDArray[np.uint8]:
         image = dataset.image(index)
         if image.shape[1:] != size:
             image = functional.interpolate(image[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
-        images[index] = as_bytes(image)
+        return as_bytes(image)
 
-    with ThreadPoolExecutor() as pool:
-        for _ in pool.map(read, range(len(dataset))):
-            pass  # so that the first error is raised
+    images = np.empty((len(dataset), *size, 3), dtype=np.uint8)
+    for index, pixels in enumerate(map_images(read, len(dataset))):
+        images[index] = pixels
     return ArrayDataset(dataset.name, images, dataset.labels, dataset.classes)
 
 
