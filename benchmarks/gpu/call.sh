@@ -7,7 +7,7 @@ table=${1:+$(realpath "$1")} end=$((SECONDS + ${2:-540}))
 export WORK=${WORK:-$HOME/patchcleanser} FILES=0 MIB=0
 mkdir -p "$WORK"/{code,models,rows,logs}
 flock -n "$WORK/queue.lock" cp -r src benchmarks "$WORK/code/" # the working tree is replaced at every call
-for part in runs/carry/*/; do
+for part in runs/carry*/*/; do
   [ -d "$part" ] || continue
   cp -rn "$part." "$WORK/"
   for file in "$part"models/*/model.safetensors; do # it was sent in an earlier session
@@ -15,6 +15,7 @@ for part in runs/carry/*/; do
   done
 done
 cd "$WORK" || exit 1
+[ -e sent-rows ] || touch sent-rows
 PYTHONPATH=packages python3 -c 'import accelerate, fsspec, pyarrow, timm, torchvision, typer' || exit 1
 
 if [ -n "$table" ]; then
@@ -40,7 +41,9 @@ send() { # NAME PATH…: a tar in parts, if the call's 8 files and 64 MiB leave 
 for file in models/*/{card.json,metrics.csv}; do # weights may have to wait for another call
   [ -f "$file" ] && cp "$file" "rows/$(basename "$(dirname "$file")").${file##*.}"
 done
-send rows rows logs
+touch sending
+fresh=$(find rows logs -type f -newer sent-rows)
+[ -n "$fresh" ] && send rows $fresh && mv sending sent-rows
 for folder in models/*/; do
   name=$(basename "$folder")
   [ -f "$folder/card.json" ] && [ ! -f "sent.$name" ] || continue

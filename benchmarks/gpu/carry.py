@@ -1,6 +1,6 @@
 """Hand out files to folders that fit into one call each.
 
-    python benchmarks/gpu/carry.py packs data/cifar10 start --out runs/carry
+    python benchmarks/gpu/carry.py runs/packs data/cifar10 start --out runs/carry-cifar10
 
 The folders are OUT/1, OUT/2 and so on; files lie there under their paths in PACKS.
 """
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("packs", type=Path)
     parser.add_argument("paths", nargs="+", help="files or folders in PACKS; the first ones travel first")
     parser.add_argument("--mib", type=float, default=56, help="MiB in a call")
-    parser.add_argument("--out", type=Path, default=Path("runs/carry"))
+    parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.out.exists():
         raise SystemExit(f"{given.out} is there already; remove it")

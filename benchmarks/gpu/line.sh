@@ -13,5 +13,8 @@ certify() { python3 -m patchcleanser certify --model "trained:models/$1" --out "
 baselines() { # WEIGHTS DEFENSE…: rows for results/baselines.json, to be put there with --merge
   python3 code/benchmarks/baselines.py "${@:2}" --weights "$1" --models models --runs rows --out "rows/baselines-$1.json"
 }
+reproduce() { # MODEL TABLE…: what the paper's tables and figures need of a model in models/
+  python3 -m patchcleanser reproduce "${@:2}" --models "$1" --precision fast --runs rows/runs --out "rows/reproduce-$1"
+}
 
 { date; echo "$1"; eval "$1"; echo "exit $? after $SECONDS s"; } >> "logs/$(cut -d ' ' -f 2 <<< "$1").log" 2>&1

@@ -21,6 +21,8 @@ from patchcleanser.classifiers.trained import read_card
 from patchcleanser.cli.app import app
 from patchcleanser.data import load_dataset
 from patchcleanser.data.codec import as_picture
+from patchcleanser.paper import EXPERIMENTS
+from patchcleanser.paper.models import PAPER_MODELS
 from patchcleanser.training import RECIPES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -35,7 +37,7 @@ def script(monkeypatch: pytest.MonkeyPatch, path: Path, *words: object) -> None:
 
 
 def commands(table: Path) -> list[list[str]]:
-    """The patchcleanser commands of a table, without those that start another script."""
+    """The commands of a table: what to do, the model, and options; without those that start another script."""
     lines = [line for line in table.read_text().splitlines() if line and not line.startswith("#")]
     steps = [shlex.split(step) for line in lines for step in line.split(" && ")]
     return [words for words in steps if words[0] != "baselines"]
@@ -48,16 +50,19 @@ def test_the_commands_of_a_table_exist_with_these_options(table: Path) -> None:
         command = group.commands[name]  # type: ignore[attr-defined]
         context = command.make_context(name, ["--out", "run", *words])
         assert not context.args
+        if name == "reproduce":
+            assert set(context.params["names"]) <= EXPERIMENTS.keys()
         if name == "train":
             settings = dict(setting.split("=", 1) for setting in context.params["change"])
             RECIPES[context.params["recipe"]].changed(settings)  # a wrong name or number is an error
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
-def test_what_a_line_certifies_was_made_by_it_or_by_a_line_before(table: Path) -> None:
+def test_what_a_line_measures_was_made_by_it_or_by_a_line_before(table: Path) -> None:
     names: set[str] = set()
     for kind, name, *_ in commands(table):
-        assert (kind == "certify") == (name in names), name
+        assert (kind in ("certify", "reproduce")) == (name in names), name
+        assert kind != "reproduce" or name in PAPER_MODELS
         names.add(name)
 
 
@@ -127,10 +132,10 @@ def call(tree: Path, work: Path, out: Path, seconds: int) -> None:
     environment = {**os.environ, "WORK": str(work), "OUT": str(out), "PATH": path, "CHECKPOINTS": "1"}
     command = ["bash", str(GPU / "call.sh"), str(tree / "table.txt"), str(seconds)]
     subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
-    (tree / "runs/carry/1").mkdir(parents=True, exist_ok=True)
+    (tree / "runs/carry-back/1").mkdir(parents=True, exist_ok=True)
     for first in out.glob("*.tar.00"):
         parts = b"".join(part.read_bytes() for part in sorted(out.glob(f"{first.stem}.*")))
-        subprocess.run(["tar", "-x", "-C", tree / "runs/carry/1"], input=parts, check=True)
+        subprocess.run(["tar", "-x", "-C", tree / "runs/carry-back/1"], input=parts, check=True)
 
 
 @pytest.mark.slow
@@ -140,7 +145,7 @@ def test_calls_go_on_from_what_came_back_from_a_machine_that_was_lost(tmp_path: 
     for name in ("src", "benchmarks"):
         (tree / name).symlink_to(BENCHMARKS.parent / name)
     (tree / "table.txt").write_text(LINES.replace("\\\n", ""))
-    carried, number = tree / "runs/carry/1", 0
+    carried, number = tree / "runs/carry-back/1", 0
     while not (carried / "models/short/model.safetensors").is_file() or not (carried / "models/long").is_dir():
         assert number < 20
         call(tree, tmp_path / "first", tmp_path / f"out{number}", 5)
