@@ -121,7 +121,9 @@ def main() -> None:
     parser.add_argument("defenses", nargs="*", help="which ones; all that have weights if none is named")
     parser.add_argument("--commands", action="store_true", help="print what to run")
     parser.add_argument("--models", type=Path, default=Path("runs/baselines"))
-    parser.add_argument("--weights", help="only the defenses that use this folder of --models")
+    parser.add_argument(
+        "--weights", help="only the defenses that use this folder of --models; interval-5 is one of interval"
+    )
     parser.add_argument("--patch", action="append", choices=list(PATCHES))
     parser.add_argument(
         "--option", type=_option, action="append", metavar="NAME=NUMBER", help="of the defenses, instead of theirs"
@@ -160,7 +162,7 @@ def rows(words: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for baseline in BASELINES:
         for patch in words.patch or PATCHES:
             named = not words.defenses or baseline.defense in words.defenses
-            used = words.weights in (None, baseline.folder)
+            used = words.weights in (None, baseline.folder, baseline.name(patch))
             if named and used and (words.models / baseline.name(patch) / "card.json").is_file():
                 yield row_of(baseline, patch, words)
 

@@ -159,6 +159,20 @@ def test_a_new_last_layer_keeps_all_else_that_the_card_says(tmp_path: Path, quer
     assert again.logits(inputs).shape == (2, 3)
 
 
+def test_train_reads_no_image_beyond_the_limit(run: Command, tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / "photos" / "cat").mkdir(parents=True, exist_ok=True)
+        as_picture(load_dataset("sample").image(number)).save(tmp_path / "photos" / "cat" / f"{number:02d}.png")
+    (tmp_path / "photos" / "dog").mkdir()
+    (tmp_path / "photos" / "dog" / "broken.png").write_text("no picture")
+    words = ["train", "--model", "net:tiny?classes=2", "--data", f"folder:{tmp_path / 'photos'}", "--set", "epochs=1"]
+    words += ["--set", "batch=10", "--device", "cpu"]
+    done = run(*words, "--limit", "20", "--out", str(tmp_path / "few"))
+    assert done.code == 0, done.err
+    assert read_card(tmp_path / "few")["data"]["images"] == 20
+    assert "broken.png" in run(*words, "--out", str(tmp_path / "all")).err
+
+
 def test_harden_writes_a_copy_that_loads(run: Command, tmp_path: Path) -> None:
     out = tmp_path / "hard"
     words = ["--model", "zoo:tiny", "--images", "sample", "--patch", "5", "--limit", "40", "--epochs", "1"]

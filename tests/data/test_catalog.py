@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torchvision.datasets
 from PIL import Image
+from pyarrow import parquet
 from scipy.io import savemat
 
 from patchcleanser.data import DATASETS, load_dataset
@@ -125,6 +127,19 @@ def test_imagenette_has_ten_classes_with_names_or_imagenet_s_own_labels(tmp_path
     as_imagenet = load_dataset("imagenet", split="val", root=tmp_path / "imagenette2-320")
     assert labels(as_imagenet) == [0, 701]
     assert as_imagenet.classes[701] == "parachute"
+
+
+@pytest.mark.parametrize("name", list(NAMED))
+def test_every_dataset_with_a_name_is_read_from_parquet_files_too(tmp_path: Path, name: str) -> None:
+    picture(tmp_path / "a.png")
+    image = {"bytes": (tmp_path / "a.png").read_bytes(), "path": "a.png"}
+    for part, label in enumerate((1, 0)):
+        table = pa.table({"image": [image], "label": [label]})
+        parquet.write_table(
+            table.replace_schema_metadata({"class_names": '["x", "y"]'}), tmp_path / f"{name}-train-{part}.parquet"
+        )
+    dataset = load_dataset(name, split="train", root=tmp_path)
+    assert (labels(dataset), dataset.classes) == ([1, 0], ("x", "y"))
 
 
 def test_of_several_imagenettes_the_largest_pictures_are_taken(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from patchcleanser.cli.app import main
+from patchcleanser.data import load_dataset
 from patchcleanser.errors import RecordError
 from patchcleanser.paper import EXPERIMENTS
 from patchcleanser.paper.baselines import BASELINES, PATCHES, RECOVERING, Baseline, read_baselines
@@ -111,3 +112,16 @@ def test_every_baseline_stands_in_table_2_with_a_command_that_makes_its_network(
         for patch in PATCHES:
             assert baseline.row(patch).key in keys
             assert baseline.command(patch) in str(PAPER_MODELS[baseline.name(patch)].command())
+
+
+def test_rows_of_one_patch_s_weights_are_measured_by_the_folder_s_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for patch in PATCHES:
+        words = ["--model", "net:interval?width=4&hidden=8", "--data", "sample", "--limit", "20", "--set", "epochs=1"]
+        run(monkeypatch, "train", *words, "--set", "batch=10", "--out", str(tmp_path / f"interval-{patch}"))
+    words = ["ibp", "--weights", "interval-5", "--models", str(tmp_path), "--out", str(tmp_path / "rows.json")]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words, "--limit", "1"])
+    monkeypatch.setattr("patchcleanser.data.load_dataset", lambda name, split: load_dataset("sample"))
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert [row["patch"] for row in json.loads((tmp_path / "rows.json").read_text())] == ["5x5"]

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from patchcleanser.data import codec
 from patchcleanser.data.catalog import load_dataset
 from patchcleanser.data.dataset import Subset
 from patchcleanser.errors import DataError
@@ -77,11 +78,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_threads_read_the_same_photos(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(photo_cache, "TIMED", 4)
-    monkeypatch.setattr(photo_cache, "BLOCK", 11)
+    monkeypatch.setattr(codec, "TIMED", 4)
+    monkeypatch.setattr(codec, "BLOCK", 11)
     caches = []
     for seconds in (1e9, -1.0):  # never slow, always slow
-        monkeypatch.setattr(photo_cache, "SLOW_SECONDS", seconds)
+        monkeypatch.setattr(codec, "SLOW_SECONDS", seconds)
         caches.append(PhotoCache(load_dataset(f"folder:{folder}"), 32, torch.device("cpu")))
     here, there = caches
     assert torch.equal(here.sizes, there.sizes)
@@ -92,8 +93,8 @@ def test_threads_read_the_same_photos(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_a_photo_that_cannot_be_read_is_named_whoever_reads_it(
     folder: Path, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(photo_cache, "SLOW_SECONDS", seconds)
-    monkeypatch.setattr(photo_cache, "TIMED", 2)
+    monkeypatch.setattr(codec, "SLOW_SECONDS", seconds)
+    monkeypatch.setattr(codec, "TIMED", 2)
     (folder / "3.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"3\.png"):
         PhotoCache(load_dataset(f"folder:{folder}"), 32, torch.device("cpu"))

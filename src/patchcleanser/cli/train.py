@@ -156,23 +156,26 @@ def _load_images(classifier: TorchClassifier, data: str, root: Path | None, limi
     import torch
 
     from patchcleanser.classifiers.torch import input_size
-    from patchcleanser.data import ArrayDataset, in_memory, load_dataset
+    from patchcleanser.data import ArrayDataset, chosen, in_memory, load_dataset
     from patchcleanser.training.cutout import masked_inputs
     from patchcleanser.training.fit import require_classes
 
     size = input_size(classifier)
+    if limit is not None and limit < 1:
+        raise InputError(f"at least 1 image is needed, got --limit {limit}")
     images = load_dataset(data, split="train", root=root)
-    dataset = images if isinstance(images, ArrayDataset) else in_memory(images, size)
+    if not isinstance(images, ArrayDataset):
+        dataset = in_memory(chosen(images, limit, subset="first"), size)
+    elif limit is None:
+        dataset = images
+    else:
+        dataset = images.subset(np.arange(min(limit, len(images))))
     if classifier.classes is None:  # it learns their number from its first logits
         black = torch.zeros(1, 3, *size, device=classifier.device)
         with torch.inference_mode():
             classifier.checked_logits(masked_inputs(classifier.module, black))
     require_classes(classifier.classes, len(dataset.classes))
-    if limit is None:
-        return dataset
-    if limit < 1:
-        raise InputError(f"at least 1 image is needed, got --limit {limit}")
-    return dataset.subset(np.arange(min(limit, len(dataset))))
+    return dataset
 
 
 def _load_teacher(

@@ -112,7 +112,11 @@ NAMED: dict[str, NamedDataset] = {
         title="Imagenette",
         summary="9,469 train and 3,925 val photos in 10 easy classes of ImageNet",
         files={
-            split: tuple(f"imagenette2{size}/{split}" for size in ("", "-320", "-160")) for split in ("train", "val")
+            split: (
+                *(f"imagenette2{size}/{split}" for size in ("", "-320", "-160")),
+                f"imagenette-{split}*.parquet",
+            )
+            for split in ("train", "val")
         },
         advice="unpack https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-320.tgz in {folder}",
         read=imagenet.read_imagenette,
@@ -121,7 +125,7 @@ NAMED: dict[str, NamedDataset] = {
     "tiny-imagenet": NamedDataset(
         title="Tiny-ImageNet",
         summary="100,000 train and 10,000 val photos of 64x64 in 200 classes of ImageNet, with boxes",
-        files={split: (f"tiny-imagenet-200/{split}",) for split in ("train", "val")},
+        files={s: (f"tiny-imagenet-200/{s}", f"tiny-imagenet-{s}*.parquet") for s in ("train", "val")},
         advice="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip in {folder}",
         read=imagenet.read_tiny_imagenet,
         boxes=imagenet.tiny_imagenet_boxes,

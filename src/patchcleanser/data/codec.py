@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,13 @@ handful of bytes, so that a file of 10 MB could keep a decoder busy for a quarte
 MARKER = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
 """The start of a JPEG segment; 00 and D0 to D7 occur inside coded pixels."""
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
+
+BLOCK, TIMED = 1000, 20
+SLOW_SECONDS = 0.001
+"""The first images of a block are timed: if one takes longer than this, threads read the rest. For small images, whose
+decoding hardly leaves Python, threads are slower (at 64 px 0.8 ms an image with four threads, 0.4 ms without)."""
+
+Item = TypeVar("Item")
 
 
 def as_bytes(pixels: Tensor) -> NDArray[np.uint8]:
@@ -78,3 +87,15 @@ def _check_scans(content: bytes) -> None:
 def _supported(formats: tuple[str, ...]) -> tuple[str, ...]:
     Image.init()
     return tuple(name for name in formats if name in Image.OPEN)  # Pillow can be built without some
+
+
+def map_images(read: Callable[[int], Item], number: int) -> Iterator[Item]:
+    """What `read` returns for each of so many images, in order; slow images are read by threads."""
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, number, BLOCK):  # images of the same source are neighbours
+            block = range(start, min(start + BLOCK, number))
+            started = time.monotonic()
+            first = list(map(read, block[:TIMED]))
+            slow = time.monotonic() - started > SLOW_SECONDS * TIMED
+            yield from first
+            yield from (pool.map if slow else map)(read, block[TIMED:])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import is_integer
-from patchcleanser.data.codec import as_bytes, decode
+from patchcleanser.data.codec import as_bytes, decode, map_images
 from patchcleanser.errors import DataError, InputError, LabelError
 
 if TYPE_CHECKING:
@@ -288,12 +288,15 @@ def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
         raise DataError(f"{dataset.name} has no labels; training needs them")
     from torch.nn import functional
 
-    images = np.empty((len(dataset), *size, 3), dtype=np.uint8)
-    for index in range(len(dataset)):
+    def read(index: int) -> NDArray[np.uint8]:
         image = dataset.image(index)
         if image.shape[1:] != size:
             image = functional.interpolate(image[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
-        images[index] = as_bytes(image)
+        return as_bytes(image)
+
+    images = np.empty((len(dataset), *size, 3), dtype=np.uint8)
+    for index, pixels in enumerate(map_images(read, len(dataset))):
+        images[index] = pixels
     return ArrayDataset(dataset.name, images, dataset.labels, dataset.classes)
 
 

@@ -7,7 +7,7 @@ from itertools import product
 from patchcleanser.paper.baselines import PATCHES, RECOVERING
 from patchcleanser.paper.experiments import Claim, Experiment, PaperRow, Result, Series, percent, published_values
 from patchcleanser.paper.measurements import accuracies
-from patchcleanser.paper.models import FAMILIES, PAPER_MODELS, USUAL, square_patch, usual_patch
+from patchcleanser.paper.models import FAMILIES, IMAGENETTE, PAPER_MODELS, USUAL, square_patch, usual_patch
 from patchcleanser.reports.tables import CERTIFIED, CLEAN, ROW_CERTIFIED, UNDEFENDED
 
 SIDES = {"imagenette": (23, 32, 39), "imagenet": (23, 32, 39), "cifar10": (2, 5)}
@@ -21,6 +21,7 @@ METHODS = {
 OURS = ("tiny", "resnet", "vit", "mlp", "cifar10-resnet50-128-longer", "cifar10-resnet50")
 MODELS = (
     *OURS,
+    *(f"imagenette-{network}" for network in IMAGENETTE),
     *(
         f"imagenet-{network}{suffix}"
         for network in ("resnet50", "mobilenet")

@@ -31,7 +31,7 @@ COUNTS = tuple(
         printed=COUNTS_PRINTED.get(masks, {}) if model == PRINTED else {},
         timed=True,
     )
-    for model in ("tiny", "resnet", "vit", "mlp", "imagenet-resnet50-hardened", *AUTHORS)
+    for model in ("tiny", "resnet", "vit", "mlp", "imagenet-resnet50-hardened", "imagenette-resnet50", *AUTHORS)
     for masks in (2, 3, 4, 5, 6)
 )
 TIME = Column("milliseconds", "Milliseconds to answer, one image at a time", 1)
@@ -70,7 +70,7 @@ FIGURE5 = Experiment(
     axis=BY_TIME,
 )
 
-MODELS = ("tiny", "resnet", "imagenet-resnet50-hardened", *AUTHORS)
+MODELS = ("tiny", "resnet", "imagenet-resnet50-hardened", "imagenette-resnet50", *AUTHORS)
 ESTIMATES = {32: (32, 39, 45, 51, 55, 60, 64), 5: (5, 6, 7, 8, 9, 10)}
 """Sides that a defender assumes for a patch of 32 or 5 px: up to four times its area."""
 LARGE = {32: (32, 64, 96, 112, 128, 160, 192), 5: (5, 9, 14, 16, 18, 23, 27)}
@@ -154,11 +154,7 @@ TABLE4 = Experiment(
     "Table 4",
     "Any rectangle of 1%, and two patches",
     "Masks for every shape, or for several patches at once, certify stronger attackers with the same algorithm.",
-    tuple(
-        row
-        for model in ("tiny", "resnet", "authors-vit-imagenette", "authors-vit-imagenet", "authors-vit-cifar10")
-        for row in _threats(model)
-    ),
+    tuple(row for model in ("tiny", "resnet", "imagenette-resnet50", *AUTHORS) for row in _threats(model)),
     (
         CLEAN,
         CERTIFIED,

@@ -210,6 +210,28 @@ def tuned(data: str, *, cutout: bool = True) -> PaperModel:
     )
 
 
+IMAGENETTE = {
+    "resnet50": (f"{RESNET50}?classes=10", FROM),
+    "lite4": ("trained:{models}/lite4-10", "from EfficientNet-Lite4 (78% undefended on ImageNet, 13 M parameters)"),
+    "mobilenet": ("trained:{models}/mobilenet?classes=10", "from MobileNetV2 (69% undefended on ImageNet)"),
+}
+"""ImageNet networks to begin with (benchmarks/gpu/starts.py writes the latter two), and why their numbers differ."""
+
+
+def tuned_on_imagenette(network: str, *, cutout: bool = True) -> PaperModel:
+    """An ImageNet network fine-tuned on Imagenette with the paper's recipe."""
+    start, origin = IMAGENETTE[network]
+    return PaperModel(
+        f"imagenette-{network}{'' if cutout else '-vanilla'}",
+        "ResNet",
+        "imagenette",
+        f"it is fine-tuned with the paper's recipe {origin}",
+        f"patchcleanser train --model '{start}' --data imagenette --recipe paper --set precision=bf16"
+        f"{'' if cutout else VANILLA} --patch 2%",
+        cutout=cutout,
+    )
+
+
 START = f"'{RESNET50}?classes=10&size=128'"
 LONGER_MASKS = " --set cutout.largest=48 --set cutout.smallest=28"
 """At 128×128 the zoo's masks of 7 to 12 px are four times as long."""
@@ -293,6 +315,7 @@ PAPER_MODELS: dict[str, PaperModel] = {
         tuned_at_128("", 20, f"--set rate=0.03 --set epochs=20{LONGER_MASKS}"),
         tuned_at_128("-vanilla", 8, f"--set rate=0.03 --set epochs=8{VANILLA}"),
         *(tuned(data, cutout=c) for data in ("cifar10", "flowers102") for c in (True, False)),
+        *(tuned_on_imagenette(network, cutout=c) for network in IMAGENETTE for c in (True, False)),
         tuned_at_128(
             "-longer",
             32,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from patchcleanser.core.geometry import Size
+from patchcleanser.data.codec import map_images
 from patchcleanser.data.dataset import Dataset
 from patchcleanser.training.augment import uniform
 
@@ -21,12 +20,7 @@ HALVINGS = 3
 """Small photos are stored in squares of a half, a quarter or an eighth of the side."""
 
 BLOCK = 1000
-"""Photos that are read, or copied to the device, at a time."""
-
-TIMED = 20
-SLOW_SECONDS = 0.001
-"""The first photos of a block are timed: if one takes longer than this, threads read the rest. For small photos, whose
-decoding hardly leaves Python, threads are slower (at 64 px 0.8 ms a photo with four threads, 0.4 ms without)."""
+"""Photos that are copied to the device at a time."""
 
 
 class PhotoCache:
@@ -86,15 +80,7 @@ def _read(photos: Dataset, side: int) -> list[tuple[Tensor, tuple[int, ...]]]:
         image = photos.image(index)
         return _square(image, side), tuple(image.shape[1:])
 
-    squares: list[tuple[Tensor, tuple[int, ...]]] = []
-    with ThreadPoolExecutor() as pool:
-        for start in range(0, len(photos), BLOCK):  # photos of the same source are neighbours
-            block = range(start, min(start + BLOCK, len(photos)))
-            started = time.monotonic()
-            squares += map(read, block[:TIMED])
-            slow = time.monotonic() - started > SLOW_SECONDS * TIMED
-            squares += (pool.map if slow else map)(read, block[TIMED:])
-    return squares
+    return list(map_images(read, len(photos)))
 
 
 def _to_device(squares: Sequence[Tensor], device: torch.device) -> list[Tensor]:
