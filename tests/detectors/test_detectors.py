@@ -15,9 +15,9 @@ from patchcleanser.detectors.torchvision_detectors import ModuleDetector
 from patchcleanser.detectors.yolox import YoloxDetector
 from patchcleanser.errors import (
     ClassifierError,
-    CoverError,
     InputError,
     LabelError,
+    MaskError,
     NotAFunctionError,
     OutputError,
     ThreatError,
@@ -172,7 +172,6 @@ def test_a_detector_that_is_no_function_is_refused() -> None:
 @pytest.mark.parametrize(
     ("threat", "options", "error", "words"),
     [
-        ("2", {"lines": 3, "masks": 2}, InputError, "lines or masks"),
         ("2", {"prune": 1.5}, InputError, "prune lies above 0"),
         (Threat.square(2, count=2), {}, ThreatError, "1 patch"),
         (Threat.square(2, grid="input"), {}, ThreatError, "as it came"),
@@ -188,8 +187,8 @@ def test_settings_that_cannot_be_certified_are_refused(
 @pytest.mark.parametrize(
     ("threat", "options", "error", "words"),
     [
-        ("any:100%", {}, ThreatError, "give lines"),
-        ("9x9", {"lines": 2}, CoverError, "does not cover"),
+        ("any:100%", {}, MaskError, "give lines"),
+        ("2", {"stride": 3, "masks": 2}, MaskError, "not both"),
     ],
 )
 def test_masks_that_hide_no_patch_of_the_threat_are_refused(

@@ -79,7 +79,7 @@ class Setting:
     image: Size
     box: tuple[float, float, float, float]
     masks: int | tuple[int, int] | None = None
-    lines: int | None = None
+    lines: int = 0
     loyalty: float = 0.9
     detectors: int = 60
 
@@ -89,7 +89,7 @@ SETTINGS = [
     Setting("windows", Threat.rectangle(1, 2), (3, 5), (0.2, 0.0, 2.0, 2.0), masks=(2, 2)),
     Setting("windows, every position", Threat.square(1), (3, 4), (1.0, 0.5, 3.0, 2.5), masks=(3, 4)),
     Setting("every rectangle of 2 px", Threat.any_rectangle(2), (3, 4), (0.0, 0.0, 2.0, 1.6), masks=3),
-    Setting("half-planes", Threat.rectangle(1, 2), (2, 6), (0.0, 0.0, 2.0, 2.0), lines=3),
+    Setting("windows and half-planes", Threat.rectangle(1, 2), (2, 6), (0.0, 0.0, 2.0, 2.0), masks=2, lines=3),
     Setting("half-planes, any size", ANY, (1, 7), (0.0, 0.0, 2.0, 1.0), lines=6),
     Setting("a region", Threat.square(1, region=Window(0, 2, 3, 2)), (3, 5), (0.0, 0.0, 2.0, 3.0), masks=2),
 ]

@@ -64,8 +64,11 @@ class OnnxClassifier(Classifier):
         return self._weights
 
 
-def open_session(path: Path, providers: list[str] | None = None) -> tuple[Any, str]:
-    """An ONNX Runtime session of a file, and a hash of the file and its external data as the session read them."""
+def open_session(path: Path, providers: list[str] | None = None, *, threads: int = 0) -> tuple[Any, str]:
+    """An ONNX Runtime session of a file, and a hash of the file and its external data as the session read them.
+
+    `threads` is the number of threads of one operator; 0 leaves the choice to ONNX Runtime.
+    """
     try:
         import onnxruntime
     except ImportError as error:
@@ -75,7 +78,10 @@ def open_session(path: Path, providers: list[str] | None = None) -> tuple[Any, s
     try:
         # Hashed now: the session goes on with what it read when the files are replaced.
         weights = _hash_files(path)
-        return onnxruntime.InferenceSession(path, providers=providers or onnxruntime.get_available_providers()), weights
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        providers = providers or onnxruntime.get_available_providers()
+        return onnxruntime.InferenceSession(path, options, providers=providers), weights
     except ClassifierError:
         raise
     except Exception as error:  # onnxruntime raises its own types for each cause

@@ -15,7 +15,7 @@ from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.results import Result
 from patchcleanser.core.threats import Threat
-from patchcleanser.errors import ThreatError
+from patchcleanser.errors import MaskError, ThreatError
 
 Place = Literal["over", "near", "far"]
 PLACES: tuple[Place, ...] = ("over", "near", "far")
@@ -44,6 +44,30 @@ class ObjectCertificate(Result):
         """Whether at least this share is promised; of nothing (0.0) more than nothing is wanted."""
         promise = getattr(self, place)
         return promise is not None and promise >= overlap and promise > 0
+
+
+def object_masks(
+    threat: Threat,
+    image: Size,
+    *,
+    masks: int | tuple[int, int] | None = None,
+    stride: int | tuple[int, int] | None = None,
+    lines: int = 0,
+) -> MaskSet:
+    """Windows for the threat, and both sides of `lines` rows and columns; CoverError if they do not cover it.
+
+    A patch as large as the image is covered by no masks that leave anything in sight. Then there are half-planes only,
+    and certificates speak of placements beside an object.
+    """
+    planes = MaskSet.half_planes(image=image, lines=lines).masks if lines else ()
+    if image in threat.shapes(image):
+        if not lines:
+            size = f"{image[0]}×{image[1]} px"
+            raise MaskError(f"no window hides a patch as large as the image ({size}) and leaves something; give lines")
+        return MaskSet(image, planes)
+    chosen = MaskSet(image, MaskSet.build(threat, image=image, masks=masks, stride=stride).masks + planes)
+    chosen.require_cover(threat)
+    return chosen
 
 
 def placements(threat: Threat, box: Window, image: Size, gap: int) -> Iterator[tuple[Place, Size, Window]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from patchcleanser.core.cover import Mask
 from patchcleanser.core.detections import Detections, coverage, merge, pixel_window, promised_coverage
 from patchcleanser.core.geometry import Size
-from patchcleanser.core.hiding import ObjectCertificate, certify_object
+from patchcleanser.core.hiding import ObjectCertificate, certify_object, object_masks
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
 from patchcleanser.detectors.detector import Detector
@@ -40,6 +40,11 @@ class ObjectExamination:
     """[objects, masks]: the share that the detections under each mask promise."""
     certificates: list[ObjectCertificate]
 
+    @property
+    def masks(self) -> int:
+        """The number of masks."""
+        return int(self.promises.shape[1])
+
 
 class ObjectSeeker:
     """Finds objects that a patch hides: every mask shows what is left without the place that it hides.
@@ -50,9 +55,9 @@ class ObjectSeeker:
     the object's class covers a share of it. The box may be larger than the object, and there may be more boxes, also
     false ones: an attacker can always add objects.
 
-    Masks are the paper's windows for a patch of a stated size, checked to cover the threat, or with `lines` both sides
-    of that many rows and columns, for a patch of any size. The latter cannot cover a patch that is as large as the
-    image; a certificate then speaks of the placements that leave the object in sight.
+    Masks are the paper's windows for a patch of a stated size, and with `lines` also both sides of that many rows and
+    columns, for a patch of any size (`object_masks`). More masks that hide one placement are more chances to see the
+    object.
 
     `score` is the least score of a box, `masked_score` that of a box under a mask, and `prune` the share of a masked
     box that another one must cover to replace it.
@@ -65,7 +70,7 @@ class ObjectSeeker:
         *,
         masks: int | tuple[int, int] | None = None,
         stride: int | tuple[int, int] | None = None,
-        lines: int | None = None,
+        lines: int = 0,
         score: float = 0.3,
         masked_score: float = 0.5,
         prune: float = 0.8,
@@ -78,31 +83,18 @@ class ObjectSeeker:
                 raise InputError(f"{name} lies above 0 and at most at 1, got {getattr(self, name)!r}")
         if not isinstance(detector, Detector):
             raise InputError(f"a detector has classes, device and fingerprint, and is called; got {detector!r:.80}")
-        if lines is not None and (masks is not None or stride is not None):
-            raise InputError(f"give lines or masks, not both; got lines={lines}, masks={masks}, stride={stride}")
         if self.threat.count > 1 or self.threat.grid != "source":
             raise ThreatError(f"objects are certified against 1 patch on the image as it came, got {self.threat}")
         self.mask_set = lru_cache(maxsize=64)(self._mask_set)
         self._probed = False
 
     def _mask_set(self, size: Size) -> MaskSet:
-        """The masks for images of a size; CoverError if they do not cover a threat that they could cover."""
-        shapes = self.threat.shapes(size)
-        if self.lines is not None:
-            masks = MaskSet.half_planes(image=size, lines=self.lines)
-        elif size in shapes:
-            raise ThreatError(
-                f"windows cannot hide a patch as large as the image of {size[0]}×{size[1]} px; give lines"
-            )
-        else:
-            masks = MaskSet.build(self.threat, image=size, masks=self.masks, stride=self.stride)
-        if size not in shapes:
-            masks.require_cover(self.threat)
-        return masks
+        """The masks for images of a size; CoverError if they do not cover a threat that masks can cover."""
+        return object_masks(self.threat, size, masks=self.masks, stride=self.stride, lines=self.lines)
 
     def predict(self, image: Tensor) -> Detections:
         """The defended detections of one image [3, H, W] in [0, 1]."""
-        return self._merged(self._base(image), self._masked(image))
+        return self._merged(self.undefended(image), self._masked(image))
 
     def certify(self, image: Tensor, boxes: Any, labels: Any) -> list[ObjectCertificate]:
         """A certificate for each object of a clean image: its box (left, top, right, bottom) and its class number."""
@@ -113,7 +105,7 @@ class ObjectSeeker:
         objects = Detections(boxes, labels, np.ones(len(labels)))
         if not all(0 <= label < len(self.detector.classes) for label in objects.classes):
             raise LabelError(f"classes of objects go from 0 to {len(self.detector.classes) - 1}, got {list(labels)}")
-        base, masked = self._base(image), self._masked(image)
+        base, masked = self.undefended(image), self._masked(image)
         self._probe(image, base)
         merged = self._merged(base, masked)
         promises = self.promises(objects, masked)
@@ -142,7 +134,8 @@ class ObjectSeeker:
     def _merged(self, base: Detections, masked: list[Detections]) -> Detections:
         return merge(base, masked, prune=self.prune)
 
-    def _base(self, image: Tensor) -> Detections:
+    def undefended(self, image: Tensor) -> Detections:
+        """The detections of one image without the defense."""
         return self._detections(image, self.score)
 
     def _masked(self, image: Tensor) -> list[Detections]:
@@ -153,12 +146,13 @@ class ObjectSeeker:
     def _detections(self, image: Tensor, score: float) -> Detections:
         if image.ndim != 3 or image.shape[0] != 3:
             raise ImageError(f"a detector takes one image [3, height, width], got {tuple(image.shape)}")
+        pixels = image.float().contiguous()  # equal pixels take equal kernels, however they lay in memory
         with strict_float32(self.detector.device):
-            return self.detector(image).clipped((image.shape[1], image.shape[2])).above(score)
+            return self.detector(pixels).clipped((image.shape[1], image.shape[2])).above(score)
 
     def _probe(self, image: Tensor, base: Detections) -> None:
         """Refuse a detector that sees other boxes in the same image."""
-        if not self._probed and not np.array_equal(self._base(image).boxes, base.boxes):
+        if not self._probed and not np.array_equal(self.undefended(image).boxes, base.boxes):
             raise NotAFunctionError("the same image got other boxes the second time; a certificate needs a function")
         self._probed = True
 

@@ -35,7 +35,8 @@ class YoloxDetector:
         self, path: str | Path, *, score: float = 0.1, suppress: float = 0.45, providers: list[str] | None = None
     ) -> None:
         self.path, self.score, self.suppress = Path(path), score, suppress
-        self.session, self.weights = open_session(self.path, providers)
+        # One thread adds numbers in one order on every machine; for one small image it is also the fastest.
+        self.session, self.weights = open_session(self.path, providers, threads=1)
         self.device, self.classes = torch.device("cpu"), COCO_CLASSES
         shape = self.session.get_inputs()[0].shape
         if len(shape) != 4 or shape[1] != 3 or not all(isinstance(side, int) and side % 32 == 0 for side in shape[2:]):
