@@ -21,7 +21,7 @@ from patchcleanser.core.detections import Detections
 from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.data.object_sets import ObjectDataset
 from patchcleanser.detectors.torchvision_detectors import ModuleDetector
-from patchcleanser.errors import InputError, MaskError, RecordError
+from patchcleanser.errors import DataError, InputError, MaskError, RecordError
 from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.records.derive_objects import all_objects, derived_promises, derived_threats
 from patchcleanser.records.metrics import object_values
@@ -235,3 +235,23 @@ def test_the_command_certifies_objects_and_the_report_command_shows_them(tmp_pat
     assert (tmp_path / "runs" / "report" / "report.html").is_file()
     rows = Run.open(tmp_path / "runs" / "8x8").read()
     assert compute.sum(rows["classifications"]).as_py() == 1 + 36 + 20
+
+
+def test_an_image_that_cannot_be_read_is_skipped_with_the_reason_in_its_row(tmp_path: Path) -> None:
+    class Damaged(ArrayDataset):
+        def image(self, index: int) -> Tensor:
+            if index == 0:
+                raise DataError("image 0 is damaged")
+            return super().image(index)
+
+    whole = dataset()
+    images = whole.images
+    assert isinstance(images, ArrayDataset)
+    damaged = Damaged(images.name, images.images, images.labels, images.classes)
+    work = replace(job(), dataset=ObjectDataset(damaged, whole.objects, CLASSES))
+    with pytest.raises(DataError, match="--unreadable skip"):
+        evaluate(work, tmp_path / "stopped")
+    run = evaluate(work, tmp_path / "run", skip=True)
+    assert run.read(["skipped"])["skipped"].to_pylist() == ["image 0 is damaged", None, None, None, None]
+    assert (run.summary().skipped, run.summary().shares["undefended"].total) == (1, 3)
+    assert "in 4 images" in write_object_report([run], tmp_path / "report").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data.object_sets import ObjectDataset
 from patchcleanser.defenses.object_seeker import FILL, ObjectSeeker
 from patchcleanser.detectors.detector import Detector
-from patchcleanser.errors import InputError
-from patchcleanser.evaluation.jobs import Pair, as_list, created, init_fields
+from patchcleanser.errors import DataError, InputError
+from patchcleanser.evaluation.jobs import CHECKED_IMAGES, Pair, as_list, created, init_fields, named_error
 
 DETECTIONS = 1
 """Version of the detections. Raise it when a change of the code may change a box: old and new rows then never mix."""
@@ -78,9 +78,19 @@ class DetectJob:
         return {"classes": objects.classes.tolist(), "boxes": objects.boxes.ravel().tolist()}
 
     def check(self, *, skip: bool = False) -> None:
-        """Raise, before anything is written, if the masks cannot be built for the first image."""
-        height, width = self.dataset.image(0).shape[1:]
-        self.built.mask_set((height, width))
+        """Raise, before anything is written, if the masks cannot be built for an image.
+
+        With `skip`, images that cannot be read are left out later, so the first one that can be read is taken.
+        """
+        for index in range(min(CHECKED_IMAGES, len(self.dataset))):
+            try:
+                height, width = self.dataset.image(index).shape[1:]
+            except DataError as error:
+                if not skip:
+                    raise named_error(error, self.dataset.id(index)) from error
+                continue
+            self.built.mask_set((height, width))
+            return
 
     @property
     def metadata(self) -> dict[str, Any]:
