@@ -32,23 +32,8 @@ class OnnxClassifier(Classifier):
         providers: list[str] | None = None,
     ) -> None:
         super().__init__(preprocessing, classes=classes)
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise MissingDependencyError.of("onnxruntime", "onnx") from error
         self.path = Path(path)
-        if not self.path.is_file():
-            raise InputError(f"no ONNX file at {self.path}")
-        try:
-            # Hashed now: the session goes on with what it read when the files are replaced.
-            self._weights = _hash_files(self.path)
-            self.session = onnxruntime.InferenceSession(
-                self.path, providers=providers or onnxruntime.get_available_providers()
-            )
-        except ClassifierError:
-            raise
-        except Exception as error:  # onnxruntime raises its own types for each cause
-            raise ClassifierError(f"{self.path} is not a model ONNX Runtime can load: {error}") from error
+        self.session, self._weights = open_session(self.path, providers)
         if is_sigmoid(self.path.read_bytes(), self.session.get_outputs()[0].name):
             raise multi_label_error(f"the output of {self.path} comes from a Sigmoid")
         first = self.session.get_inputs()[0]
@@ -77,6 +62,30 @@ class OnnxClassifier(Classifier):
     def weights(self) -> str:
         """A hash of the file and of its external data, as they were when the session started."""
         return self._weights
+
+
+def open_session(path: Path, providers: list[str] | None = None, *, threads: int = 0) -> tuple[Any, str]:
+    """An ONNX Runtime session of a file, and a hash of the file and its external data as the session read them.
+
+    `threads` is the number of threads of one operator; 0 leaves the choice to ONNX Runtime.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependencyError.of("onnxruntime", "onnx") from error
+    if not path.is_file():
+        raise InputError(f"no ONNX file at {path}")
+    try:
+        # Hashed now: the session goes on with what it read when the files are replaced.
+        weights = _hash_files(path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        providers = providers or onnxruntime.get_available_providers()
+        return onnxruntime.InferenceSession(path, options, providers=providers), weights
+    except ClassifierError:
+        raise
+    except Exception as error:  # onnxruntime raises its own types for each cause
+        raise ClassifierError(f"{path} is not a model ONNX Runtime can load: {error}") from error
 
 
 def _hash_files(path: Path) -> str:

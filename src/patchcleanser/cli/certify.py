@@ -42,6 +42,12 @@ def certify(
             "certificate is a proof; sampled leaves certificates statistical."
         ),
     ] = "sampled",
+    task: Annotated[
+        str, typer.Option(help="classify, or detect: certify the objects that a detector sees, each by itself.")
+    ] = "classify",
+    lines: Annotated[
+        int, typer.Option(help="With --task detect: also mask both sides of this many rows and columns. 0 is none.")
+    ] = 0,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -49,6 +55,19 @@ def certify(
 
     A comma list of --patch, --masks or --defense makes a sweep: one run for each combination.
     """
+    if task == "detect":
+        from patchcleanser.cli.objects import certify_objects
+
+        unused = {
+            "--table": table,
+            "--confirm": confirm != "sampled",
+            "--dry-run": dry_run,
+            "--on": cluster.on != "here",
+        }
+        certify_objects(options, option or [], lines=lines, unused=unused, as_json=as_json)
+        return
+    if lines:
+        raise InputError(f"--lines belongs to --task detect, got --lines {lines}")
     from patchcleanser.cli.cost import announce
     from patchcleanser.cli.progress import shown, waiting
     from patchcleanser.evaluation import evaluate

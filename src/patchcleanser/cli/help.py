@@ -19,9 +19,9 @@ from patchcleanser.engine import Confirm, Precision
 from patchcleanser.errors import InputError, did_you_mean
 
 GROUPS = {
-    "Images and classifier": "model data images split root labels limit subset seed unreadable teacher models check "
-    "batch trust_code",
-    "Threat": "patch patches grid masks stride image",
+    "Images and classifier": "task model data images split root labels limit subset seed unreadable teacher models "
+    "check batch trust_code",
+    "Threat": "patch patches grid masks stride lines image",
     "Defense": "defense coarse option threshold table confirm precision",
     "Attack": "attack iterations locations restarts places loss target sample",
     "Training": "recipe epochs change rate tries greedy mix unmasked sharp features mirror frozen patience",
@@ -50,6 +50,7 @@ CHOICES: dict[str, Iterable[str]] = {
     "on": ("here", "ray"),
     "places": ("random", "searched"),
     "precision": get_args(Precision),
+    "task": ("classify", "detect"),
     "subset": ("random", "first", "authors"),
     "unreadable": ("stop", "skip"),
 }

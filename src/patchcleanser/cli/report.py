@@ -28,17 +28,24 @@ def report(
 ) -> None:
     """Write report.html (one file that needs nothing else), tables/ and figures/ from the rows of runs."""
     # Imported late, so that --help answers at once.
+    from patchcleanser.errors import InputError
     from patchcleanser.records.atomic import require_inside
     from patchcleanser.records.derive import derive as derived
     from patchcleanser.records.run import find_runs
-    from patchcleanser.reports import write_report
+    from patchcleanser.reports import write_object_report, write_report
 
     stored, left_out = find_runs(runs)
     folder = out or default_folder([run.folder for run in stored])
     if out is None:
         require_inside(folder, folder.parent)
-    studies = [(run, derived(run) if derive else None) for run in stored]
-    page = write_report(studies, folder, title=title, pictures=gallery)
+    kinds = {run.kind == "detect" for run in stored}
+    if len(kinds) > 1:
+        raise InputError("runs of classifiers and of detectors have no page in common; report them one by one")
+    if kinds == {True}:
+        page = write_object_report(stored, folder, title=title, pictures=gallery)
+    else:
+        studies = [(run, derived(run) if derive else None) for run in stored]
+        page = write_report(studies, folder, title=title, pictures=gallery)
     if as_json:
         print(json.dumps({str(run.folder): accuracies(run) for run in stored}, indent=1, ensure_ascii=False))
     for note in [*(f"left out: {run}" for run in left_out), *notes(stored)]:

@@ -136,6 +136,29 @@ class MaskSet:
         base = [window for shape, step in chosen for window in _grid(room, shape, step)]
         return cls(image, tuple(_unions_of(base, threat.count)))
 
+    @classmethod
+    def half_planes(cls, *, image: Size, lines: int) -> MaskSet:
+        """Both sides of `lines` rows and `lines` columns, evenly spaced: masks for patches whose size is not known.
+
+        Let the lines across be at rows t_1 < … < t_k. A patch in rows a to b - 1 is inside the lower side of line i if
+        t_i ≤ a, and inside the upper side if b ≤ t_i. So it escapes all of these masks just if a < t_1 and t_k < b:
+        it spans every line. The same goes for columns. So the masks cover every rectangle that is at most t_k - t_1
+        high, or at most as wide as the columns are apart, and no patch that spans all lines both ways.
+
+        >>> masks = MaskSet.half_planes(image=(30, 40), lines=4)
+        >>> len(masks), masks.covers(Threat.rectangle(18, 40)), masks.uncovered(Threat.square(27))
+        (16, True, (Window(top=0, left=6, height=27, width=27),))
+        """
+        if not is_integer(lines) or lines < 1:
+            raise MaskError(f"half-planes need at least 1 line, got {lines!r}")
+        height, width = image
+        rows, columns = ({side * i // (lines + 1) for i in range(1, lines + 1)} - {0} for side in image)
+        down = [window for t in sorted(rows) for window in (Window(0, 0, t, width), Window(t, 0, height - t, width))]
+        right = [
+            window for t in sorted(columns) for window in (Window(0, 0, height, t), Window(0, t, height, width - t))
+        ]
+        return cls(image, tuple((window,) for window in (*down, *right)))
+
     def __len__(self) -> int:
         return len(self.masks)
 

@@ -141,6 +141,10 @@ DATASETS: dict[str, str] = {
 """What `load_dataset` takes, each with one line about it."""
 
 
+OBJECT_KINDS = ("coco", "voc", "yolo")
+"""Kinds of addresses that `load_objects` reads."""
+
+
 def load_dataset(
     name: str,
     *,
@@ -172,6 +176,8 @@ def _load(name: str, split: str, root: str | Path | None, *, trusted: bool, name
         raise DataError(f"{name} includes its location and takes no root, got {root}")
     if name == "sample":
         return load_parquet(SAMPLE)
+    if kind in OBJECT_KINDS:
+        raise DataError(f"{name} holds boxes of objects, not one label for each image; certify them by --task detect")
     if kind == "folder":
         return load_folder(address)
     if named_by is not None and not trusted and not is_local(address):
@@ -182,7 +188,7 @@ def _load(name: str, split: str, root: str | Path | None, *, trusted: bool, name
 def full_name(name: str) -> str:
     """The name of a dataset with its kind: a folder or Parquet file that is here may be given by its path alone."""
     kind, _, address = name.partition(":")
-    if name == "sample" or name in NAMED or (kind in ("folder", "parquet") and address):
+    if name == "sample" or name in NAMED or (kind in ("folder", "parquet", *OBJECT_KINDS) and address):
         return name
     path = Path(name).expanduser()
     if name and path.is_dir():

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -102,6 +103,15 @@ class Job:
         return self.dataset.labels
 
     @property
+    def device(self) -> torch.device:
+        """Where the classifier is."""
+        return self.classifier.device
+
+    def truth(self, index: int) -> dict[str, Any]:
+        """The columns of a row that say what is true of an image."""
+        return {"label": int(self.labels[index])}
+
+    @property
     def has_masks(self) -> bool:
         """Whether the defense works with a mask set."""
         return issubclass(DEFENSES[self.defense].load(), MaskDefense)
@@ -168,8 +178,7 @@ class Job:
             **self.dataset.origin,
             "classes": list(self.dataset.classes) or list(self.classifier.names or ()),
             "model_classes": list(self.classifier.names or ()),
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "versions": versions(),
+            **created(),
         }
 
     @cached_property
@@ -185,8 +194,8 @@ class Job:
             "images": len(self.dataset),
             "threat": self.threat.to_json(),
             # 6 is the default of a defense with masks
-            "masks": _as_list(self.masks if self.masks or self.stride or not self.has_masks else 6),
-            "stride": _as_list(self.stride),
+            "masks": as_list(self.masks if self.masks or self.stride or not self.has_masks else 6),
+            "stride": as_list(self.stride),
             "defense": self.defense,
             "options": dict(self.options),
             "table": self.table,
@@ -230,6 +239,11 @@ class AttackJob:
         return {**self.job.identity, "kind": "attack", "attack": self.attack, "settings": budget, "table": False}
 
 
+def created() -> dict[str, Any]:
+    """When and by which versions a run is made."""
+    return {"created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "versions": versions()}
+
+
 def init_fields(instance: Any) -> dict[str, Any]:
     """The fields of a dataclass, without its cached properties: those may differ on the machine it is sent to."""
     return {entry.name: getattr(instance, entry.name) for entry in fields(instance)}
@@ -242,7 +256,7 @@ def named_error(error: PatchCleanserError, name: str) -> PatchCleanserError:
     return type(error)(f"{message}; {smaller}leave such images out with --unreadable skip")
 
 
-def _as_list(value: Pair) -> list[int] | None:
+def as_list(value: Pair) -> list[int] | None:
     """Both axes: 6 and (6, 6) are the same job."""
     if value is None:
         return None

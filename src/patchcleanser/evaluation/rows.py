@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from patchcleanser.core.detections import Detections
+from patchcleanser.core.hiding import PLACES
 from patchcleanser.core.results import Verdict
 from patchcleanser.defenses.defense import Examination
 from patchcleanser.defenses.mask_defense import TableExamination
+from patchcleanser.defenses.object_seeker import ObjectExamination, best_coverage
 from patchcleanser.errors import DataError, ImageError, ThreatError
+from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.evaluation.jobs import Job, named_error
+from patchcleanser.records.metrics import OVERLAP
 from patchcleanser.records.run import Row
 
 
@@ -31,7 +37,7 @@ class LoadedBatch:
 
 
 def load_batch(
-    job: Job, indices: Sequence[int], *, skip: bool = False, left_out: Mapping[int, str] | None = None
+    job: Job | DetectJob, indices: Sequence[int], *, skip: bool = False, left_out: Mapping[int, str] | None = None
 ) -> LoadedBatch:
     """Read these images. An unreadable one raises, or with `skip` is left out with the reason in its row.
 
@@ -39,9 +45,9 @@ def load_batch(
     """
     rows: list[Row] = []
     images: list[Tensor] = []
-    pin = job.classifier.device.type == "cuda"  # pinned memory is copied to the GPU while it works
+    pin = job.device.type == "cuda"  # pinned memory is copied to the GPU while it works
     for index in indices:
-        row: Row = {"index": index, "id": job.dataset.id(index), "label": int(job.labels[index]), "skipped": None}
+        row: Row = {"index": index, "id": job.dataset.id(index), **job.truth(index), "skipped": None}
         rows.append(row)
         if left_out and index in left_out:
             row["skipped"] = left_out[index]
@@ -93,4 +99,23 @@ def clean_columns(examined: Examination[Any, Any], *, table: bool = False) -> Ro
             "classifications": labels.spent,
             **{count: labels.total(count) for count in ("rechecked", "flipped", "audited", "caught", "unconfirmed")},
         }
+    return row
+
+
+def object_columns(examined: ObjectExamination, objects: Detections, image: Tensor) -> Row:
+    """Columns of one image with objects; a list holds one value for each object, NaN where there is none."""
+    row: Row = {
+        "height": image.shape[1],
+        "width": image.shape[2],
+        "undefended": examined.undefended.tolist(),
+        "defended": examined.defended.tolist(),
+        "promises": examined.promises.ravel().tolist(),
+        "classifications": 1 + examined.masks,
+    }
+    for name, boxes in (("undefended", examined.base), ("defended", examined.merged)):
+        row[f"{name}_boxes"] = len(boxes)
+        row[f"{name}_matched"] = int((best_coverage(boxes, objects) >= OVERLAP).sum())
+    for place in PLACES:
+        shares = [getattr(certificate, place) for certificate in examined.certificates]
+        row[place] = [math.nan if share is None else share for share in shares]
     return row

@@ -10,8 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from patchcleanser.data.codec import as_picture
+from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.evaluation.jobs import Job
 from patchcleanser.records.atomic import require_inside, whole_file
+from patchcleanser.records.metrics import OVERLAP
 from patchcleanser.records.run import Row, Run
 
 EXAMPLES = 8
@@ -76,6 +78,15 @@ def save_examples(run: Run, job: Job) -> None:
             if job.threat.grid == "input":
                 image = job.classifier.preprocessing.geometry(image[None])[0]
             save_picture(run, picture_name(index), as_png(image, MAX_SIDE))
+
+
+def save_object_examples(run: Run, job: DetectJob) -> None:
+    """Save the pictures of a few images with objects that the clean image shows; the same rows, the same pictures."""
+    rows = run.read(["index", "undefended", "skipped"]).to_pylist()
+    shown = [row["index"] for row in rows if row["skipped"] is None and max(row["undefended"], default=0.0) >= OVERLAP]
+    for index in _spread(shown):
+        if not picture_path(run, index).is_file():
+            save_picture(run, picture_name(index), as_png(job.dataset.image(index), MAX_SIDE))
 
 
 def _spread(indices: list[int]) -> list[int]:

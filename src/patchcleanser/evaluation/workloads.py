@@ -20,11 +20,12 @@ import pyarrow as pa
 
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.attack_rows import attack_rows
+from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.evaluation.jobs import AttackJob, Job
-from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns, load_batch
-from patchcleanser.evaluation.saved_images import save_examples, save_picture
+from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns, load_batch, object_columns
+from patchcleanser.evaluation.saved_images import save_examples, save_object_examples, save_picture
 from patchcleanser.progress import progress_bar
-from patchcleanser.records.metrics import COLUMNS, Summary, summary
+from patchcleanser.records.metrics import COLUMNS, OBJECT_COLUMNS, Summary, summary
 from patchcleanser.records.run import Row, Run
 
 LOGGER = logging.getLogger("patchcleanser")
@@ -124,6 +125,10 @@ class BatchWorkload(Workload[Batch, Result]):
     def write(self, run: Run, task: Batch, result: Result) -> None:
         """Write the result of a batch."""
 
+    def judge(self, state: Summary) -> None:
+        """Warn of results that say that the job itself is wrong."""
+        warn_near_chance(state, self.job)
+
     def finish(self, run: Run) -> None:
         """Write what comes after the last batch."""
 
@@ -186,8 +191,39 @@ class AttackWorkload(BatchWorkload[tuple[list[Row], dict[str, bytes]]]):
         run.write(task.number, rows)
 
 
-def workload_of(job: Job | AttackJob, *, skip: bool = False) -> BatchWorkload[Any]:
+@dataclass(frozen=True)
+class DetectWorkload(BatchWorkload[list[Row]]):
+    """Batches of images whose objects are certified, into rows."""
+
+    job: DetectJob  # type: ignore[assignment]
+    skip: bool = False
+    sizes = (64, 8)
+    columns = OBJECT_COLUMNS
+
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        for row, image in zip(read.readable, read.images, strict=True):
+            started, objects = time.monotonic(), self.job.dataset.objects[row["index"]]
+            examined = self.job.built.examine(image, objects.boxes, objects.classes)
+            row.update(object_columns(examined, objects, image), seconds=time.monotonic() - started)
+        return read.rows
+
+    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
+        run.write(task.number, result)
+
+    def judge(self, state: Summary) -> None:
+        """Recall has no chance level."""
+
+    def finish(self, run: Run) -> None:
+        save_object_examples(run, self.job)
+
+
+AnyJob = Job | AttackJob | DetectJob
+
+
+def workload_of(job: AnyJob, *, skip: bool = False) -> BatchWorkload[Any]:
     """The batches to certify or to attack."""
+    if isinstance(job, DetectJob):
+        return DetectWorkload(job, skip)
     return AttackWorkload(job, skip) if isinstance(job, AttackJob) else CertifyWorkload(job, skip)
 
 
@@ -203,13 +239,13 @@ class Progress:
 
     def __str__(self) -> str:
         shares = self.summary.shares
-        names = [name for name in ("robust", "certified", "detection_certified") if name in shares]
+        names = [name for name in ("robust", "certified", "detection_certified", "certified_far") if name in shares]
         parts = [f"{name.replace('_', ' ')} {shares[name].percent:.1f}%" for name in names[:1]]
         return "  ".join([*parts, *([f"{self.summary.skipped} skipped"] if self.summary.skipped else [])])
 
 
 def evaluate(
-    job: Job | AttackJob,
+    job: AnyJob,
     folder: str | Path,
     *,
     batch: int | None = None,
@@ -230,11 +266,12 @@ def evaluate(
     `runner` is where the work is done: here, or RayRunner(...). One may begin a run and the other finish it. Only this
     process writes.
     """
-    if not isinstance(job, Job | AttackJob) or not isinstance(folder, str | Path):
+    if not isinstance(job, AnyJob) or not isinstance(folder, str | Path):
         got = f"{type(job).__name__} and {type(folder).__name__}"
-        raise InputError(f"evaluate takes a Job or an AttackJob, and the folder of the run; got {got}")
+        raise InputError(f"evaluate takes a Job, AttackJob or DetectJob, and the folder of the run; got {got}")
     runner, work = runner or LocalRunner(), workload_of(job, skip=skip)
-    _warn_of_other_names(work.job)
+    if isinstance(work.job, Job):
+        _warn_of_other_names(work.job)
     identity = runner.begin(work)
     on_gpu, elsewhere = work.sizes
     size = batch or (on_gpu if identity["device"] == "cuda" else elsewhere)
@@ -272,7 +309,7 @@ def _compute_missing(
             show(update.done, update.total, f"{update}  {here / max(time.monotonic() - started, 1e-9):.2f} images/s")
             if not judged and (update.done == update.total or state.images >= ENOUGH_IMAGES):
                 judged = True
-                _warn_near_chance(state, work.job)
+                work.judge(state)
             if on_progress is not None:
                 on_progress(update)
 
@@ -299,7 +336,7 @@ def _warn_of_other_names(job: Job) -> None:
             return
 
 
-def _warn_near_chance(state: Summary, job: Job) -> None:
+def warn_near_chance(state: Summary, job: Job) -> None:
     """Warn if the undefended classifier is hardly better than chance: then its input or the labels are wrong."""
     classes, undefended = job.classifier.classes or len(job.dataset.classes), state.shares["undefended"]
     if classes and state.images >= FEW_IMAGES and undefended.percent < min(50.0, 200 / classes):

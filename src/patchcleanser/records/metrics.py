@@ -19,8 +19,12 @@ _SHARED = ("label", "skipped", "undefended", "answer", "alert", "certified", "ro
 COLUMNS = (*_SHARED, "case", "margin", "classifications", "seconds")
 """The columns that a summary needs."""
 _ATTACKED = ("undefended_fooled", "fooled", "attacked_answer", "attacked_alert", "attacked_case", "queries", "seconds")
-COLUMNS_OF = {"certify": COLUMNS, "attack": (*_SHARED, *_ATTACKED)}
+OBJECT_COLUMNS = ("skipped", "undefended", "defended", "over", "near", "far", "classifications", "seconds")
+COLUMNS_OF = {"certify": COLUMNS, "attack": (*_SHARED, *_ATTACKED), "detect": OBJECT_COLUMNS}
 """By the kind of run."""
+
+OVERLAP = 0.5
+"""An object counts as detected if a box of its class covers at least this share of it."""
 
 Bools = NDArray[np.bool_]
 
@@ -110,10 +114,13 @@ class Summary:
 
 
 def summary(rows: pa.Table) -> Summary:
-    """Summarise all rows that have an answer; cases and classifications of an attack are those under attack."""
+    """Summarise all rows that have an answer; cases and classifications of an attack are those under attack.
+
+    Shares of a detector are shares of objects, not of images.
+    """
     answered = rows.filter(compute.is_null(rows["skipped"]))
     case, cost = ("attacked_case", "queries") if is_attack(rows) else ("case", "classifications")
-    cases = answered[case].to_pylist()
+    cases = answered[case].to_pylist() if case in answered.column_names else []
     return Summary(
         images=len(answered),
         skipped=len(rows) - len(answered),
@@ -129,6 +136,8 @@ def outcomes(rows: pa.Table) -> dict[str, Bools]:
 
     For a detection defense, an alert on a clean image counts as wrong.
     """
+    if sees_objects(rows):
+        return object_outcomes(rows, OVERLAP)
     label = numbers(rows, "label")
     right = numbers(rows, "answer") == label
     attacked, detects = is_attack(rows), len(rows) > 0 and rows["alert"].null_count == 0
@@ -149,6 +158,26 @@ def outcomes(rows: pa.Table) -> dict[str, Bools]:
     if not len(rows) or rows["row_certified"].null_count < len(rows):  # defenses without masks have none
         hits["row_certified"] = flags(rows, "row_certified")
     return hits
+
+
+def object_outcomes(rows: pa.Table, overlap: float) -> dict[str, Bools]:
+    """For each share, which objects count at this overlap; those without a placement of the class are left out."""
+    columns = {"undefended": "undefended", "clean": "defended"}
+    columns |= {f"certified_{place}": place for place in ("over", "near", "far")}
+    shares = {name: object_values(rows, column) for name, column in columns.items()}
+    shares = {name: values[~np.isnan(values)] for name, values in shares.items()}
+    return {name: (values >= overlap) & (values > 0) for name, values in shares.items()}
+
+
+def object_values(rows: pa.Table, name: str) -> NDArray[np.float64]:
+    """The values of a list column of all rows, one for each object."""
+    values: NDArray[np.float64] = rows[name].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return values
+
+
+def sees_objects(rows: pa.Table) -> bool:
+    """Whether these are the rows of a detector."""
+    return "defended" in rows.column_names
 
 
 def is_attack(rows: pa.Table) -> bool:

@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
+from patchcleanser.core.hiding import object_masks
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Threat
@@ -91,7 +92,27 @@ ATTACK_SCHEMA = pa.schema(
         ("seconds", pa.float32()),
     ]
 )
-SCHEMAS = {"certify": SCHEMA, "attack": ATTACK_SCHEMA}
+_SHARES = pa.list_(pa.float64())
+OBJECT_SCHEMA = pa.schema(
+    [
+        *(column for column in _IMAGE if column[0] != "label"),
+        ("classes", pa.list_(pa.int32())),  # of the objects, by the detector's numbers
+        ("boxes", _SHARES),  # left, top, right, bottom of each object
+        ("undefended", _SHARES),  # the share of each object that a box of its class covers; here without the defense
+        ("defended", _SHARES),
+        ("over", _SHARES),  # the share promised wherever over the object a patch is; NaN without a placement
+        ("near", _SHARES),
+        ("far", _SHARES),
+        ("promises", _SHARES),  # the share that the detections under each mask promise, object by object
+        ("undefended_boxes", pa.int32()),
+        ("undefended_matched", pa.int32()),  # boxes that lie on an object of their class
+        ("defended_boxes", pa.int32()),
+        ("defended_matched", pa.int32()),
+        ("classifications", pa.int32()),  # images that the detector was given
+        ("seconds", pa.float32()),
+    ]
+)
+SCHEMAS = {"certify": SCHEMA, "attack": ATTACK_SCHEMA, "detect": OBJECT_SCHEMA}
 """The columns of each kind of run; a job that names no kind certifies."""
 
 NEWER_COLUMNS = ("caught", "unconfirmed", "coarse_labels")
@@ -167,7 +188,7 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """What was done: certify or attack."""
+        """What was done: certify, attack or detect."""
         return str(self.job.get("kind", "certify"))
 
     @property
@@ -181,6 +202,8 @@ class Run:
     def mask_set(self, size: Size) -> MaskSet:
         """The masks of this run for images of this size on the threat's grid."""
         masks, stride = (tuple(v) if v else None for v in (self.job["masks"], self.job["stride"]))
+        if self.kind == "detect":
+            return object_masks(self.threat, size, masks=masks, stride=stride, lines=self.job["lines"])
         field = self.job.get("receptive_field")
         fields = ReceptiveFields.fields(size, *field) if field else None
         return MaskSet.build(self.threat, image=size, masks=masks, stride=stride, fields=fields)

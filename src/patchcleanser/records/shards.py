@@ -24,7 +24,7 @@ from pyarrow import compute, parquet
 
 from patchcleanser.errors import RecordError
 from patchcleanser.records.atomic import whole_file
-from patchcleanser.records.metrics import Bools, flags, is_attack, numbers
+from patchcleanser.records.metrics import Bools, flags, is_attack, numbers, sees_objects
 
 HEADER = b"patchcleanser"
 """Key of the header and checksum among the metadata of the Parquet schema."""
@@ -167,11 +167,11 @@ def _lengths(lists: pa.Array) -> NDArray[np.int64]:
 
 def first_contradiction(rows: pa.Table) -> tuple[int, str] | None:
     """The index of the first row that contradicts itself, and how; None if none does. Needs no model."""
-    labels = numbers(rows, "label")
     answered = rows.filter(compute.is_null(rows["skipped"]))
+    labels = numbers(rows, "label") if "label" in rows.column_names else np.zeros(len(rows))
     if not (labels >= 0).all():
         return int(rows["index"][int((~(labels >= 0)).argmax())].as_py()), "it has no label"
-    for text, wrong in _contradictions(answered):
+    for text, wrong in (_object_contradictions if sees_objects(rows) else _contradictions)(answered):
         if wrong.any():
             return int(answered["index"][int(wrong.argmax())].as_py()), text
     return None
@@ -190,6 +190,24 @@ def _contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
     yield "detection-certified with a wrong answer or an alert", detects & ((answer != label) | alert)
     yield "it has no time", ~(numbers(rows, "seconds") >= 0)
     yield from (_attack_contradictions if is_attack(rows) else _mask_contradictions)(rows)
+
+
+def _object_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
+    """What must hold for the objects of an image. A share of an object is NaN where a patch has no placement."""
+    objects = ListColumn.read(rows, "classes").lengths
+    yield "its boxes are not one for each object", ListColumn.read(rows, "boxes").lengths != 4 * objects
+    for name in ("undefended", "defended", "over", "near", "far"):
+        each = ListColumn.read(rows, name)
+        yield f"its {name} are not one for each object", each.lengths != objects
+        yield f"a share of its {name} is out of range", each.count((each.values < 0) | (each.values > 1 + ROUNDING)) > 0
+    first, second = ListColumn.read(rows, "undefended"), ListColumn.read(rows, "defended")
+    yield "the defense covers less than the detector alone", first.count(second.values < first.values) > 0
+    for place in ("over", "near", "far"):
+        promised = ListColumn.read(rows, place)
+        broken = promised.values > second.values + ROUNDING
+        yield f"more is promised {place} an object than the clean image shows", promised.count(broken) > 0
+    yield "it has no count of images", ~(numbers(rows, "classifications") >= 0)
+    yield "it has no time", ~(numbers(rows, "seconds") >= 0)
 
 
 def _attack_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:

@@ -149,7 +149,7 @@ def _groups(
     make: Callable[[RunResult, Row, str], Shown | None],
 ) -> dict[str, list[Shown]]:
     """The groups that are not empty, made from rows whose picture was saved and can be read."""
-    rows = _saved_rows(result.run, columns) if each else []
+    rows = saved_rows(result.run, columns) if each else []
     shown = {}
     for group, matches in groups.items():
         matching = [row for row in rows if matches(row)][:each]
@@ -159,7 +159,7 @@ def _groups(
     return shown
 
 
-def _saved_rows(run: Run, columns: Sequence[str]) -> list[Row]:
+def saved_rows(run: Run, columns: Sequence[str]) -> list[Row]:
     """The answered rows of images whose picture was saved, read from their batches only."""
     indices = sorted(int(path.stem) for path in (run.folder / "gallery").glob("*.png") if path.stem.isdecimal())
     rows: list[Row] = []
@@ -173,7 +173,7 @@ def _saved_rows(run: Run, columns: Sequence[str]) -> list[Row]:
 def _picture(result: RunResult, row: Row, group: str, saved: tuple[Run, int] | None = None) -> Picture | None:
     """The picture, `saved` by this run or by another under another index."""
     run, index = saved or (result.run, row["index"])
-    uri = _data_uri(run, f"{index}.png")
+    uri = saved_picture(run, f"{index}.png")
     if uri is None:
         return None
     return replace(
@@ -188,7 +188,7 @@ def pictures_by_id(result: RunResult, other: RunResult, ids: set[str], each: int
     """Up to `each` pictures of these images, with the answers of `result`; either run may have saved the picture."""
     names = ["index", "id", "skipped"]
     runs = (other.run, result.run) if each else ()
-    saved = {row["id"]: (run, row["index"]) for run in runs for row in _saved_rows(run, names)}
+    saved = {row["id"]: (run, row["index"]) for run in runs for row in saved_rows(run, names)}
     rows = result.run.read(COLUMNS)
     rows = rows.filter(compute.is_in(rows["id"], pa.array(sorted(ids & set(saved)), pa.string())))
     pictures = (_picture(result, row, "not-proved", saved[row["id"]]) for row in rows.to_pylist())
@@ -206,7 +206,7 @@ def _deciding_mask(result: RunResult, row: Row, group: str) -> list[Window]:
 
 
 def _before_after(result: RunResult, row: Row, group: str) -> BeforeAfter | None:
-    clean, attacked = (_data_uri(result.run, f"{row['index']}{end}.png") for end in ("", "-attacked"))
+    clean, attacked = (saved_picture(result.run, f"{row['index']}{end}.png") for end in ("", "-attacked"))
     if clean is None or attacked is None:
         return None
     before, patches = _clean_picture(result, row, clean), _windows(row["patches"])
@@ -247,7 +247,7 @@ def _clean_picture(result: RunResult, row: Row, uri: str) -> Picture:
     )
 
 
-def _data_uri(run: Run, name: str) -> str | None:
+def saved_picture(run: Run, name: str) -> str | None:
     """A saved picture as a data URI, shrunk if it is large; None if it cannot be read."""
     try:
         content, kind = (run.folder / "gallery" / name).read_bytes(), "png"

@@ -1,0 +1,205 @@
+"""Images with the boxes and classes of their objects: COCO's annotations, Pascal VOC's XML, YOLO's label files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from patchcleanser.core.detections import Detections, areas
+from patchcleanser.data.boxes import read_boxes
+from patchcleanser.data.coco_names import ALIASES, COCO_CLASSES, COCO_NUMBERS
+from patchcleanser.data.dataset import Dataset, DatasetView, EncodedDataset, chosen
+from patchcleanser.data.folders import SUFFIXES, FileContents
+from patchcleanser.errors import DataError, InputError, did_you_mean
+
+NamedBox = tuple[str, tuple[float, float, float, float]]
+"""A class name, and left, top, right and bottom in pixels."""
+
+
+class ObjectDataset(DatasetView):
+    """Images of a dataset, and their objects: true boxes and class numbers, with a score of 1."""
+
+    def __init__(self, images: Dataset, objects: Sequence[Detections], classes: Sequence[str]) -> None:
+        if len(images) != len(objects):
+            raise DataError(f"{images.name} has {len(images)} images, but objects of {len(objects)}")
+        self.images, self.objects = images, tuple(objects)
+        self.name, self.classes, self.labels, self.origin = images.name, tuple(classes), None, images.origin
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def _source(self, index: int) -> tuple[Dataset, int]:
+        return self.images, index
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of images, boxes and classes."""
+        digest = hashlib.sha256(f"{self.images.fingerprint}\n{self.classes}".encode())
+        for each in self.objects:
+            digest.update(each.boxes.tobytes() + b"\n" + each.classes.tobytes())
+        return digest.hexdigest()
+
+    def chosen(self, limit: int | None, *, seed: int = 0, subset: str = "random") -> ObjectDataset:
+        """`limit` images, as `chosen` takes them of any dataset."""
+        part = chosen(self.images, limit, seed=seed, subset=subset)
+        indices = range(len(self)) if part is self.images else part.indices  # type: ignore[attr-defined]
+        return ObjectDataset(part, [self.objects[i] for i in indices], self.classes)
+
+    def renumbered(self, classes: Sequence[str]) -> tuple[ObjectDataset, list[str]]:
+        """The objects under a detector's class numbers, by name, and the names of the classes that it does not have."""
+        numbers = {_plain_name(name): number for number, name in enumerate(classes)}
+        table = np.array([numbers.get(_plain_name(name), -1) for name in self.classes], dtype=np.int64)
+        objects = []
+        for each in self.objects:
+            shared = table[each.classes] >= 0
+            objects.append(Detections(each.boxes, table[each.classes], each.scores).pick(shared))
+        missing = [name for name, number in zip(self.classes, table, strict=True) if number < 0]
+        if len(missing) == len(self.classes):
+            raise DataError(
+                f"none of the classes of {self.name} ({', '.join(missing[:3])}, …) is one of the detector's"
+            )
+        return ObjectDataset(self.images, objects, classes), missing
+
+
+def _plain_name(name: str) -> str:
+    text = re.sub(r"[\s_-]+", " ", name.strip().lower())
+    return ALIASES.get(text, text)
+
+
+def load_objects(address: str, *, root: Path | None = None) -> ObjectDataset:
+    """Images with objects from an address `kind:path`.
+
+    - ``coco:annotations/instances_val2017.json``: COCO's layout; the images lie in `root`, or where COCO puts them
+    - ``voc:VOCdevkit/VOC2007``: Pascal VOC's layout, Annotations/*.xml and JPEGImages; ``voc:VOCdevkit/VOC2007?test``
+      takes the images that ImageSets/Main/test.txt lists
+    - ``yolo:images/train``: a folder of pictures, with a text file for each in labels/train: lines of
+      `class cx cy w h` with COCO's 80 classes from 0, or of `image_id class cx cy w h` with COCO's numbers from 1 to 90
+    """
+    kind, _, path = address.partition(":")
+    if kind not in LAYOUTS or not path:
+        kinds = ", ".join(f"{name}:PATH" for name in LAYOUTS)
+        raise InputError(f"cannot read {address!r}; images with objects are {kinds}{did_you_mean(kind, LAYOUTS)}")
+    return LAYOUTS[kind](Path(path).expanduser(), root)
+
+
+def _dataset(name: str, paths: Sequence[Path], root: Path, boxes: Sequence[Sequence[NamedBox]]) -> ObjectDataset:
+    """Images that lie under a root, and named boxes; classes are those that occur, in the order of names."""
+    classes = sorted({label for each in boxes for label, _ in each})
+    if not classes:
+        raise DataError(f"{name} names no objects")
+    ids = [path.relative_to(root).as_posix() for path in paths]
+    objects = [
+        Detections([box for _, box in each], [classes.index(label) for label, _ in each], np.ones(len(each)))
+        for each in boxes
+    ]
+    objects = [each.pick(areas(each.boxes) > 0) for each in objects]
+    return ObjectDataset(EncodedDataset(name, ids, FileContents(paths)), objects, classes)
+
+
+def _load_coco(path: Path, root: Path | None) -> ObjectDataset:
+    content = _read_json(path)
+    try:
+        names = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
+        entries = sorted(content["images"], key=lambda entry: str(entry["file_name"]))
+        boxes: dict[int, list[NamedBox]] = {int(entry["id"]): [] for entry in entries}
+        for entry in content["annotations"]:
+            left, top, width, height = map(float, entry["bbox"])
+            if not entry.get("iscrowd") and width > 0 and height > 0:
+                box = (names[int(entry["category_id"])], (left, top, left + width, top + height))
+                boxes[int(entry["image_id"])].append(box)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is not in the layout of COCO's annotations: {error!r}") from error
+    files = [str(entry["file_name"]) for entry in entries]
+    folder = root or _image_folder(path, files)
+    for file in files:
+        if not (folder / file).resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"{path} names the picture {file!r}, which lies outside {folder}")
+    return _dataset(path.stem, [folder / file for file in files], folder, [boxes[int(e["id"])] for e in entries])
+
+
+def _image_folder(annotations: Path, files: Sequence[str]) -> Path:
+    """The folder of pictures: that of the annotations, or SPLIT or images/SPLIT beside its folder."""
+    split, above = annotations.stem.removeprefix("instances_"), annotations.parent.parent
+    folders = [annotations.parent, above / split, above / "images" / split]
+    for folder in folders:
+        if files and (folder / files[0]).is_file():
+            return folder
+    raise DataError(f"no pictures of {annotations} in {', '.join(map(str, folders))}; give their folder by --root")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is not in the layout of COCO's annotations: it holds no object")
+    return content
+
+
+def _load_voc(path: Path, root: Path | None) -> ObjectDataset:
+    base, _, split = str(path).partition("?")
+    folder = Path(base)
+    annotations = sorted((folder / "Annotations").glob("*.xml"))
+    if split:
+        listed = folder / "ImageSets" / "Main" / f"{split}.txt"
+        try:
+            names = set(listed.read_text(encoding="utf-8").split())
+        except OSError as error:
+            raise DataError(f"cannot read {listed}: {error.strerror}") from error
+        annotations = [file for file in annotations if file.stem in names]
+    if not annotations:
+        raise DataError(f"no annotations in {folder / 'Annotations'}; wanted is the folder of one year, as VOC2007")
+    pictures = root or folder / "JPEGImages"
+    boxes = []
+    for file in annotations:
+        content = read_boxes(file)
+        pairs = zip(content.names, content.windows, strict=True)
+        boxes.append([(label, (w.left, w.top, w.right, w.bottom)) for label, w in pairs])
+    return _dataset(folder.name, [pictures / f"{file.stem}.jpg" for file in annotations], pictures, boxes)
+
+
+def _load_yolo(path: Path, root: Path | None) -> ObjectDataset:
+    pictures = sorted(file for file in path.glob("*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else []
+    if not pictures:
+        raise DataError(f"no pictures in {path}; known endings: {' '.join(sorted(SUFFIXES))}")
+    labels = root or Path(*("labels" if part == "images" else part for part in path.parts))
+    boxes = [_read_lines(labels / f"{picture.stem}.txt", picture) for picture in pictures]
+    return _dataset(path.name, pictures, path, boxes)
+
+
+def _read_lines(path: Path, picture: Path) -> list[NamedBox]:
+    """The objects of a picture; none if it has no label file, as in YOLO's layout."""
+    if not path.is_file():
+        return []
+    try:
+        with Image.open(picture) as opened:
+            width, height = opened.size
+        return [_parsed(line.split(), width, height) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, ValueError, LookupError) as error:
+        raise DataError(f"{path} is not in YOLO's layout (class cx cy w h): {error}") from error
+
+
+def _parsed(cells: Sequence[str], width: int, height: int) -> NamedBox:
+    if len(cells) not in (5, 6):
+        raise ValueError(f"a line has {len(cells)} columns")
+    name = COCO_CLASSES[int(cells[0])] if len(cells) == 5 else COCO_NUMBERS[int(cells[1])]
+    x, y, w, h = map(float, cells[-4:])
+    corners = ((x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height)
+    return name, corners
+
+
+LAYOUTS: dict[str, Callable[[Path, Path | None], ObjectDataset]] = {
+    "coco": _load_coco,
+    "voc": _load_voc,
+    "yolo": _load_yolo,
+}
