@@ -159,7 +159,7 @@ TITLES = {
     "label 1, certified": CERTIFIED,
     "label 1, row-certified": replace(CERTIFIED, certified=False),
     "label 1, not certified": replace(MAPPED, positions=None),
-    "label 1, 95.8% of places proved": MAPPED,
+    "label 1, 95.8% of places proved\npink: patch centres that are not": MAPPED,
     "label 2": RESULTS[3],
     "alert": RESULTS[5],
     "label 2, not certified": RESULTS[6],

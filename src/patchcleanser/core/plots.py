@@ -50,7 +50,7 @@ def _title(result: Any) -> str:
     if proof is None and hasattr(result, "margin"):
         places = [safe.ravel() for safe in (getattr(result, "positions", None) or {}).values()]
         percent = np.floor(1000 * np.concatenate(places).mean()) / 10 if places else 0
-        proof = f"{percent:.1f}% of places proved" if places else "not certified"
+        proof = f"{percent:.1f}% of places proved\npink: patch centres that are not" if places else "not certified"
     case = getattr(result, "case", None)
     return ", ".join([f"label {result.label}", *([proof] if proof else []), *([case.value] if case else [])])
 

@@ -82,8 +82,9 @@ class Certificate(Result):
     """Whether, for a clean image and its true label, no patch of the threat changes the answer.
 
     `certified` is the paper's two-mask correctness; `row_certified` is the weaker condition that suffices as well, so
-    certified implies row_certified. If not certified, `failing_pair` names two masks under which the label is wrong;
-    if not row-certified, `failing_placement` names patches the proof does not reach.
+    certified implies row_certified. `failing_pair` names two masks under which the label is wrong, if there are such:
+    after a coarse round it may be a coarse label alone that is. If not row-certified, `failing_placement` names patches
+    the proof does not reach.
     """
 
     label: int
