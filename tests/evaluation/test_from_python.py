@@ -94,6 +94,27 @@ def test_classes_in_another_order_than_the_classifiers_are_warned_of(
     assert [expected in text for text in notes(caplog, logging.WARNING)] == [True] * warned
 
 
+def test_a_run_that_goes_on_with_another_number_of_threads_is_warned_of(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    job, threads = Job(MODEL, pairs(8, 0), "2", masks=2), torch.get_num_threads()
+
+    def stop(state: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(job, tmp_path, batch=4, on_progress=stop)
+    torch.set_num_threads(threads + 1)
+    try:
+        evaluate(job, tmp_path)
+        (warning,) = notes(caplog, logging.WARNING)
+        assert f"the run was begun with threads {threads}, now {threads + 1}: rounding may differ" in warning
+        evaluate(job, tmp_path)  # it is complete
+    finally:
+        torch.set_num_threads(threads)
+    assert len(notes(caplog, logging.WARNING)) == 1
+
+
 def test_a_long_run_is_warned_of_before_it_ends(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     done: list[int] = []
     warned_at: list[int] = []

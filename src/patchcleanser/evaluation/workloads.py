@@ -277,6 +277,8 @@ def evaluate(
     size = batch or (on_gpu if identity["device"] == "cuda" else elsewhere)
     metadata = {"entropy": secrets.randbits(63), **work.job.metadata, **(metadata or {})}
     run = Run.begin(folder, identity, images=len(work.job.dataset), batch=size, metadata=metadata)
+    if run.missing():
+        _warn_of_other_versions(run.metadata.get("versions"), metadata.get("versions"))
     with run.locked():
         _compute_missing(run, work, runner, on_progress, progress, seconds)
         work.finish(run)
@@ -318,6 +320,21 @@ def _log_left_out(rows: pa.Table) -> None:
     for row in rows.select(["id", "skipped"]).to_pylist():
         if row["skipped"] is not None:
             LOGGER.info("image %s is left out: %s", row["id"], row["skipped"])
+
+
+def _warn_of_other_versions(before: Any, now: Any) -> None:
+    """Warn if a run goes on where rounding may be another: with other packages, hardware or threads."""
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        return
+    changes = [
+        f"{name} {before[name]}, now {now[name]}" for name in before if now.get(name, before[name]) != before[name]
+    ]
+    if changes:
+        LOGGER.warning(
+            "the run was begun with %s: rounding may differ, and with it labels of a tiny margin; each certificate speaks "
+            "of the setting in which it was computed",
+            "; ".join(changes),
+        )
 
 
 def _warn_of_other_names(job: Job) -> None:

@@ -103,6 +103,7 @@ def versions() -> dict[str, str]:
         **{name: version(name) for name in ("torch", "timm", "numpy")},
         "python": platform.python_version(),
         "hardware": _gpu() or _processor(),
+        **({"threads": str(sys.modules["torch"].get_num_threads())} if "torch" in sys.modules else {}),
     }
 
 
