@@ -149,3 +149,11 @@ def test_images_of_every_size_do_not_fill_the_memory_with_masks(monkeypatch: pyt
     assert len(defense.mask_sets.built) <= 4
     assert [masks.image for masks in sets] == [(side, 9) for side in range(5, 25)]
     assert defense.mask_set((5, 9)) == sets[0]
+
+
+def test_a_mask_that_hides_the_whole_image_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    classifier = CallableClassifier(lambda x: x.mean((2, 3)), array="torch", fingerprint="colours")
+    for masks in (1, 2):
+        DoubleMasking(classifier, Threat.square(3), masks=masks).predict(torch.rand(2, 3, 8, 8))
+    (record,) = caplog.records
+    assert "a mask hides the whole image of 8×8 px" in record.getMessage()

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from patchcleanser.classifiers.preprocessing import checked_images
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.counts import counted
-from patchcleanser.core.geometry import Size
+from patchcleanser.core.geometry import Size, image_window
 from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
 from patchcleanser.core.masks import MaskSet, masks_per_axis
 from patchcleanser.core.receptive_fields import ReceptiveFields
@@ -125,6 +126,8 @@ class MaskSets:
             if pairs > MANY_PAIRS:
                 LOGGER.info("%s masks make %s pairs; checking them takes a while", f"{len(built):,}", f"{pairs:,}")
             built.require_cover(self.threat)
+            if image_window(size) in chain(*built.masks):
+                LOGGER.warning("a mask hides the whole image of %d×%d px: its label is the same for every image", *size)
             if len(self._built) >= CACHED_SIZES:
                 self._built.clear()
             self._built[size] = built

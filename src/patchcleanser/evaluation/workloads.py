@@ -331,8 +331,8 @@ def _warn_of_other_versions(before: Any, now: Any) -> None:
     ]
     if changes:
         LOGGER.warning(
-            "the run was begun with %s: rounding may differ, and with it labels of a tiny margin; each certificate speaks "
-            "of the setting in which it was computed",
+            "the run was begun with %s: rounding may differ, and with it labels of a tiny margin; each certificate "
+            "speaks of the setting in which it was computed",
             "; ".join(changes),
         )
 
