@@ -121,6 +121,13 @@ def test_a_wrong_number_of_coarse_masks_is_refused(wrong: Any) -> None:
         DoubleMasking(linear(), THREAT, coarse=wrong)
 
 
+def test_coarse_masks_are_fewer_than_the_masks_after_them() -> None:
+    DoubleMasking(linear(), THREAT, masks=(1, 4), coarse=3)
+    for masks in (2, 3):
+        with pytest.raises(MaskError, match=f"fewer per axis than the masks after them; got coarse=3, masks={masks}"):
+            DoubleMasking(linear(), THREAT, masks=masks, coarse=3)
+
+
 def test_minority_reports_has_no_coarse_round(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="minority-reports does not take coarse"):
         evaluate(Job(linear(), dataset(), THREAT, defense="minority-reports", options={"coarse": 2}), tmp_path / "run")

@@ -8,7 +8,7 @@ from typing import Any
 from patchcleanser.core.algorithms import LabelFlow, certification_flow, coarse_first_flow
 from patchcleanser.core.geometry import Size, is_integer
 from patchcleanser.core.label_table import LabelTable
-from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.masks import MaskSet, masks_per_axis
 from patchcleanser.core.results import Certificate, Verdict
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.mask_defense import MaskDefense, MaskSets, Pair
@@ -47,6 +47,8 @@ class RecoveryMasking(MaskDefense[Verdict, Certificate]):
                 f"coarse is the number of larger masks per axis that are tried first: 0 for none, or at least "
                 f"{FEWEST_COARSE}; got {coarse!r}"
             )
+        if mask_set is None and stride is None and coarse >= max(masks_per_axis(masks, None)[0]):
+            raise MaskError(f"coarse masks are fewer per axis than the masks after them; got coarse={coarse}, {masks=}")
         self._coarse_sets = MaskSets(self.threat, coarse) if coarse else None
 
     def empty_table(self, size: Size) -> LabelTable:

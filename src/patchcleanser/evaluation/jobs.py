@@ -124,7 +124,9 @@ class Job:
     @property
     def title(self) -> str:
         """Threat, masks and defense."""
-        return f"{self.threat}, {f'{self.grid} masks, ' if self.has_masks else ''}{self.defense}"
+        coarse = self.options.get("coarse")
+        masks = f"{self.grid} masks{f' after {coarse}x{coarse}' if coarse else ''}, " if self.has_masks else ""
+        return f"{self.threat}, {masks}{self.defense}"
 
     @property
     def masking(self) -> MaskDefense[Any, Any]:
