@@ -115,6 +115,26 @@ def test_a_run_that_goes_on_with_another_number_of_threads_is_warned_of(
     assert len(notes(caplog, logging.WARNING)) == 1
 
 
+@pytest.mark.parametrize(("done", "warned"), [(0, True), (1, False)])
+def test_a_stop_before_the_first_batch_says_that_nothing_is_kept(
+    done: int, warned: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    calls = 0
+
+    def colours_until_stopped(image: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if len([*tmp_path.glob("**/*.parquet")]) >= done and calls > 3:
+            raise KeyboardInterrupt
+        return two_colours(image)
+
+    model = CallableClassifier(colours_until_stopped, array="torch", fingerprint="two colours")
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Job(model, pairs(8, 0), "2", masks=2), tmp_path, batch=4)
+    expected = "stopped before the first batch of 4 images was finished, so nothing is kept"
+    assert [expected in text for text in notes(caplog, logging.WARNING)] == [True] * warned
+
+
 def test_a_long_run_is_warned_of_before_it_ends(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     done: list[int] = []
     warned_at: list[int] = []

@@ -12,12 +12,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
+from patchcleanser.core.counts import counted
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.attack_rows import attack_rows
 from patchcleanser.evaluation.detect_jobs import DetectJob
@@ -300,7 +302,8 @@ def _compute_missing(
     level = logging.INFO if before else logging.DEBUG
     LOGGER.log(level, "%s: %d of %d images are already done", run.folder, before, run.images)
     batches = [Batch(number, run.indices(number), entropy=entropy) for number in run.missing()]
-    with progress_bar(work.title, progress, total=run.images, done=before, seconds=seconds) as show:
+    bar = progress_bar(work.title, progress, total=run.images, done=before, seconds=seconds)
+    with bar as show, _warned_if_nothing_is_kept(run):
         for task, result in runner.results(work, batches):
             work.write(run, task, result)
             rows = run.read_batch(task.number, work.columns and [*work.columns, "id"])
@@ -314,6 +317,21 @@ def _compute_missing(
                 work.judge(state)
             if on_progress is not None:
                 on_progress(update)
+
+
+@contextmanager
+def _warned_if_nothing_is_kept(run: Run) -> Iterator[None]:
+    """Say on Ctrl-C if no batch was finished, so that nothing is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if len(run.missing()) == run.batches:
+            LOGGER.warning(
+                "stopped before the first batch of %s was finished, so nothing is kept; "
+                "a smaller batch (--batch) loses less",
+                counted(min(run.batch, run.images), "image"),
+            )
+        raise
 
 
 def _log_left_out(rows: pa.Table) -> None:
