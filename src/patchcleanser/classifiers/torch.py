@@ -80,7 +80,8 @@ class TorchClassifier(Classifier):
                 raise
             raise OutputError(
                 f"the model failed on inputs of shape {tuple(inputs.shape)}: {type(error).__name__}: {error}; "
-                "if their size is wrong, give DoubleMasking a TorchClassifier(module, Preprocessing(resize=…, crop=…))"
+                "if their size is wrong, add ?resize=… to the spec, or in Python give "
+                "TorchClassifier(module, Preprocessing(resize=…))"
             ) from error
         logits = logits_in(output)
         return logits[:number] if padding and len(logits) == number + padding else logits

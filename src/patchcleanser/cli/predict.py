@@ -113,11 +113,12 @@ def _sentence(result: dict[str, Any]) -> str:
     if "case" not in result:
         return f"{result['image']}: {label}; {cost}"
     masks, disagreers = counted(result["masks"], "mask"), len(result["disagreers"])
+    disagree = "disagree" if disagreers > 1 else "disagrees"
     how = {
         "coarse": f"all {masks} of the coarse round agree",
         "agreed": f"all {masks} agree" if result["masks"] > 1 else "its only mask decided",
         "disagreer": "one mask decided",
-        "majority": f"{disagreers} of {masks} {'disagree' if disagreers > 1 else 'disagrees'}, but not convincingly",
+        "majority": f"{disagreers} of {masks} {disagree}, but not convincingly: the majority decides",
     }[result["case"]]
     where = "".join(f"; a patch is suspected inside {Window(*numbers)}" for numbers in result["suspected"] or [])
     return f"{result['image']}: {label}; {how}{where}; {cost}"

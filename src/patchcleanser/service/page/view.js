@@ -8,6 +8,7 @@ const GREY = "rgb(128 128 128)";
 export function say(words) {
   $("trouble").textContent = words;
   $("trouble").hidden = !words;
+  if (words) $("trouble").scrollIntoView({ block: "nearest" });
 }
 
 // `again`: whether the caller tries again by itself.
@@ -273,7 +274,7 @@ function recoveryWords(certificate, model) {
   const where = certificate.failing_placement?.[0];
   const spot = where ? ` The proof fails first for a patch at row ${where.top}, column ${where.left}.` : "";
   const share = certificate.proved_share === null ? "" : `${percent(certificate.proved_share)} of all positions are proved harmless. `;
-  return `${share}At the others some patch might change ${name}; that does not say that one does.${spot} ${cost}`;
+  return `${share}At the others ${name} is not proved: with some patch there, or without any, the answer may be another.${spot} ${cost}`;
 }
 
 function detectionWords(certificate, model) {
