@@ -80,6 +80,11 @@ class Classifier(ABC):
         parts = [type(self).__name__, self.weights, repr(self.preprocessing), *([self.code] if self.code else [])]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    @property
+    def sketch(self) -> str:
+        """A fingerprint for this process, compared after each batch of a run; a subclass may have a faster one."""
+        return self.fingerprint
+
     def checked_logits(self, inputs: Tensor) -> Tensor:
         """Logits as float32 [N, classes], a copy; another shape is an OutputError."""
         logits = self.logits(inputs)

@@ -17,7 +17,7 @@ from patchcleanser.classifiers.classifier import (
     multi_label_error,
     padded_batch_size,
 )
-from patchcleanser.classifiers.fingerprints import layers, module_digest, note_caches
+from patchcleanser.classifiers.fingerprints import layers, module_digest, note_caches, weights_sketch
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import ClassifierError, InputError, OutputError, TrainModeError
 from patchcleanser.networks.wrapper import logits_in
@@ -108,6 +108,11 @@ class TorchClassifier(Classifier):
     def weights(self) -> str:
         """A hash of parameters, buffers, structure and settings; computed anew each time, since they can change."""
         return module_digest(self.module)
+
+    @property
+    def sketch(self) -> str:
+        """Of weights and buffers alone: a network may store other things of its own while it runs."""
+        return "\n".join(weights_sketch(self.module))
 
 
 def refuse_train_mode(module: nn.Module) -> None:

@@ -24,7 +24,7 @@ from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.defense import Defense
 from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.engine import Confirm, Precision
-from patchcleanser.errors import DataError, InputError, PatchCleanserError, ThreatError
+from patchcleanser.errors import ClassifierError, DataError, InputError, PatchCleanserError, ThreatError
 from patchcleanser.records.provenance import versions
 
 LABELS = 3
@@ -172,6 +172,15 @@ class Job:
         if isinstance(problem, ThreatError):
             raise problem
 
+    def check_unchanged(self) -> None:
+        """Raise if the classifier is no longer the one of the identity."""
+        require_unchanged(self.identity, self.classifier.fingerprint)
+
+    @property
+    def sketch(self) -> str:
+        """Changes in this process if the classifier's weights do."""
+        return self.classifier.sketch
+
     @property
     def metadata(self) -> dict[str, Any]:
         """What a manifest says besides the job itself; of model and data only what was loaded by name."""
@@ -239,6 +248,15 @@ class AttackJob:
         """Everything that decides the rows, as plain values."""
         budget = asdict(replace(self.settings, chunk=None))
         return {**self.job.identity, "kind": "attack", "attack": self.attack, "settings": budget, "table": False}
+
+
+def require_unchanged(identity: Mapping[str, Any], fingerprint: str) -> None:
+    """Raise if a job's classifier or detector is no longer the one of its identity: rows of two must never mix."""
+    if fingerprint != identity["classifier"]:
+        raise ClassifierError(
+            f"the classifier changed since this job was made: its fingerprint was {identity['classifier'][:12]}…, and "
+            f"is {fingerprint[:12]}… now; make a new job"
+        )
 
 
 def created() -> dict[str, Any]:

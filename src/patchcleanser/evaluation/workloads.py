@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from patchcleanser.core.counts import counted
-from patchcleanser.errors import InputError
+from patchcleanser.errors import ClassifierError, InputError
 from patchcleanser.evaluation.attack_rows import attack_rows
 from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.evaluation.jobs import AttackJob, Job
@@ -91,14 +91,22 @@ class LocalRunner:
 
     def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
         work.check()
+        work.job.check_unchanged()
         return work.identity
 
     def results(self, work: Workload[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
         work.expect(tasks)
+        sketch = work.job.sketch
         with ThreadPoolExecutor(1) as reader:
             reads = deque(reader.submit(work.read, task) for task in tasks[:2])
             for number, task in enumerate(tasks):
-                yield task, work.process(task, reads.popleft().result())
+                result = work.process(task, reads.popleft().result())
+                if work.job.sketch != sketch:
+                    raise ClassifierError(
+                        "the classifier changed while it was in use, so the results since the last batch are dropped; "
+                        "go on with the weights as they were, or make a new job with a new folder"
+                    )
+                yield task, result
                 reads.extend(reader.submit(work.read, later) for later in tasks[number + 2 : number + 3])
 
 
@@ -260,10 +268,11 @@ def evaluate(
 ) -> Run:
     """Certify or attack every image of a job, and write a row for each into a folder.
 
-    A run that was stopped goes on where it was. `batch` is the number of images per shard, `skip` leaves out images
-    that cannot be read, with the reason in their rows. `metadata` goes into the manifest with that of the job, and
-    decides nothing. `progress` shows a bar, or lines where there is no terminal; by default a bar on a terminal or in a
-    notebook. Before the first batch ends, it shows `seconds` as left. Events go to the logger "patchcleanser".
+    A run that was stopped goes on where it was. A job whose classifier changed is refused: make a new one. `batch` is
+    the number of images per shard, `skip` leaves out images that cannot be read, with the reason in their rows.
+    `metadata` goes into the manifest with that of the job, and decides nothing. `progress` shows a bar, or lines where
+    there is no terminal; by default a bar on a terminal or in a notebook. Before the first batch ends, it shows
+    `seconds` as left. Events go to the logger "patchcleanser".
 
     `runner` is where the work is done: here, or RayRunner(...). One may begin a run and the other finish it. Only this
     process writes.
