@@ -25,6 +25,7 @@ from patchcleanser import (
     Verdict,
     Window,
 )
+from patchcleanser.core.hiding import ObjectCertificate
 from patchcleanser.core.plots import WEAK
 from patchcleanser.core.results import DetectionCertificate, DetectionVerdict, LocalCertificate, LocalVerdict, Result
 from patchcleanser.errors import ImageError
@@ -42,6 +43,7 @@ RESULTS: list[Result] = [
     LocalCertificate(2, False, (Window(0, 0, 2, 2),), -np.inf, 9),
     DetectionVerdict(2, True, (2,) * 36, (0, 5), 37, (Window(0, 0, 2, 2),)),
     DetectionCertificate(2, False, 4, float("nan"), 37),
+    ObjectCertificate(2, 0.0, None, 0.5, {"over": Window(0, 0, 2, 2), "far": Window(4, 4, 2, 2)}),
 ]
 IMAGE = torch.rand(3, 6, 8, generator=torch.Generator().manual_seed(0))
 
@@ -68,6 +70,10 @@ def test_results_are_dicts_that_strict_json_takes(result: Any) -> None:
     content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert content == result.to_dict()
     assert content["label"] == result.label
+
+
+def test_every_class_of_results_is_in_these_tests() -> None:
+    assert {type(result) for result in RESULTS} == set(Result.__subclasses__())
 
 
 def test_dicts_hold_windows_maps_and_cases_as_plain_values() -> None:

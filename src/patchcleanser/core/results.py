@@ -165,7 +165,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Window):
         return list(value.numbers)
     if isinstance(value, Mapping):
-        return {f"{height}x{width}": _plain(safe) for (height, width), safe in value.items()}
+        return {key if isinstance(key, str) else f"{key[0]}x{key[1]}": _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
     if isinstance(value, tuple | list):
