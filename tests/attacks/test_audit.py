@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from patchcleanser import Job, MaskSet, Run, Threat, TorchClassifier, evaluate
+from patchcleanser import Job, MaskSet, Run, Threat, TorchClassifier, evaluate, load_classifier
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data.dataset import ArrayDataset, chosen
 from patchcleanser.errors import RecordError
@@ -282,3 +282,45 @@ def test_an_audit_of_other_rows_or_with_contradictions_supports_no_claim(honest:
     shutil.rmtree(run.folder / "audit")
     with pytest.raises(RecordError, match="was not audited; run: patchcleanser audit"):
         audited(run)
+
+
+RED = """
+import torch
+
+class Red(torch.nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor([1.0, -scale]))
+
+    def forward(self, images):
+        return images.mean((1, 2, 3))[:, None] * self.scale + torch.tensor([0.0, 1.0])
+
+def make(scale=1.0):
+    return Red(scale).eval()
+"""
+PAIRS = [(torch.full((3, 8, 8), 0.9), 0), (torch.full((3, 8, 8), 0.1), 1)]
+
+
+def test_a_run_of_a_module_and_pairs_is_audited_by_them_and_by_the_file_that_makes_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "red_module.py").write_text(RED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = __import__("red_module").make()
+    run = evaluate(Job(module, PAIRS, "2", masks=2), tmp_path / "run")
+    for model in (module, f"python:{tmp_path}/red_module.py:make"):
+        outcome = audit(run, audited_job(run, model, PAIRS), sample=2, attack=1, settings=QUICK)
+        assert (len(outcome.derived), outcome.contradictions) == (2, [])
+    for scale in ("0.5", "2"):
+        with pytest.raises(RecordError, match="another model"):
+            audited_job(run, f"python:{tmp_path}/red_module.py:make?scale={scale}", PAIRS)
+
+
+def test_a_run_of_a_file_is_not_one_of_the_same_module_without_it(tmp_path: Path) -> None:
+    (tmp_path / "red_file.py").write_text(RED)
+    from_file = load_classifier(f"python:{tmp_path}/red_file.py:make", device="cpu")
+    run = evaluate(Job(from_file, PAIRS, "2", masks=2), tmp_path / "run")
+    audited_job(run, from_file, PAIRS)
+    assert isinstance(from_file, TorchClassifier)
+    with pytest.raises(RecordError, match="another model"):
+        audited_job(run, TorchClassifier(from_file.module), PAIRS)
