@@ -6,11 +6,11 @@ import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchcleanser.attacks.objectives import Loss, UndefendedObjective, class_logits, goal_margin
 from patchcleanser.attacks.patch_problem import (
@@ -24,6 +24,7 @@ from patchcleanser.attacks.patch_problem import (
 )
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.preprocessing import checked_image
+from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.counts import counted
 from patchcleanser.core.threats import Threat
@@ -76,7 +77,7 @@ class AttackResult:
     stores them exactly.
     """
 
-    image: Tensor
+    image: Tensor = field(repr=False)
     windows: Placement
     label: int
     """The undefended label under attack."""
@@ -98,11 +99,17 @@ class Attack(ABC):
 
     needs_gradients: ClassVar[bool] = True
 
-    def __init__(self, classifier: Classifier, threat: Threat, settings: AttackSettings | None = None) -> None:
+    def __init__(
+        self,
+        classifier: Classifier | nn.Module | str,
+        threat: Threat | str,
+        settings: AttackSettings | None = None,
+    ) -> None:
+        self.classifier, self.threat = as_classifier(classifier), Threat.of(threat)
         if self.needs_gradients:
-            require_gradients(classifier)
-        self.classifier, self.threat, self.settings = classifier, threat, settings or AttackSettings()
-        self.grid_classifier = classifier_on_grid(classifier, threat)
+            require_gradients(self.classifier)
+        self.settings = settings or AttackSettings()
+        self.grid_classifier = classifier_on_grid(self.classifier, self.threat)
 
     @abstractmethod
     def optimise(self, problem: PatchProblem, objective: Objective, iterations: int) -> BestImages:
