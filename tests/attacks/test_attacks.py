@@ -180,8 +180,8 @@ def test_square_needs_no_gradients_and_counts_its_queries() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"iterations": 0}, "iterations is at least 1, got 0"),
-        ({"restarts": 0}, "restarts is at least 1"),
+        ({"iterations": 0}, "iterations is a whole number of at least 1, got 0"),
+        ({"restarts": 0}, "restarts is a whole number of at least 1"),
         ({"loss": "l2"}, "a loss is margin, ce, dlr, got 'l2'"),
         ({"places": "best"}, "places are random or searched"),
     ],

@@ -27,6 +27,7 @@ from patchcleanser.classifiers.preprocessing import checked_image
 from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.counts import counted
+from patchcleanser.core.geometry import is_integer
 from patchcleanser.core.threats import Threat
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import InputError
@@ -60,8 +61,8 @@ class AttackSettings:
     def __post_init__(self) -> None:
         for name in ("iterations", "locations", "restarts", "chunk"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is at least 1, got {value}")
+            if (value is not None or name != "chunk") and (not is_integer(value) or value < 1):
+                raise InputError(f"{name} is a whole number of at least 1, got {value!r}")
         if self.places not in ("random", "searched"):
             raise InputError(f"places are random or searched, got {self.places!r}")
         if self.loss not in get_args(Loss):

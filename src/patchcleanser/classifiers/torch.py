@@ -134,14 +134,14 @@ def _refuse_multi_label(module: nn.Module) -> None:
     if getattr(getattr(module, "config", None), "problem_type", None) == "multi_label_classification":
         fix = "set its problem_type to single_label_classification"
         raise multi_label_error("the model's config names the problem_type multi_label_classification", fix)
-    if _ends_in_sigmoid(module):
+    if ends_in(module, nn.Sigmoid):
         raise multi_label_error(f"{type(module).__name__} ends in nn.Sigmoid")
 
 
-def _ends_in_sigmoid(module: nn.Module) -> bool:
-    """Whether the last child is a sigmoid, or a Sequential that ends in one."""
-    last = next(reversed(module._modules.values()), None)
-    return isinstance(last, nn.Sigmoid) or (isinstance(last, nn.Sequential) and _ends_in_sigmoid(last))
+def ends_in(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether the last child is of a kind, or a Sequential that ends in one."""
+    last = None if module is None else next(reversed(module._modules.values()), None)
+    return isinstance(last, kind) or (isinstance(last, nn.Sequential) and ends_in(last, kind))
 
 
 def _warn_of_bare(module: nn.Module) -> None:

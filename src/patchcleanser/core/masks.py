@@ -279,7 +279,7 @@ def masks_per_axis(
 
 def _pair(value: int | tuple[int, int], name: str) -> Size:
     """One number for both axes, or one for each; whole numbers of at least 1."""
-    pair = value if isinstance(value, tuple) else (value, value)
+    pair = value if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or any(not is_integer(v) or v < 1 for v in pair):
         raise MaskError(f"{name} is a whole number of at least 1, or one for each axis, got {value!r}")
     return int(pair[0]), int(pair[1])

@@ -16,7 +16,7 @@ from torch import Tensor
 from patchcleanser.classifiers.preprocessing import checked_images
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.counts import counted
-from patchcleanser.core.geometry import Size, image_window
+from patchcleanser.core.geometry import Size, image_window, is_integer
 from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
 from patchcleanser.core.masks import MaskSet, masks_per_axis
 from patchcleanser.core.receptive_fields import ReceptiveFields
@@ -171,8 +171,8 @@ class MaskDefense(Defense[V, C]):
         confirm: Confirm = "sampled",
     ) -> None:
         super().__init__(classifier, threat)
-        if chunk is not None and chunk < 1:
-            raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
+        if chunk is not None and (not is_integer(chunk) or chunk < 1):
+            raise MaskError(f"chunk is at least 1 image at a time, got {chunk!r}")
         self.engine = self.label_engine(chunk, precision)
         self.mask_sets = MaskSets(self.threat, masks, stride, mask_set, self.receptive_field)
         if confirm not in ("sampled", "all"):
@@ -208,7 +208,7 @@ class MaskDefense(Defense[V, C]):
         return LabelTable(self.mask_set(size))
 
     def predict(self, images: Any, *, progress: bool | None = False) -> list[V]:
-        """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
+        """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W] or PIL images."""
         verdicts: list[V] = []
         with progress_bar("predict", progress, total=number_of(images)) as show:
             for group in self._groups(images):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from patchcleanser.core.cover import Mask
 from patchcleanser.core.detections import Detections, coverage, merge, pixel_window, promised_coverage
-from patchcleanser.core.geometry import Size
+from patchcleanser.core.geometry import Size, is_number
 from patchcleanser.core.hiding import ObjectCertificate, certify_object, object_masks
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
@@ -79,7 +79,7 @@ class ObjectSeeker:
         self.masks, self.stride, self.lines = masks, stride, lines
         self.score, self.masked_score, self.prune = score, masked_score, prune
         for name in ("score", "masked_score", "prune"):
-            if not 0 < getattr(self, name) <= 1:
+            if not is_number(getattr(self, name)) or not 0 < getattr(self, name) <= 1:
                 raise InputError(f"{name} lies above 0 and at most at 1, got {getattr(self, name)!r}")
         if not isinstance(detector, Detector):
             raise InputError(f"a detector has classes, device and fingerprint, and is called; got {detector!r:.80}")

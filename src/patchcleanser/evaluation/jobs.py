@@ -280,4 +280,4 @@ def as_list(value: Pair) -> list[int] | None:
     """Both axes: 6 and (6, 6) are the same job."""
     if value is None:
         return None
-    return list(value) if isinstance(value, tuple) else [value, value]
+    return list(value) if isinstance(value, tuple | list) else [value, value]

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from patchcleanser.core.counts import counted
+from patchcleanser.core.geometry import is_integer
 from patchcleanser.errors import ClassifierError, InputError
 from patchcleanser.evaluation.attack_rows import attack_rows
 from patchcleanser.evaluation.detect_jobs import DetectJob
@@ -280,6 +281,8 @@ def evaluate(
     if not isinstance(job, AnyJob) or not isinstance(folder, str | Path):
         got = f"{type(job).__name__} and {type(folder).__name__}"
         raise InputError(f"evaluate takes a Job, AttackJob or DetectJob, and the folder of the run; got {got}")
+    if batch is not None and (not is_integer(batch) or batch < 1):
+        raise InputError(f"batch is a whole number of at least 1 image, got {batch!r}")
     runner, work = runner or LocalRunner(), workload_of(job, skip=skip)
     if isinstance(work.job, Job):
         _warn_of_other_names(work.job)
