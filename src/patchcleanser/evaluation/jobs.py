@@ -273,7 +273,7 @@ def named_error(error: PatchCleanserError, name: str) -> PatchCleanserError:
     """The same error with the image's name and what to do about it."""
     message = str(error) if name in str(error) else f"image {name}: {error}"
     smaller = "use a smaller patch, or " if isinstance(error, ThreatError) else ""
-    return type(error)(f"{message}; {smaller}leave such images out with --unreadable skip")
+    return type(error)(f"{message}; {smaller}leave such images out with --unreadable skip (in Python skip=True)")
 
 
 def as_list(value: Pair) -> list[int] | None:
