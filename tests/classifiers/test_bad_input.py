@@ -469,3 +469,25 @@ def test_a_softmax_before_minority_reports_is_warned_about(caplog: pytest.LogCap
     assert not caplog.text
     MinorityReports(nn.Sequential(network, nn.Softmax(1)).eval(), THREAT)
     assert "take the softmax out" in caplog.text
+
+
+def test_a_mask_set_that_is_none_is_refused() -> None:
+    with pytest.raises(MaskError, match=r"mask_set is a MaskSet\(.*, got ndarray"):
+        DoubleMasking(Means().eval(), THREAT, mask_set=np.zeros((16, 16)))  # type: ignore[arg-type]
+
+
+def test_a_mask_set_that_hides_everything_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    DoubleMasking(Means().eval(), THREAT, mask_set=WHOLE)
+    assert "a mask hides the whole image of 16×16 px" in caplog.text
+
+
+def test_defenses_print_their_options() -> None:
+    model = TorchClassifier(Means().eval())
+    texts = [
+        repr(DoubleMasking(model, THREAT, masks=4, coarse=2).as_module()),
+        repr(DoubleMasking(model, THREAT, stride=3)),
+        repr(MinorityReports(model, THREAT, mask_set=WHOLE, threshold=0.9)),
+    ]
+    assert "4x4 patch, masks=4, coarse=2)" in texts[0]
+    assert texts[1].endswith("4x4 patch, stride=3)")
+    assert texts[2].endswith("mask_set=MaskSet(1 mask for images of 16×16 px), threshold=0.9)")

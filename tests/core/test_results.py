@@ -201,3 +201,9 @@ def test_images_are_drawn_however_they_come(image: Any) -> None:
 def test_an_image_that_does_not_fit_is_refused(image: Any) -> None:
     with pytest.raises(ImageError):
         MAPPED.plot(image)
+
+
+@pytest.mark.parametrize("result", [VERDICT, replace(MAPPED, positions=None)], ids=["verdict", "certificate"])
+def test_a_result_of_another_image_size_is_not_drawn_outside_the_image(result: Result) -> None:
+    with pytest.raises(ImageError, match=r"outside this image of 2×2 px; .*preprocessing\.geometry"):
+        result.plot(IMAGE[:, :2, :2])

@@ -49,7 +49,8 @@ class Result:
 
         A certificate with a map shades every pixel at which a patch may be centred and is not proved harmless. Without
         a map it shows one patch that the proof does not reach. A verdict shows the mask that decided. `image` is the
-        one that was classified; for a threat on the input grid, the resized and cropped one.
+        one that was classified; for a threat on the input grid, the resized and cropped one, which is
+        `classifier.preprocessing.geometry(image[None])[0]`.
         """
         from patchcleanser.core.plots import plot_result
 

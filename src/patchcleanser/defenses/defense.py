@@ -120,6 +120,9 @@ class DefendedModule(nn.Module):
         super().__init__()
         self.defense = defense
 
+    def extra_repr(self) -> str:
+        return repr(self.defense)
+
     def forward(self, images: Tensor) -> Tensor:
         """[N, C, H, W] in [0, 1] → one-hot scores [N, classes] on the images' device."""
         if not isinstance(images, Tensor) or images.ndim != 4:

@@ -11,7 +11,7 @@ import torch
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.object_sets import ObjectDataset
 from patchcleanser.defenses.object_seeker import FILL, ObjectSeeker
-from patchcleanser.detectors.detector import Detector
+from patchcleanser.detectors.detector import Detector, require_detector
 from patchcleanser.errors import DataError, InputError
 from patchcleanser.evaluation.jobs import (
     CHECKED_IMAGES,
@@ -49,6 +49,7 @@ class DetectJob:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "threat", Threat.of(self.threat))
+        require_detector(self.detector)
         if not isinstance(self.dataset, ObjectDataset):
             raise InputError(f"objects come from load_objects(…), got {type(self.dataset).__name__}")
         if self.dataset.classes != tuple(self.detector.classes):
