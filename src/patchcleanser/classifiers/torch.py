@@ -167,7 +167,10 @@ def input_size(classifier: Classifier) -> tuple[int, int]:
     """The fixed input size of a classifier, which training and hardening need."""
     size = classifier.preprocessing.crop or classifier.preprocessing.resize
     if not isinstance(size, tuple):
-        raise InputError("training needs a fixed input size: give the classifier a preprocessing with crop= or resize=")
+        raise InputError(
+            "training needs a fixed input size, and the preprocessing of this classifier gives none: end its name with "
+            "?resize=32x32 or the like (in Python Preprocessing(resize=(32, 32), …))"
+        )
     return size
 
 

@@ -270,10 +270,11 @@ def evaluate(
     """Certify or attack every image of a job, and write a row for each into a folder.
 
     A run that was stopped goes on where it was. A job whose classifier changed is refused: make a new one. `batch` is
-    the number of images per shard, `skip` leaves out images that cannot be read, with the reason in their rows.
-    `metadata` goes into the manifest with that of the job, and decides nothing. `progress` shows a bar, or lines where
-    there is no terminal; by default a bar on a terminal or in a notebook. Before the first batch ends, it shows
-    `seconds` as left. Events go to the logger "patchcleanser".
+    the number of images per shard, `skip` leaves out images that cannot be read, with the reason in their rows; those
+    of a torch dataset or of pairs are all read when the job is made, and there each must be readable. `metadata` goes
+    into the manifest with that of the job, and decides nothing. `progress` shows a bar, or lines where there is no
+    terminal; by default a bar on a terminal or in a notebook. Before the first batch ends, it shows `seconds` as left.
+    Events go to the logger "patchcleanser".
 
     `runner` is where the work is done: here, or RayRunner(...). One may begin a run and the other finish it. Only this
     process writes.
