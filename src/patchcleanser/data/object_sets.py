@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from patchcleanser.core.detections import Detections, areas
 from patchcleanser.data.boxes import read_boxes
@@ -18,6 +18,9 @@ from patchcleanser.data.coco_names import ALIASES, COCO_CLASSES, COCO_NUMBERS
 from patchcleanser.data.dataset import Dataset, DatasetView, EncodedDataset, chosen
 from patchcleanser.data.folders import SUFFIXES, FileContents
 from patchcleanser.errors import DataError, InputError, did_you_mean
+
+LYING = 5
+"""From this EXIF orientation on, rows of a picture are its columns."""
 
 NamedBox = tuple[str, tuple[float, float, float, float]]
 """A class name, and left, top, right and bottom in pixels."""
@@ -190,6 +193,8 @@ def _read_lines(path: Path, picture: Path) -> list[NamedBox]:
     try:
         with Image.open(picture) as opened:
             width, height = opened.size
+            if opened.getexif().get(ExifTags.Base.Orientation, 1) >= LYING:  # it is turned upright when it is read
+                width, height = height, width
         return [_parsed(line.split(), width, height) for line in path.read_text(encoding="utf-8").splitlines() if line]
     except (OSError, ValueError, LookupError) as error:
         raise DataError(f"{path} is not in YOLO's layout (class cx cy w h): {error}") from error
@@ -198,7 +203,10 @@ def _read_lines(path: Path, picture: Path) -> list[NamedBox]:
 def _parsed(cells: Sequence[str], width: int, height: int) -> NamedBox:
     if len(cells) not in (5, 6):
         raise ValueError(f"a line has {len(cells)} columns")
-    name = COCO_CLASSES[int(cells[0])] if len(cells) == 5 else COCO_NUMBERS[int(cells[1])]
+    number = int(cells[len(cells) - 5])
+    if number < 0:
+        raise ValueError(f"class {number} is below 0")
+    name = COCO_CLASSES[number] if len(cells) == 5 else COCO_NUMBERS[number]
     x, y, w, h = map(float, cells[-4:])
     corners = ((x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height)
     return name, corners

@@ -116,8 +116,9 @@ class LocalLogits(LocalScoreSource):
     def _probe(self, inputs: Tensor, local: Tensor) -> None:
         """Raise if pixels outside a receptive field change its logits; tried once for each image size.
 
-        Each half of an image is painted over, and positions that see none of it must keep their logits. This finds
-        padding, a wrong `field`, and layers that look at the whole image (GroupNorm, channel attention).
+        Each half of an image is painted over in several ways, and positions that see none of it must keep their logits.
+        This finds padding, a wrong `field`, layers that look at the whole image (GroupNorm, channel attention), and
+        kernels through which large features round those of other pixels.
         """
         size = (inputs.shape[1], inputs.shape[2])
         if size in self._probed:
@@ -129,8 +130,9 @@ class LocalLogits(LocalScoreSource):
         upper, left = (torch.arange(side) < (side + 1) // 2 for side in size)
         upper, left = upper[:, None].expand(size), left[None].expand(size)
         halves = [upper, ~upper, left, ~left]
-        painted = torch.where(torch.stack(halves).to(inputs.device)[:, None], PAINT, inputs)
-        changed = (self._local(painted) - local).abs().amax(1) > 2 * self._slack(local[None])[:, 0]
+        hidden, limit = torch.stack(halves).to(inputs.device)[:, None], 2 * self._slack(local[None])[:, 0]
+        painted = (self._local(torch.where(hidden, paint, inputs)) for paint in self._paints(inputs))
+        changed = torch.stack([((part - local).abs() > limit).any(1) for part in painted]).any(0)
         rows, columns = torch.from_numpy(fields.down), torch.from_numpy(fields.across)
         for half, moved in zip(halves, changed.cpu(), strict=True):
             sees = rows[:, half.any(1)].any(1)[:, None] & columns[:, half.any(0)].any(1)[None]
@@ -140,6 +142,13 @@ class LocalLogits(LocalScoreSource):
                     "it changed them; the network may pad, or normalise over the whole image"
                 )
         self._probed.add(size)
+
+    def _paints(self, inputs: Tensor) -> list[Tensor]:
+        """What covers a half of an input [C, h, w]: one colour, black, white, and noise of these two."""
+        levels = torch.tensor([0.0, 1.0], device=inputs.device)[:, None, None, None]
+        black, white = self.classifier.prepare(levels.expand(2, *inputs.shape))[:, :, :1, :1]
+        noise = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0)).to(inputs.device)
+        return [torch.full_like(inputs, PAINT), black, white, torch.where(noise < 0.5, black, white)]
 
 
 class AblationScores(LocalScoreSource):
