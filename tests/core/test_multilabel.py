@@ -168,9 +168,9 @@ def test_nan_is_never_presence_and_always_may_be_absence() -> None:
     bounds = ScoreBounds.of(scores, masks.unions.index)
     assert bounds.defended.tolist() == [-np.inf]
     placed = bounds.placed(masks.cover(Threat.square(2)).hides)
-    assert placed.right(np.array([False]), thresholds_of(0.5, 1, logits=True)).all()
+    assert placed.right(np.array([False]), thresholds_of([0.5], logits=True)).all()
 
 
 def test_thresholds_of_logits_are_those_of_their_probabilities() -> None:
-    assert thresholds_of([0.1, 0.9], 2, logits=False).tolist() == pytest.approx([0.1, 0.9])
-    assert (1 / (1 + np.exp(-thresholds_of([0.1, 0.9], 2, logits=True)))).tolist() == pytest.approx([0.1, 0.9])
+    assert thresholds_of([0.1, 0.9], logits=False).tolist() == pytest.approx([0.1, 0.9])
+    assert (1 / (1 + np.exp(-thresholds_of([0.1, 0.9], logits=True)))).tolist() == pytest.approx([0.1, 0.9])

@@ -79,6 +79,7 @@ def mean_of(members: Sequence[Classifier]) -> TorchClassifier:
 
 def _require_plain(classifier: Classifier, kind: str) -> TorchClassifier:
     """The classifier, if its logits are its network's and nothing is added to them."""
+    classifier.require_one_label()
     if not isinstance(classifier, TorchClassifier) or not classifier.plain:
         raise InputError(f"{kind}: takes plain torch networks only, got {classifier}")
     if classifier.mask_aware != bool(getattr(classifier.module, "mask_aware", False)):

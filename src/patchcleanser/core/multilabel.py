@@ -292,11 +292,11 @@ def _numbers(classes: Bools) -> tuple[int, ...]:
     return tuple(int(number) for number in np.flatnonzero(classes))
 
 
-def thresholds_of(threshold: float | Sequence[float], classes: int, *, logits: bool) -> Scores:
-    """Thresholds [classes] on scores, from probabilities; for logits z the probability is 1 / (1 + exp(-z)).
+def thresholds_of(shares: Sequence[float] | NDArray[np.float64], *, logits: bool) -> Scores:
+    """Thresholds of scores from probabilities; the probability of a logit z is 1 / (1 + exp(-z)).
 
-    >>> thresholds_of(0.5, 2, logits=True).tolist()
-    [0.0, 0.0]
+    >>> thresholds_of([0.5, 0.9], logits=True).round(2).tolist()
+    [0.0, 2.200000047683716]
     """
-    shares = np.broadcast_to(np.asarray(threshold, dtype=np.float64), (classes,))
-    return (np.log(shares) - np.log1p(-shares) if logits else shares).astype(np.float32)
+    values = np.asarray(shares, dtype=np.float64)
+    return (np.log(values) - np.log1p(-values) if logits else values).astype(np.float32)
