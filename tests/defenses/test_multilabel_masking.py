@@ -87,15 +87,28 @@ def test_bools_and_numbers_name_the_same_classes() -> None:
 
 def test_probabilities_and_logits_give_the_same_answers() -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 5)).eval()
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8)).eval()
     images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    logits = MultiLabelMasking(TorchClassifier(network), THREAT, masks=3, threshold=0.55)
-    shares = MultiLabelMasking(
-        TorchClassifier(nn.Sequential(*network, nn.Sigmoid()).eval()), THREAT, masks=3, threshold=0.55
-    )
+    logits = MultiLabelMasking(TorchClassifier(network), THREAT, masks=3)
+    sigmoid = TorchClassifier(nn.Sequential(*network, nn.Sigmoid()).eval())
+    shares = MultiLabelMasking(sigmoid, THREAT, masks=3)
     assert (logits.scores, shares.scores) == ("logits", "probabilities")
     assert [v.present for v in logits.predict(images)] == [v.present for v in shares.predict(images)]
-    assert 0 < sum(len(v.present) for v in logits.predict(images)) < 20
+    assert 0 < sum(len(v.present) for v in logits.predict(images)) < 32
+
+
+def test_classes_that_do_not_count_are_left_out() -> None:
+    full, part = (MultiLabelMasking(model(), THREAT, masks=4, classes=c) for c in (None, [3, 1]))
+    images = torch.stack([image_of(0, 3), image_of(1, 2)])
+    assert [v.present for v in full.predict(images)] == [(0, 3), (1, 2)]
+    assert [v.present for v in part.predict(images)] == [(0,), (1,)]  # by their places in the list
+    assert part.as_module()(images).tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
+    (certificate,) = part.certify(images[:1], [[0]])
+    assert (certificate.present, certificate.certified) == ((0,), (0,))
+    with pytest.raises(InputError, match="classes are distinct numbers from 0, got"):
+        MultiLabelMasking(model(), THREAT, classes=[1, 1])
+    with pytest.raises(InputError, match="has 4 classes, got class 4"):
+        MultiLabelMasking(model(), THREAT, masks=2, classes=[4]).predict(images)
 
 
 def test_each_class_may_have_a_threshold_of_its_own() -> None:
@@ -146,9 +159,9 @@ def test_thresholds_that_are_not_one_for_each_class_are_refused() -> None:
     known = CallableClassifier(quarters, array="torch", classes=4)
     with pytest.raises(InputError, match="one for each of 4, got 3"):
         MultiLabelMasking(known, THREAT, threshold=[0.5] * 3)
-    with pytest.raises(InputError, match="has 4 classes and there are 3 thresholds"):
+    with pytest.raises(InputError, match="there are 4 classes and there are 3 thresholds"):
         MultiLabelMasking(model(), THREAT, threshold=[0.5] * 3, masks=2).certify(image_of(0)[None], [[0]])
-    with pytest.raises(InputError, match="has 4 classes and there are 3 thresholds"):
+    with pytest.raises(InputError, match="there are 4 classes and there are 3 thresholds"):
         MultiLabelMasking(model(), THREAT, threshold=[0.5] * 3, masks=2).predict(image_of(0)[None])
 
 
@@ -157,7 +170,7 @@ def test_thresholds_that_are_not_one_for_each_class_are_refused() -> None:
     [
         ([[4]], "from 0 to 3, got .4."),
         ([[-1]], "from 0 to 3"),
-        ([[True] * 3], "has 4 classes, and the true ones are given for 3"),
+        ([[True] * 3], "there are 4 classes, and the true ones are given for 3"),
         ([0], "a list of class numbers or of bools, got 0"),
         ([["dog"]], "a list of class numbers or of bools"),
         ([[0], [1]], "true classes of 2 images for 1 image"),

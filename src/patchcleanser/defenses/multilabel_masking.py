@@ -39,6 +39,8 @@ from patchcleanser.engine.masking import PairBatch
 from patchcleanser.errors import InputError, LabelError, OutputError
 
 ScoreKind = Literal["logits", "probabilities"]
+Columns = NDArray[np.intp] | None
+"""The numbers of the classes that count; None is all."""
 
 
 class ScoreEngine(ExactEngine):
@@ -48,9 +50,11 @@ class ScoreEngine(ExactEngine):
     counts as -inf: the class is absent.
     """
 
-    def __init__(self, classifier: Classifier, *, grid: Grid, chunk: int | None, kind: ScoreKind) -> None:
+    def __init__(
+        self, classifier: Classifier, *, grid: Grid, chunk: int | None, kind: ScoreKind, columns: Columns
+    ) -> None:
         super().__init__(classifier, grid=grid, chunk=chunk)
-        self.kind = kind
+        self.kind, self.columns = kind, columns
 
     def write(self, pairs: PairBatch, logits: Tensor, *, strict: bool, confirmed: bool = True) -> None:
         finite = ~nonfinite(logits)
@@ -58,15 +62,23 @@ class ScoreEngine(ExactEngine):
             raise OutputError(NOT_FINITE)
         if strict and self.kind == "probabilities" and not ((logits >= 0) & (logits <= 1)).all():
             raise OutputError("probabilities lie from 0 to 1, and the classifier returned others; use scores='logits'")
-        scores = sanitize(logits).cpu().numpy()
+        scores = self._counted(sanitize(logits).cpu().numpy())
         answered = finite.cpu().numpy()
         for i in np.unique(pairs.which):
             table, rows = _score_table(pairs.images[i].table), pairs.which == i
             if len(table.thresholds) not in (1, scores.shape[1]):
-                text = f"the classifier has {scores.shape[1]} classes and there are {len(table.thresholds)} thresholds"
+                text = f"there are {scores.shape[1]} classes and there are {len(table.thresholds)} thresholds"
                 raise InputError(f"{text}; give one for each class, or one for all")
             table.write(pairs.unions[rows], scores[rows])
             table.answered |= bool(answered[rows].any())
+
+    def _counted(self, scores: Scores) -> Scores:
+        """The columns of the classes that count."""
+        if self.columns is None:
+            return scores
+        if self.columns.max() >= scores.shape[1]:
+            raise InputError(f"the classifier has {scores.shape[1]} classes, got class {self.columns.max()}")
+        return scores[:, self.columns]
 
 
 def _score_table(table: LabelTable) -> ScoreTable:
@@ -124,6 +136,9 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
     one for each. With scores="logits" the probability of a score z is 1 / (1 + exp(-z)). By default scores are logits,
     unless the network ends in a sigmoid that can be seen.
 
+    `classes` are the numbers of those that count, by default all. Verdicts and certificates then name a class by its
+    place in that list.
+
     All classes share one table of masked outputs, so certifying takes as many passes as for one label (666 for 36
     masks). Certificate: at a placement of the patch, a class keeps its right answer if some mask that hides the
     placement has a whole row of right decisions. The worst placement bounds how many true classes stay, and how many
@@ -148,6 +163,7 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
         *,
         threshold: float | Sequence[float] = 0.5,
         scores: ScoreKind | None = None,
+        classes: Sequence[int] | None = None,
         masks: Pair = None,
         stride: Pair = None,
         mask_set: MaskSet | None = None,
@@ -160,6 +176,11 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
         if scores not in (None, "logits", "probabilities"):
             raise InputError(f"scores is 'logits' or 'probabilities', got {scores!r}")
         self.threshold, self._scores = values, scores
+        self.outputs: Columns = None if classes is None else np.asarray(classes, dtype=np.intp)
+        if self.outputs is not None and (
+            len(set(self.outputs.tolist())) != len(self.outputs) or self.outputs.min() < 0
+        ):
+            raise InputError(f"classes are distinct numbers from 0, got {list(self.outputs)}")
         super().__init__(
             classifier, threat, masks=masks, stride=stride, mask_set=mask_set, chunk=chunk, precision=precision
         )
@@ -179,13 +200,16 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
                 "outputs='probabilities' takes logarithms; leave it out of the CallableClassifier, "
                 "and give the defense scores='probabilities'"
             )
-        classes = self.classifier.classes
-        if len(self.threshold) > 1 and classes not in (None, len(self.threshold)):
-            raise InputError(
-                f"thresholds are one for all classes or one for each of {classes}, got {len(self.threshold)}"
-            )
+        if len(self.threshold) > 1 and self.classes not in (0, len(self.threshold)):
+            text = f"thresholds are one for all classes or one for each of {self.classes}"
+            raise InputError(f"{text}, got {len(self.threshold)}")
         self.score_thresholds = self.on_scores(self.threshold)
-        return ScoreEngine(self.classifier, grid=self.threat.grid, chunk=chunk, kind=self.scores)
+        return ScoreEngine(self.classifier, grid=self.threat.grid, chunk=chunk, kind=self.scores, columns=self.outputs)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes that count; 0 while the classifier does not know its classes."""
+        return (self.classifier.classes or 0) if self.outputs is None else len(self.outputs)
 
     def on_scores(self, thresholds: NDArray[np.float64]) -> Scores:
         """Probabilities as thresholds of this classifier's scores."""
@@ -195,7 +219,7 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
         return ScoreTable(self.mask_set(size), self.score_thresholds)
 
     def columns(self, verdict: MultiLabelVerdict) -> Sequence[int]:
-        return verdict.present
+        return verdict.present if self.outputs is None else self.outputs[list(verdict.present)].tolist()
 
     def checked_truths(self, images: Any, truths: Any) -> list[Any]:
         """True classes as arrays: rows of a bool array [N, classes], or lists of class numbers."""
@@ -211,10 +235,10 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
 
     def truth_of(self, truth: NDArray[Any]) -> Bools:
         """[classes]: the true classes; LabelError if the classifier has others."""
-        classes = self.classifier.classes or 0
+        classes = self.classes
         if truth.dtype == bool:
             if len(truth) != classes:
-                raise LabelError(f"the classifier has {classes} classes, and the true ones are given for {len(truth)}")
+                raise LabelError(f"there are {classes} classes, and the true ones are given for {len(truth)}")
             return truth
         if len(truth) and not (truth.min() >= 0 and truth.max() < classes):
             raise LabelError(f"class numbers go from 0 to {classes - 1}, got {truth.tolist()}")
