@@ -184,5 +184,5 @@ def test_an_address_elsewhere_that_a_file_names_needs_trust() -> None:
 
 def test_a_classifier_of_one_label_is_not_given_lists(tmp_path: Path) -> None:
     address = parquet_file(tmp_path / "x.parquet", [[0], [1], []])
-    with pytest.raises(DataError, match="several labels for each image; train and certify with --task multilabel"):
+    with pytest.raises(DataError, match="several labels for each image; train with --recipe multilabel"):
         load_dataset(address)

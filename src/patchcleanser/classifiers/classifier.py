@@ -36,6 +36,9 @@ class Classifier(ABC):
     names: tuple[str, ...] | None = None
     """The names of the classes, if they are known. They decide no label."""
 
+    threshold: float | None = None
+    """Of a multi-label classifier, the logit from which on a class is present; None if one label is right."""
+
     spec: str | None = None
     """The string that loads this classifier, if `load_classifier` made it from one alone. It decides no label."""
 
@@ -151,6 +154,14 @@ def multi_label_error(
         f"{reason}, so several labels may be right at once (multi-label), but a certificate speaks of one label for "
         f"each image; if exactly one is right, {fix}; else wrap a function with one score for each answer: "
         "CallableClassifier(function)"
+    )
+
+
+def several_labels_error(use: str) -> ClassifierError:
+    """Why a network whose card says that it is multi-label cannot be used for one label."""
+    return ClassifierError(
+        f"the network's card says that it is multi-label, but {use} one label for each image; "
+        "use it in certify --task multilabel"
     )
 
 

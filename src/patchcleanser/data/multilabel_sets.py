@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import is_integer
-from patchcleanser.data.dataset import Dataset, DatasetView, Subset, chosen
+from patchcleanser.data.dataset import ArrayDataset, Dataset, DatasetView, Subset, chosen, read_pixels
 from patchcleanser.data.object_sets import LAYOUTS, load_objects, plain_name
 from patchcleanser.data.parquet import is_local, load_parquet_lists
 from patchcleanser.errors import DataError, InputError, TrustError, did_you_mean
@@ -111,6 +111,14 @@ class MultiLabelDataset(DatasetView):
         if not columns:
             raise DataError(f"no class of {self.name} is left; leave out fewer")
         return MultiLabelDataset(self.images, self.targets[:, columns], [names[column] for column in columns])
+
+
+class TargetArrays(ArrayDataset):
+    """Images of one size in memory, with several labels each: `labels` are the targets as 0 and 1, int64 [N, C]."""
+
+    def __init__(self, dataset: MultiLabelDataset, size: tuple[int, int]) -> None:
+        self.name, self.images, self.classes = dataset.name, read_pixels(dataset, size), dataset.classes
+        self.labels = dataset.targets.astype(np.int64)
 
 
 def load_multilabel(

@@ -196,7 +196,9 @@ def _check_labels(schema: Any, label: str | None, path: str, *, lists: bool) -> 
     kind = pa.null() if label is None else schema.field(label).type
     several = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if several and not lists and pa.types.is_integer(kind.value_type):
-        raise DataError(f"{path} has several labels for each image; train and certify with --task multilabel")
+        raise DataError(
+            f"{path} has several labels for each image; train with --recipe multilabel, certify with --task multilabel"
+        )
     if lists and not (several and pa.types.is_integer(kind.value_type)):
         held = "no labels" if label is None else f"{kind} in {label!r}"
         raise DataError(f"{path} has {held}; wanted are lists of whole numbers, list<int>, in 'labels'")

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from patchcleanser.classifiers.classifier import several_labels_error
 from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
@@ -46,10 +47,14 @@ class Defense(ABC, Generic[V, C]):
 
     may_alert = False
     """Whether a verdict may be an alert instead of a label."""
+    multi_label = False
+    """Whether it defends multi-label classifiers."""
 
     def __init__(self, classifier: Any, threat: Threat | str) -> None:
         self._threat = Threat.of(threat)
         self.classifier = as_classifier(classifier)
+        if self.classifier.threshold is not None and not self.multi_label:
+            raise several_labels_error(f"{type(self).__name__} certifies")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.classifier!r}, {self.threat})"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from patchcleanser.classifiers.classifier import Classifier
+from patchcleanser.classifiers.classifier import Classifier, several_labels_error
 from patchcleanser.data.dataset import Dataset, DatasetView
 from patchcleanser.data.imagenet import imagenet_classes
 from patchcleanser.errors import DataError, InputError, PatchCleanserError
@@ -38,6 +38,8 @@ def match_labels(dataset: Dataset, classifier: Classifier, how: str = "auto") ->
     """
     if how not in ("auto", "name", "number"):
         raise InputError(f"labels are matched by name or number, or auto, got {how!r}")
+    if classifier.threshold is not None:
+        raise several_labels_error("here the data has")
     ours = dataset.classes
     theirs = classifier.names or (None if how == "number" else _imagenet_names(dataset, classifier))
     if dataset.labels is None or ours == theirs:
