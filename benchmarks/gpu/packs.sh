@@ -71,7 +71,7 @@ for table in "$@"; do
       --apart "$packed"
     resnet50
     [ -f "$packs/start/lite4-71/card.json" ] ||
-      "$python" benchmarks/gpu/starts.py --lite4 "$lite4" --classes 71 --images "$packed" --out "$packs/start"
+      "$python" benchmarks/gpu/starts.py --lite4 "$lite4" --classes 71 --multilabel --images "$packed" --out "$packs/start"
     paths="$resnet start/lite4-71 $paths"
     ;;
   esac

@@ -15,11 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from pack import read
 from torch import Tensor, nn
 
 from patchcleanser import TorchClassifier, load_classifier
-from patchcleanser.data import chosen
+from patchcleanser.data import chosen, load_dataset
+from patchcleanser.data.multilabel_sets import load_multilabel
 from patchcleanser.training.artifacts import write_model
 
 IMAGES, BATCH = 192, 32
@@ -78,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lite4", type=Path, required=True, help="the weights of make_efficientnet_lite4.py")
     parser.add_argument("--mobilenet", type=Path, help="torchvision's mobilenet_v2 weights")
+    parser.add_argument("--multilabel", action="store_true", help="the images have lists of labels")
     parser.add_argument("--classes", type=int, default=10, help="of the last layer of the second Lite4")
     parser.add_argument("--images", required=True, help="training images for the statistics")
     parser.add_argument("--out", type=Path, required=True)
@@ -86,7 +87,7 @@ def main() -> None:
         spec = f"torchvision:mobilenet_v2?weights={given.mobilenet}"
         write(torch_classifier(spec), given.out / "mobilenet", "torchvision:mobilenet_v2", given.mobilenet)
     lite4 = torch_classifier(f"{LITE4}&weights={given.lite4}")
-    images = chosen(read(given.images, "train"), IMAGES)
+    images = chosen((load_multilabel if given.multilabel else load_dataset)(given.images), IMAGES)
     inputs = torch.cat([lite4.prepare(images.image(index)[None]) for index in range(len(images))]).split(BATCH)
     before = torch.cat([lite4.logits(batch).argmax(1) for batch in inputs])
     unfold(lite4.module, list(inputs))
