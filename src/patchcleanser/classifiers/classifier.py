@@ -42,6 +42,9 @@ class Classifier(ABC):
     probabilities = False
     """Whether a sigmoid has made probabilities of its scores, as far as can be seen."""
 
+    threshold: float | None = None
+    """Of a multi-label classifier, the logit from which on a class is present; None if one label is right."""
+
     spec: str | None = None
     """The string that loads this classifier, if `load_classifier` made it from one alone. It decides no label."""
 
@@ -86,8 +89,10 @@ class Classifier(ABC):
         parts = [type(self).__name__, self.weights, repr(self.preprocessing), *([self.code] if self.code else [])]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def require_one_label(self) -> None:
-        """Raise ClassifierError if several labels may be right at once."""
+    def require_one_label(self, use: str) -> None:
+        """Raise ClassifierError if several labels may be right at once; `use` continues with: one label."""
+        if self.threshold is not None:
+            raise several_labels_error(use)
         if self.multi_label:
             raise ClassifierError(self.multi_label)
 
@@ -161,6 +166,14 @@ def multi_label_reason(
     return (
         f"{reason}, so several labels may be right at once (multi-label), but this certificate speaks of one label for "
         f"each image; if several are right, use MultiLabelMasking (certify --task multilabel); if exactly one is, {fix}"
+    )
+
+
+def several_labels_error(use: str) -> ClassifierError:
+    """Why a network whose card says that it is multi-label cannot be used for one label."""
+    return ClassifierError(
+        f"the network's card says that it is multi-label, but {use} one label for each image; "
+        "use it in certify --task multilabel"
     )
 
 

@@ -46,15 +46,14 @@ class Defense(ABC, Generic[V, C]):
 
     may_alert = False
     """Whether a verdict may be an alert instead of a label."""
-
-    several_labels = False
-    """Whether several labels of an image may be right at once."""
+    multi_label = False
+    """Whether it defends multi-label classifiers."""
 
     def __init__(self, classifier: Any, threat: Threat | str) -> None:
         self._threat = Threat.of(threat)
         self.classifier = as_classifier(classifier)
-        if not self.several_labels:
-            self.classifier.require_one_label()
+        if not self.multi_label:
+            self.classifier.require_one_label(f"{type(self).__name__} certifies")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.classifier!r}, {self.threat})"

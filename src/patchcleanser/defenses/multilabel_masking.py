@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.classifier import CallableClassifier, Classifier
+from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
@@ -133,8 +134,8 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
     """Double-masking for every class of a classifier whose classes may hold together.
 
     A class is present if its score is at least its threshold: a probability above 0 and below 1, one for all classes or
-    one for each. With scores="logits" the probability of a score z is 1 / (1 + exp(-z)). By default scores are logits,
-    unless the network ends in a sigmoid that can be seen.
+    one for each; by default that of the classifier's card, or 0.5. With scores="logits" the probability of a score z is
+    1 / (1 + exp(-z)). By default scores are logits, unless the network ends in a sigmoid that can be seen.
 
     `classes` are the numbers of those that count, by default all. Verdicts and certificates then name a class by its
     place in that list.
@@ -154,14 +155,14 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
     ((0, 1), 2, 0)
     """
 
-    several_labels = True
+    multi_label = True
 
     def __init__(
         self,
         classifier: Any,
         threat: Threat | str,
         *,
-        threshold: float | Sequence[float] = 0.5,
+        threshold: float | Sequence[float] | None = None,
         scores: ScoreKind | None = None,
         classes: Sequence[int] | None = None,
         masks: Pair = None,
@@ -170,6 +171,9 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
         chunk: int | None = None,
         precision: Precision = "exact",
     ) -> None:
+        classifier = as_classifier(classifier)
+        if threshold is None:
+            threshold = 0.5 if classifier.threshold is None else float(1 / (1 + np.exp(-classifier.threshold)))
         values = np.atleast_1d(np.asarray(threshold, dtype=np.float64))
         if values.ndim != 1 or not len(values) or not ((values > 0) & (values < 1)).all():
             raise InputError(f"thresholds are probabilities above 0 and below 1, got {threshold!r}")
