@@ -24,10 +24,18 @@ from patchcleanser.errors import InputError
 from patchcleanser.evaluation.attack_rows import attack_rows
 from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.evaluation.jobs import AttackJob, Job
-from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns, load_batch, object_columns
-from patchcleanser.evaluation.saved_images import save_examples, save_object_examples, save_picture
+from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
+from patchcleanser.evaluation.rows import (
+    LoadedBatch,
+    audit_seed,
+    clean_columns,
+    label_columns,
+    load_batch,
+    object_columns,
+)
+from patchcleanser.evaluation.saved_images import save_examples, save_label_examples, save_object_examples, save_picture
 from patchcleanser.progress import progress_bar
-from patchcleanser.records.metrics import COLUMNS, OBJECT_COLUMNS, Summary, summary
+from patchcleanser.records.metrics import COLUMNS, MULTILABEL_COLUMNS, OBJECT_COLUMNS, Summary, summary
 from patchcleanser.records.run import Row, Run
 
 LOGGER = logging.getLogger("patchcleanser")
@@ -219,13 +227,43 @@ class DetectWorkload(BatchWorkload[list[Row]]):
         save_object_examples(run, self.job)
 
 
-AnyJob = Job | AttackJob | DetectJob
+@dataclass(frozen=True)
+class MultiLabelWorkload(BatchWorkload[list[Row]]):
+    """Batches of images with several labels, into rows."""
+
+    job: MultiLabelJob  # type: ignore[assignment]
+    skip: bool = False
+    sizes = (256, 32)
+    columns = MULTILABEL_COLUMNS
+
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        started, job, rows = time.monotonic(), self.job, read.readable
+        truths = [job.dataset.targets[row["index"]] for row in rows]
+        examined = job.built.examine(read.images, truths) if rows else []
+        seconds = (time.monotonic() - started) / max(1, len(rows))
+        for row, result in zip(rows, examined, strict=True):
+            row.update(label_columns(result, job.thresholds), seconds=seconds)
+        return read.rows
+
+    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
+        run.write(task.number, result)
+
+    def judge(self, state: Summary) -> None:
+        """Precision and recall have no chance level."""
+
+    def finish(self, run: Run) -> None:
+        save_label_examples(run, self.job)
+
+
+AnyJob = Job | AttackJob | DetectJob | MultiLabelJob
 
 
 def workload_of(job: AnyJob, *, skip: bool = False) -> BatchWorkload[Any]:
     """The batches to certify or to attack."""
     if isinstance(job, DetectJob):
         return DetectWorkload(job, skip)
+    if isinstance(job, MultiLabelJob):
+        return MultiLabelWorkload(job, skip)
     return AttackWorkload(job, skip) if isinstance(job, AttackJob) else CertifyWorkload(job, skip)
 
 
@@ -241,7 +279,8 @@ class Progress:
 
     def __str__(self) -> str:
         shares = self.summary.shares
-        names = [name for name in ("robust", "certified", "detection_certified", "certified_far") if name in shares]
+        leads = ("robust", "certified", "detection_certified", "certified_far", "certified_recall")
+        names = [name for name in leads if name in shares]
         parts = [f"{name.replace('_', ' ')} {shares[name].percent:.1f}%" for name in names[:1]]
         return "  ".join([*parts, *([f"{self.summary.skipped} skipped"] if self.summary.skipped else [])])
 
@@ -270,7 +309,9 @@ def evaluate(
     """
     if not isinstance(job, AnyJob) or not isinstance(folder, str | Path):
         got = f"{type(job).__name__} and {type(folder).__name__}"
-        raise InputError(f"evaluate takes a Job, AttackJob or DetectJob, and the folder of the run; got {got}")
+        raise InputError(
+            f"evaluate takes a Job, AttackJob, DetectJob or MultiLabelJob, and the folder of the run; got {got}"
+        )
     runner, work = runner or LocalRunner(), workload_of(job, skip=skip)
     if isinstance(work.job, Job):
         _warn_of_other_names(work.job)

@@ -24,7 +24,7 @@ from pyarrow import compute, parquet
 
 from patchcleanser.errors import RecordError
 from patchcleanser.records.atomic import whole_file
-from patchcleanser.records.metrics import Bools, flags, is_attack, numbers, sees_objects
+from patchcleanser.records.metrics import BOUNDS, Bools, flags, has_several_labels, is_attack, numbers, sees_objects
 
 HEADER = b"patchcleanser"
 """Key of the header and checksum among the metadata of the Parquet schema."""
@@ -171,7 +171,8 @@ def first_contradiction(rows: pa.Table) -> tuple[int, str] | None:
     labels = numbers(rows, "label") if "label" in rows.column_names else np.zeros(len(rows))
     if not (labels >= 0).all():
         return int(rows["index"][int((~(labels >= 0)).argmax())].as_py()), "it has no label"
-    for text, wrong in (_object_contradictions if sees_objects(rows) else _contradictions)(answered):
+    ways = _object_contradictions if sees_objects(rows) else _contradictions
+    for text, wrong in (_label_contradictions if has_several_labels(rows) else ways)(answered):
         if wrong.any():
             return int(answered["index"][int(wrong.argmax())].as_py()), text
     return None
@@ -208,6 +209,41 @@ def _object_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
         yield f"more is promised {place} an object than the clean image shows", promised.count(broken) > 0
     yield "it has no count of images", ~(numbers(rows, "classifications") >= 0)
     yield "it has no time", ~(numbers(rows, "seconds") >= 0)
+
+
+def _label_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
+    """What must hold of several labels: scores within their bounds, and counts that do not promise more than is so."""
+    undefended, *bounds = (
+        ListColumn.read(rows, f"{name}_scores") for name in ("undefended", "clean", "lowest", "highest")
+    )
+    clean, lowest, highest = bounds
+    classes = ListColumn.read(rows, "classes")
+    for each in bounds:
+        yield "its scores are not one for each class", each.lengths != undefended.lengths
+    out_of_bounds = (clean.values < lowest.values) | (clean.values > highest.values)
+    yield "a score of the clean image lies outside its bounds", clean.count(out_of_bounds) > 0
+    limits = np.repeat(undefended.lengths, classes.lengths)
+    yield "a true class has no score", classes.count((classes.values < 0) | (classes.values >= limits)) > 0
+    true, false = ({name: ListColumn.read(rows, f"{name}_{what}") for name in BOUNDS} for what in ("true", "false"))
+    for each in [*true.values(), *false.values()]:
+        yield "its counts are not one for each threshold", each.lengths != true["clean"].lengths
+    positives = np.repeat(classes.lengths, true["clean"].lengths)
+    absent = np.repeat(undefended.lengths, true["clean"].lengths) - positives
+    for name in BOUNDS:
+        yield f"its {name} true positives are out of range", _outside(true[name], positives)
+        yield f"its {name} false positives are out of range", _outside(false[name], absent)
+    for weaker, stronger in [("certified", "clean"), ("one_mask", "certified"), ("each_class", "certified")]:
+        more = true[weaker].values > true[stronger].values
+        yield f"more {weaker} true positives than {stronger} ones", true[weaker].count(more) > 0
+        fewer = false[weaker].values < false[stronger].values
+        yield f"fewer {weaker} false positives than {stronger} ones", false[weaker].count(fewer) > 0
+    yield "it has no count of classifications", ~(numbers(rows, "classifications") >= 0)
+    yield "it has no time", ~(numbers(rows, "seconds") >= 0)
+
+
+def _outside(counts: ListColumn, limits: NDArray[np.int64]) -> Bools:
+    """Rows with a count below 0 or above its limit."""
+    return counts.count((counts.values < 0) | (counts.values > limits)) > 0
 
 
 def _attack_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:

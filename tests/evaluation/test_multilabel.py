@@ -1,0 +1,240 @@
+"""`certify --task multilabel`: rows, resumed runs, reports, and refusals, on a tiny function."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from patchcleanser import Run, Threat, TorchClassifier, evaluate
+from patchcleanser.cli.app import app
+from patchcleanser.data.dataset import ArrayDataset
+from patchcleanser.data.multilabel_sets import MultiLabelDataset
+from patchcleanser.errors import DataError, InputError, RecordError, ThreatError
+from patchcleanser.evaluation.multilabel_jobs import CURVE, MultiLabelJob
+from patchcleanser.records.metrics import BOUNDS, precision_and_recall
+
+CLASSES = ("top left", "top right", "bottom left", "bottom right")
+SIDE = 16
+
+
+def network() -> nn.Module:
+    """A logit for each quarter: how bright it is."""
+    head = nn.Conv2d(1, 1, 1)
+    head.weight.data, head.bias.data = torch.tensor([[[[8.0]]]]), torch.tensor([-4.2])
+    return nn.Sequential(nn.AvgPool3d((3, 8, 8)), head, nn.Flatten()).eval()
+
+
+def pixels(images: int) -> tuple[np.ndarray, np.ndarray]:
+    """Grey pictures whose quarters are bright where the class is there, some of them hardly."""
+    random = np.random.default_rng(0)
+    targets = random.random((images, 4)) < 0.4
+    levels = np.where(targets, 150 + 100 * random.random((images, 4)), 20 + 90 * random.random((images, 4)))
+    quarters = levels.reshape(images, 2, 2).repeat(8, axis=1).repeat(8, axis=2)
+    return quarters[..., None].repeat(3, axis=3).astype(np.uint8), targets
+
+
+def dataset(images: int = 12) -> MultiLabelDataset:
+    content, targets = pixels(images)
+    arrays = ArrayDataset("quarters", content, np.zeros(images, dtype=np.int64), ("any",))
+    return MultiLabelDataset(arrays, targets, CLASSES)
+
+
+def job(**changes: Any) -> MultiLabelJob:
+    settings = {"masks": 4, **changes}
+    return MultiLabelJob(TorchClassifier(network()), dataset(), Threat.square(3), **settings)
+
+
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    return run.read([name for name in run.schema.names if name != "seconds"]).to_pylist()
+
+
+def test_rows_hold_what_the_defense_certifies(tmp_path: Path) -> None:
+    work = job()
+    for row in evaluate(work, tmp_path / "run").read().to_pylist():
+        truth = work.dataset.targets[row["index"]]
+        (examined,) = work.built.examine(work.dataset.image(row["index"])[None], truth[None])
+        certificate = examined.certificate
+        assert row["certified_true"][0] == certificate.true_positives
+        assert row["certified_false"][0] == certificate.false_positives
+        assert row["clean_true"][0] == len(set(examined.verdict.present) & set(certificate.present))
+        assert row["undefended_true"][0] == ((examined.undefended >= 0) & truth).sum()
+        assert row["classes"] == list(certificate.present)
+        assert {c for c in row["classes"] if row["lowest_scores"][c] >= 0} == set(certificate.certified)
+        assert len(row["clean_false"]) == 1 + len(CURVE)
+        assert row["margin"] == pytest.approx(certificate.margin)
+        assert row["classifications"] == 1 + len(work.built.mask_set((SIDE, SIDE)).unions)
+
+
+def test_curves_of_rows_are_those_of_single_thresholds(tmp_path: Path) -> None:
+    run = evaluate(job(), tmp_path / "run")
+    for number in (12, 24, 30):
+        alone = evaluate(job(threshold=CURVE[number]), tmp_path / str(number))
+        for bound in BOUNDS:
+            both = precision_and_recall(run.read(), bound), precision_and_recall(alone.read(), bound)
+            assert [shares[1 + number] for shares in both[0]] == [shares[0] for shares in both[1]]
+
+
+def test_more_is_promised_the_weaker_the_bound_is(tmp_path: Path) -> None:
+    shares = evaluate(job(), tmp_path / "run").summary().shares
+    for what in ("precision", "recall"):
+        values = [shares[f"{name}_{what}"].percent for name in ("each_class", "certified", "clean")]
+        assert values == sorted(values)
+        assert shares[f"one_mask_{what}"].percent <= shares[f"certified_{what}"].percent
+    assert 0 < shares["certified_recall"].percent < shares["clean_recall"].percent
+
+
+def test_a_run_that_was_stopped_has_the_same_rows_as_one_that_was_not(tmp_path: Path) -> None:
+    once = evaluate(job(), tmp_path / "once", batch=5)
+    resumed = evaluate(job(), tmp_path / "resumed", batch=5)
+    resumed.shard(1).unlink()
+    assert not Run.open(tmp_path / "resumed").finished
+    assert rows_of(evaluate(job(), tmp_path / "resumed", batch=5)) == rows_of(once)
+
+
+@pytest.mark.parametrize("changes", [{"threshold": 0.6}, {"masks": 3}, {"curve": (0.5,)}, {"outputs": (0, 1, 3, 2)}])
+def test_another_job_does_not_continue_a_run(changes: dict[str, Any], tmp_path: Path) -> None:
+    evaluate(job(), tmp_path / "run")
+    with pytest.raises(RecordError, match="another job"):
+        evaluate(job(**changes), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "message"),
+    [
+        ("certified_true", lambda counts: [9, *counts[1:]], "true positives are out of range"),
+        ("certified_false", lambda counts: [-1, *counts[1:]], "false positives are out of range"),
+        ("clean_scores", lambda scores: [99.0, *scores[1:]], "outside its bounds"),
+        ("lowest_scores", lambda scores: scores[:-1], "not one for each class"),
+        ("one_mask_true", lambda counts: counts[:-1], "not one for each threshold"),
+        ("classes", lambda classes: [*classes, 4], "a true class has no score"),
+    ],
+)
+def test_rows_that_contradict_themselves_are_refused(column: str, change: Any, message: str, tmp_path: Path) -> None:
+    run = evaluate(job(), tmp_path / "run")
+    rows = run.read().to_pylist()
+    rows[0][column] = change(rows[0][column])
+    with pytest.raises(RecordError, match=message):
+        run.write(0, rows)
+
+
+def test_images_that_cannot_be_used_are_skipped_with_the_reason(tmp_path: Path) -> None:
+    class Broken(ArrayDataset):
+        def image(self, index: int) -> Tensor:
+            if index == 1:
+                raise DataError("this picture is torn")
+            return super().image(index)
+
+    content, targets = pixels(3)
+    images = Broken("torn", content, np.zeros(3, dtype=np.int64), ("any",))
+    work = MultiLabelJob(TorchClassifier(network()), MultiLabelDataset(images, targets, CLASSES), Threat.square(3))
+    with pytest.raises(DataError, match="this picture is torn"):
+        evaluate(work, tmp_path / "stopped")
+    summary = evaluate(work, tmp_path / "run", skip=True).summary()
+    assert (summary.images, summary.skipped) == (2, 1)
+
+
+def test_what_cannot_be_certified_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="come from load_multilabel"):
+        MultiLabelJob(TorchClassifier(network()), dataset().images, Threat.square(3))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="has 4 classes and 2 outputs count"):
+        job(outputs=(0, 1))
+    with pytest.raises(ThreatError):
+        evaluate(MultiLabelJob(TorchClassifier(network()), dataset(), Threat.square(40)), tmp_path)
+
+
+def test_classes_are_matched_by_name() -> None:
+    classifier = TorchClassifier(network())
+    classifier.names = ("bottom right", "sky", "top left", "top_right")
+    matched = MultiLabelJob.matched(classifier, dataset(), Threat.square(3))
+    assert matched.dataset.classes == ("bottom right", "top left", "top_right")
+    assert matched.outputs == (0, 2, 3)
+    assert (matched.dataset.targets == dataset().targets[:, [3, 0, 1]]).all()
+
+
+# The command.
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Parquet files of images with lists of class numbers, and a module that builds the network."""
+    content, targets = pixels(6)
+    png = []
+    for picture in content:
+        out = io.BytesIO()
+        Image.fromarray(picture).save(out, format="PNG")
+        png.append({"bytes": out.getvalue(), "path": None})
+    table = pa.table({"image": png, "labels": [np.flatnonzero(row).tolist() for row in targets]})
+    names = {
+        "info": {
+            "features": {"labels": {"feature": {"names": list(CLASSES), "_type": "ClassLabel"}, "_type": "Sequence"}}
+        }
+    }
+    parquet.write_table(
+        table.replace_schema_metadata({"huggingface": json.dumps(names)}), tmp_path / "quarters.parquet"
+    )
+    (tmp_path / "quarters.py").write_text(
+        "import torch\nfrom torch import nn\n\n\ndef make():\n    head = nn.Conv2d(1, 1, 1)\n"
+        "    head.weight.data, head.bias.data = torch.tensor([[[[8.0]]]]), torch.tensor([-4.2])\n"
+        "    return nn.Sequential(nn.AvgPool3d((3, 8, 8)), head, nn.Flatten()).eval()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "quarters", raising=False)  # that of another test
+    return tmp_path
+
+
+COMMAND = [
+    "certify",
+    "--task",
+    "multilabel",
+    "--model",
+    "python:quarters.py:make",
+    "--data",
+    "parquet:quarters.parquet",
+]
+
+
+def test_the_command_certifies_and_says_precision_and_recall(files: Path) -> None:
+    result = CliRunner().invoke(app, [*COMMAND, "--patch", "3", "--masks", "4", "--out", "run"])
+    assert result.exit_code == 0, result.output
+    assert "6 images, 4 classes, threshold 0.5" in result.output
+    assert "precision   recall" in result.output
+    run = Run.open(files / "run")
+    assert run.metadata["classes"] == list(CLASSES)
+    again = CliRunner().invoke(app, [*COMMAND, "--patch", "3", "--masks", "4", "--out", "run", "--json"])
+    content = json.loads(again.stdout)
+    assert content["certified_recall"]["count"] == run.summary().shares["certified_recall"].count
+    assert content["digest"] == run.digest
+
+
+def test_the_command_says_the_cost_before_it_works(files: Path) -> None:
+    result = CliRunner().invoke(app, [*COMMAND, "--patch", "3", "--masks", "4", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "6 images × 137 classifications, 3×3 patch" in result.stdout
+    assert not (files / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--defense", "challenger-masking"], "--task multilabel does not take --defense"),
+        (["--precision", "fast", "--table"], "does not take --precision, --table"),
+        (["--option", "keep=4"], "takes scores=logits or scores=probabilities, got 'keep=4'"),
+        (["--threshold", "1.5"], "thresholds are probabilities above 0 and below 1"),
+        (["--lines", "3"], "does not take --lines"),
+    ],
+)
+def test_options_that_mean_nothing_here_are_refused(files: Path, extra: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, [*COMMAND, *extra])
+    assert message in str(result.exception)
