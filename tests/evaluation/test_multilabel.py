@@ -21,9 +21,11 @@ from patchcleanser import Run, Threat, TorchClassifier, evaluate
 from patchcleanser.cli.app import app
 from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.data.multilabel_sets import MultiLabelDataset
-from patchcleanser.errors import DataError, InputError, RecordError, ThreatError
+from patchcleanser.errors import CoverError, DataError, InputError, RecordError, ThreatError
 from patchcleanser.evaluation.multilabel_jobs import CURVE, MultiLabelJob
+from patchcleanser.records.derive_multilabel import derived_shares, per_label, weak_counts
 from patchcleanser.records.metrics import BOUNDS, precision_and_recall
+from patchcleanser.reports import write_multilabel_report
 
 CLASSES = ("top left", "top right", "bottom left", "bottom right")
 SIDE = 16
@@ -163,6 +165,70 @@ def test_classes_are_matched_by_name() -> None:
     assert (matched.dataset.targets == dataset().targets[:, [3, 0, 1]]).all()
 
 
+# What is derived without the model.
+
+
+def test_classes_are_counted_as_their_scores_say(tmp_path: Path) -> None:
+    run = evaluate(job(), tmp_path / "run")
+    counts = per_label(run, run.read())
+    assert [each.images for each in counts] == dataset().targets.sum(axis=0).tolist()
+    for name, column in [("undefended", "undefended_true"), ("clean", "clean_true"), ("certified", "each_class_true")]:
+        assert sum(getattr(each, name) for each in counts) == sum(row[column][0] for row in rows_of(run))
+    assert sum(each.false for each in counts) == sum(row["clean_false"][0] for row in rows_of(run))
+    assert sum(each.possible for each in counts) == sum(row["each_class_false"][0] for row in rows_of(run))
+
+
+def test_weak_places_of_rows_are_those_of_the_certificate(tmp_path: Path) -> None:
+    work = job()
+    run = evaluate(work, tmp_path / "run")
+    for row in rows_of(run)[:4]:
+        image, truth = work.dataset.image(row["index"])[None], work.dataset.targets[[row["index"]]]
+        (certificate,) = work.built.certify(image, truth, maps=True)
+        (derived,) = weak_counts(row, run.mask_set((SIDE, SIDE)), run.threat).values()
+        assert (certificate.weak or {})[3, 3].tolist() == derived.tolist()
+
+
+def test_certificates_against_smaller_patches_follow_from_the_rows(tmp_path: Path) -> None:
+    run = evaluate(job(), tmp_path / "run")
+    rows = run.read()
+    shares = run.summary().shares
+    assert derived_shares(run, rows, run.threat) == (shares["certified_precision"], shares["certified_recall"])
+    precision, recall = derived_shares(run, rows, Threat.square(1))
+    assert recall.count >= shares["certified_recall"].count
+    assert precision.percent >= shares["certified_precision"].percent
+    with pytest.raises(CoverError):
+        derived_shares(run, rows, Threat.square(4))
+
+
+def test_a_report_has_curves_classes_and_pictures(tmp_path: Path) -> None:
+    run = evaluate(job(), tmp_path / "run")
+    page = write_multilabel_report([run], tmp_path / "report").read_text()
+    shares = run.summary().shares
+    assert f"{shares['certified_recall'].percent:.1f}% recall" in page
+    assert all(name in page for name in CLASSES)
+    assert page.count("<figure data-image=") == min(8, (dataset().targets.sum(axis=1) > 1).sum())
+    assert 'class="weak"' in page
+    for name in ("bounds.csv", "classes.csv"):
+        assert (tmp_path / "report" / "tables" / name).is_file()
+    assert (tmp_path / "report" / "figures" / "curve.svg").is_file()
+    table = (tmp_path / "report" / "tables" / "bounds.csv").read_text().splitlines()
+    assert len(table) == 1 + len(BOUNDS)  # 3 px is no share of 2%
+
+
+def test_a_run_of_two_percent_is_reported_for_one_percent_too(tmp_path: Path) -> None:
+    run = evaluate(MultiLabelJob(TorchClassifier(network()), dataset(), Threat.share(0.02)), tmp_path / "run")
+    write_multilabel_report([run], tmp_path / "report")
+    assert "patch of 1%" in (tmp_path / "report" / "tables" / "bounds.csv").read_text()
+
+
+def test_a_run_without_answers_has_no_report(tmp_path: Path) -> None:
+    run = evaluate(job(), tmp_path / "run", batch=4)
+    for batch in range(run.batches):
+        run.shard(batch).unlink()
+    with pytest.raises(RecordError, match="nothing to show"):
+        write_multilabel_report([Run.open(tmp_path / "run")], tmp_path / "report")
+
+
 # The command.
 
 
@@ -216,6 +282,9 @@ def test_the_command_certifies_and_says_precision_and_recall(files: Path) -> Non
     content = json.loads(again.stdout)
     assert content["certified_recall"]["count"] == run.summary().shares["certified_recall"].count
     assert content["digest"] == run.digest
+    shown = CliRunner().invoke(app, ["report", "run", "--json"])
+    assert json.loads(shown.stdout)["run"]["certified_recall"] == content["certified_recall"]
+    assert (files / "run" / "report" / "report.html").is_file()
 
 
 def test_the_command_says_the_cost_before_it_works(files: Path) -> None:
