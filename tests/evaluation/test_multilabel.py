@@ -17,11 +17,14 @@ from pyarrow import parquet
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from patchcleanser import Run, Threat, TorchClassifier, evaluate
+from patchcleanser import Preprocessing, Run, Threat, TorchClassifier, evaluate
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.cli.app import app
 from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.data.multilabel_sets import MultiLabelDataset
 from patchcleanser.errors import CoverError, DataError, InputError, RecordError, ThreatError
+from patchcleanser.evaluation.audit import Audit, audit
+from patchcleanser.evaluation.multilabel_audit import LabelRowChecker, MultiLabelAudit, audited_labels
 from patchcleanser.evaluation.multilabel_jobs import CURVE, MultiLabelJob
 from patchcleanser.records.derive_multilabel import derived_shares, per_label, weak_counts
 from patchcleanser.records.metrics import BOUNDS, precision_and_recall
@@ -229,6 +232,66 @@ def test_a_run_without_answers_has_no_report(tmp_path: Path) -> None:
         write_multilabel_report([Run.open(tmp_path / "run")], tmp_path / "report")
 
 
+# The audit.
+
+
+def audited(run: Run, work: MultiLabelJob, **options: Any) -> Audit:
+    settings = {"sample": 4, "attack": 0, "settings": AttackSettings(iterations=5, locations=1), **options}
+    return audit(run, work, workload=MultiLabelAudit, **settings)
+
+
+@pytest.mark.parametrize("options", [{}, {"threshold": 0.6, "outputs": (3, 2, 1, 0)}, {"masks": None, "stride": 5}])
+def test_an_audit_derives_every_number_again(options: dict[str, Any], tmp_path: Path) -> None:
+    work = job(**options)
+    run = evaluate(work, tmp_path / "run")
+    again = audited_labels(run, work.classifier, work.dataset)
+    result = audited(run, again, sample=4, attack=2)
+    assert (len(result.derived), len(result.attacked)) == (4, 2)
+    assert not result.contradictions
+    assert not result.notes
+
+
+def test_an_audit_of_a_patch_on_the_input_derives_the_same(tmp_path: Path) -> None:
+    preprocessing = Preprocessing(resize=(SIDE, SIDE))
+    classifier = TorchClassifier(network(), preprocessing)
+    work = MultiLabelJob(classifier, dataset(), Threat.square(3, grid="input"), masks=3)
+    assert not audited(evaluate(work, tmp_path / "run"), work).contradictions
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "what"),
+    [
+        ("certified_true", lambda row: [n + 1 for n in row["one_mask_true"]], "certified counts"),
+        ("clean_false", lambda row: [max(0, n - 1) for n in row["clean_false"]], "clean counts"),
+        ("highest_scores", lambda row: [s + 0.5 for s in row["highest_scores"]], "highest score of class"),
+        ("undefended_scores", lambda row: [s - 0.1 for s in row["undefended_scores"]], "undefended score of class"),
+        ("classes", lambda row: row["classes"][:-1], "classes"),
+    ],
+)
+def test_an_audit_contradicts_rows_that_were_changed(column: str, change: Any, what: str, tmp_path: Path) -> None:
+    run = evaluate(job(), tmp_path / "run", batch=12)
+    rows = run.read().to_pylist()
+    number = next(n for n, row in enumerate(rows) if sum(row["clean_false"]) and len(row["classes"]) > 1)
+    rows[number][column] = change(rows[number])
+    table = pa.Table.from_pylist(rows, schema=run.schema)
+    result = Audit(rows=12)
+    LabelRowChecker(run, job()).check(table.to_pylist()[number], job().dataset.image(number), result)
+    assert result.contradictions
+    assert all(what in entry["what"] for entry in result.contradictions if what != "classes")
+
+
+def test_an_audit_refuses_another_model_and_unfinished_runs(tmp_path: Path) -> None:
+    work = job()
+    run = evaluate(work, tmp_path / "run", batch=4)
+    other = network()
+    other[1].bias.data += 1
+    with pytest.raises(RecordError, match="another model"):
+        audited_labels(run, TorchClassifier(other), work.dataset)
+    run.shard(2).unlink()
+    with pytest.raises(RecordError, match="is not finished"):
+        audited_labels(Run.open(tmp_path / "run"), work.classifier, work.dataset)
+
+
 # The command.
 
 
@@ -285,6 +348,9 @@ def test_the_command_certifies_and_says_precision_and_recall(files: Path) -> Non
     shown = CliRunner().invoke(app, ["report", "run", "--json"])
     assert json.loads(shown.stdout)["run"]["certified_recall"] == content["certified_recall"]
     assert (files / "run" / "report" / "report.html").is_file()
+    audited_run = CliRunner().invoke(app, ["audit", "run", "--sample", "2", "--attack", "1", "--trust-code"])
+    assert audited_run.exit_code == 0, audited_run.output
+    assert "no contradiction" in audited_run.output
 
 
 def test_the_command_says_the_cost_before_it_works(files: Path) -> None:

@@ -154,7 +154,7 @@ class MultiLabelJob:
             "defense": "multilabel-masking",
             "options": {
                 "scores": self.built.scores,
-                "threshold": [round(float(share), 9) for share in self.built.threshold],
+                "threshold": [float(share) for share in self.built.threshold],
                 "curve": list(self.curve),
             },
         }
