@@ -25,9 +25,9 @@ from patchcleanser.data.multilabel_sets import MultiLabelDataset
 from patchcleanser.errors import CoverError, DataError, InputError, RecordError, ThreatError
 from patchcleanser.evaluation.audit import Audit, audit
 from patchcleanser.evaluation.multilabel_audit import LabelRowChecker, MultiLabelAudit, audited_labels
-from patchcleanser.evaluation.multilabel_jobs import CURVE, MultiLabelJob
+from patchcleanser.evaluation.multilabel_jobs import CURVE, MultiLabelAttackJob, MultiLabelJob
 from patchcleanser.records.derive_multilabel import derived_shares, per_label, weak_counts
-from patchcleanser.records.metrics import BOUNDS, precision_and_recall
+from patchcleanser.records.metrics import BOUNDS, certificates_beaten, precision_and_recall
 from patchcleanser.reports import write_multilabel_report
 
 CLASSES = ("top left", "top right", "bottom left", "bottom right")
@@ -232,6 +232,42 @@ def test_a_run_without_answers_has_no_report(tmp_path: Path) -> None:
         write_multilabel_report([Run.open(tmp_path / "run")], tmp_path / "report")
 
 
+# The attack.
+
+
+def attack_job(**changes: Any) -> MultiLabelAttackJob:
+    return MultiLabelAttackJob(job(), AttackSettings(**{"iterations": 5, "locations": 1, **changes}))
+
+
+def test_rows_of_an_attack_hold_each_class_and_no_certificate_is_beaten(tmp_path: Path) -> None:
+    run = evaluate(attack_job(), tmp_path / "run", batch=4)
+    shares = run.summary().shares
+    assert shares["certified_robust"].count == shares["certified_robust"].total >= 12
+    assert shares["robust"].total > shares["certified_robust"].total
+    assert shares["robust"].count < shares["robust"].total
+    assert len(certificates_beaten(run.read())) == 0
+    run.shard(1).unlink()
+    again = evaluate(attack_job(), tmp_path / "run", batch=4)
+    assert again.finished
+    with pytest.raises(RecordError, match="another job"):
+        evaluate(attack_job(iterations=6), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("defended_wrong", [True] * 3), ("true_positives", [0] * 3), ("false_positives", [4] * 3)]
+)
+def test_rows_that_beat_a_certificate_are_counted(column: str, value: list[Any], tmp_path: Path) -> None:
+    rows = evaluate(attack_job(), tmp_path / "run").read()
+    row = next(row for row in rows.to_pylist() if len(row["attacked"]) == 3 and row["promised_true"])
+    changed = pa.Table.from_pylist([{**row, column: value}], schema=rows.schema)
+    assert len(certificates_beaten(changed)) == 1
+
+
+def test_an_attack_refuses_what_it_chooses_itself() -> None:
+    with pytest.raises(InputError, match="leave out places, target"):
+        attack_job(places="searched", target=1)
+
+
 # The audit.
 
 
@@ -351,6 +387,32 @@ def test_the_command_certifies_and_says_precision_and_recall(files: Path) -> Non
     audited_run = CliRunner().invoke(app, ["audit", "run", "--sample", "2", "--attack", "1", "--trust-code"])
     assert audited_run.exit_code == 0, audited_run.output
     assert "no contradiction" in audited_run.output
+
+
+def test_the_command_attacks_single_classes(files: Path) -> None:
+    typed = [
+        "attack",
+        *COMMAND[1:],
+        "--patch",
+        "3",
+        "--masks",
+        "4",
+        "--out",
+        "attacked",
+        "--iterations",
+        "3",
+        "-n",
+        "3",
+    ]
+    result = CliRunner().invoke(app, typed)
+    assert result.exit_code == 0, result.output
+    assert "certified robust                     100.00%" in result.output
+    assert "(must be 0)" in result.output
+    again = json.loads(CliRunner().invoke(app, [*typed, "--json"]).stdout)
+    assert again["certificates_beaten"] == 0
+    refused = CliRunner().invoke(app, ["report", "attacked"])
+    assert "has no page" in str(refused.exception)
+    assert "does not take --attack" in str(CliRunner().invoke(app, [*typed, "--attack", "square"]).exception)
 
 
 def test_the_command_says_the_cost_before_it_works(files: Path) -> None:

@@ -45,6 +45,8 @@ class FlipResult(Result):
     false_positives: int
     promised: tuple[int, int]
     """At least so many true positives, and at most so many false ones."""
+    queries: int = 0
+    """Classifications by the attacker."""
 
     @property
     def broken(self) -> bool:
@@ -133,6 +135,7 @@ def attack_classes(
                 true_positives=int((present & examined.truth).sum()),
                 false_positives=int((present & ~examined.truth).sum()),
                 promised=(certificate.true_positives, certificate.false_positives),
+                queries=result.attacked.queries,
             )
 
 

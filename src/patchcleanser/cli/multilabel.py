@@ -13,10 +13,11 @@ from patchcleanser.cli.config import call
 from patchcleanser.cli.options import RunnerOptions, RunOptions, default_folder, slug
 from patchcleanser.cli.progress import LOGGER, shown
 from patchcleanser.core.counts import counted
-from patchcleanser.errors import InputError
-from patchcleanser.records.metrics import BOUNDS
+from patchcleanser.errors import ContradictionError, InputError
+from patchcleanser.records.metrics import BOUNDS, certificates_beaten
 
 if TYPE_CHECKING:
+    from patchcleanser.attacks.patch_attack import AttackSettings
     from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
     from patchcleanser.records.run import Run
 
@@ -78,6 +79,41 @@ def _jobs(options: RunOptions, texts: Sequence[str]) -> list[MultiLabelJob]:
     if len(job.dataset.classes) < len(dataset.classes):
         LOGGER.info(f"{counted(len(dataset.classes) - len(job.dataset.classes), 'class')} left out: {left_out[:5]}")
     return [replace(job, threat=patch) for patch in patches]
+
+
+def attack_labels(options: RunOptions, settings: AttackSettings, *, unused: Mapping[str, bool], as_json: bool) -> None:
+    """Attack single classes of images, and count those that are turned around. Certified ones must not be."""
+    from patchcleanser.evaluation import evaluate
+    from patchcleanser.evaluation.multilabel_jobs import MultiLabelAttackJob
+
+    _refuse(options, unused)
+    if "," in options.patch:
+        raise InputError(f"attack takes one --patch, got {options.patch!r}")
+    job = MultiLabelAttackJob(_jobs(options, ())[0], settings)
+    job.job.check(skip=options.skip)
+    name = f"{options.model}-{options.data}-{job.job.threat.shape}-classes"
+    folder = options.out or default_folder(name, job.identity)
+    run = evaluate(job, folder, batch=options.batch, skip=options.skip, metadata=call().metadata(), progress=shown())
+    print_attacked(run, as_json=as_json)
+
+
+def print_attacked(run: Run, *, as_json: bool) -> None:
+    """Print what an attack on classes did. ContradictionError if a certificate was refuted."""
+    result, beaten = run.summary(), certificates_beaten(run.read())
+    if as_json:
+        content = {"run": str(run.folder), "job": run.job, **run.integrity, **result.to_json()}
+        print(json.dumps({**content, "certificates_beaten": len(beaten)}, indent=1))
+    else:
+        classes = counted(result.shares["robust"].total, "class")
+        print(f"\n{run.threat}: {classes} attacked in {counted(result.images, 'image')}, right under attack")
+        for name, share in result.shares.items():
+            text = share.with_interval() if share.total else "   none was attacked"
+            print(f"  {name.replace('_', ' '):36} {text}")
+        print(f"  {'images that beat their certificate':36} {len(beaten):6}    (must be 0)")
+        print(f"  rows in {run.folder}")
+    if len(beaten):
+        names = ", ".join(beaten["id"].to_pylist()[:5])
+        raise ContradictionError(f"certificates of {counted(len(beaten), 'image')} were refuted ({names})")
 
 
 def _scores(texts: Sequence[str]) -> dict[str, str]:

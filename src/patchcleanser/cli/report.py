@@ -39,6 +39,11 @@ def report(
     if out is None:
         require_inside(folder, folder.parent)
     pages = {"detect": write_object_report, "multilabel": write_multilabel_report}
+    attacked = [run.folder for run in stored if run.kind == "multilabel-attack"]
+    if attacked:
+        raise InputError(
+            f"{attacked[0]} is an attack on single classes, which has no page; its command prints it again"
+        )
     kinds = {run.kind if run.kind in pages else "classify" for run in stored}
     if len(kinds) > 1:
         raise InputError(f"runs of {' and '.join(sorted(kinds))} have no page in common; report them one by one")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.core.multilabel import Scores
@@ -158,3 +159,33 @@ class MultiLabelJob:
                 "curve": list(self.curve),
             },
         }
+
+
+@dataclass(frozen=True)
+class MultiLabelAttackJob:
+    """Classes of certified images to attack, and with which budget. Jobs of equal identity have equal rows."""
+
+    job: MultiLabelJob
+    settings: AttackSettings = field(default_factory=AttackSettings)
+
+    def __post_init__(self) -> None:
+        plain = AttackSettings()
+        unused = [name for name in ("places", "loss", "target") if getattr(self.settings, name) != getattr(plain, name)]
+        if unused:
+            raise InputError(
+                f"the attack on classes chooses its places, loss and target itself; leave out {', '.join(unused)}"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return init_fields(self)
+
+    @property
+    def title(self) -> str:
+        """Attack and threat."""
+        return f"classes under attack, {self.job.threat}"
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the rows, as plain values."""
+        budget = asdict(replace(self.settings, chunk=None))
+        return {**self.job.identity, "kind": "multilabel-attack", "attack": "adaptive", "settings": budget}

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from patchcleanser.attacks.flip_classes import FlipResult
 from patchcleanser.core.detections import Detections
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.hiding import PLACES
 from patchcleanser.core.multilabel import Scores
 from patchcleanser.core.results import Verdict
@@ -130,6 +132,21 @@ def label_columns(examined: MultiLabelExamination, thresholds: Scores) -> Row:
     for name, counts in examined.counts(thresholds).items():
         row |= {f"{name}_true": counts.true.tolist(), f"{name}_false": counts.false.tolist()}
     return row
+
+
+def class_attack_columns(results: Sequence[FlipResult], size: Size) -> Row:
+    """Columns of one image of which classes were attacked; a list holds one value for each of them."""
+    least, most = results[0].promised
+    names = ("certified", "undefended_wrong", "defended_wrong", "true_positives", "false_positives")
+    return {
+        "height": size[0],
+        "width": size[1],
+        "attacked": [result.label for result in results],
+        **{name: [getattr(result, name) for result in results] for name in names},
+        "promised_true": least,
+        "promised_false": most,
+        "classifications": sum(result.queries for result in results),
+    }
 
 
 def object_columns(examined: ObjectExamination, objects: Detections, image: Tensor) -> Row:

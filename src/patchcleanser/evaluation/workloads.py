@@ -19,15 +19,17 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
+from patchcleanser.attacks.flip_classes import attack_classes
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.attack_rows import attack_rows
 from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.evaluation.jobs import AttackJob, Job
-from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
+from patchcleanser.evaluation.multilabel_jobs import MultiLabelAttackJob, MultiLabelJob
 from patchcleanser.evaluation.rows import (
     LoadedBatch,
     audit_seed,
+    class_attack_columns,
     clean_columns,
     label_columns,
     load_batch,
@@ -35,7 +37,14 @@ from patchcleanser.evaluation.rows import (
 )
 from patchcleanser.evaluation.saved_images import save_examples, save_label_examples, save_object_examples, save_picture
 from patchcleanser.progress import progress_bar
-from patchcleanser.records.metrics import COLUMNS, MULTILABEL_COLUMNS, OBJECT_COLUMNS, Summary, summary
+from patchcleanser.records.metrics import (
+    CLASS_ATTACK_COLUMNS,
+    COLUMNS,
+    MULTILABEL_COLUMNS,
+    OBJECT_COLUMNS,
+    Summary,
+    summary,
+)
 from patchcleanser.records.run import Row, Run
 
 LOGGER = logging.getLogger("patchcleanser")
@@ -255,13 +264,51 @@ class MultiLabelWorkload(BatchWorkload[list[Row]]):
         save_label_examples(run, self.job)
 
 
-AnyJob = Job | AttackJob | DetectJob | MultiLabelJob
+@dataclass(frozen=True)
+class ClassAttackWorkload(BatchWorkload[list[Row]]):
+    """Batches of images of which single classes are attacked, into rows."""
+
+    attack: MultiLabelAttackJob
+    skip: bool = False
+    sizes = (16, 4)
+    columns = CLASS_ATTACK_COLUMNS
+
+    @property
+    def job(self) -> MultiLabelJob:  # type: ignore[override]
+        return self.attack.job
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return self.attack.identity
+
+    @property
+    def title(self) -> str:
+        return self.attack.title
+
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        for row, image in zip(read.readable, read.images, strict=True):
+            started, truth = time.monotonic(), self.job.dataset.targets[row["index"]]
+            results = list(attack_classes(self.job.built, [image], [truth], self.attack.settings))
+            size = self.job.built.to_threat_grid(image).shape[-2:]
+            row.update(class_attack_columns(results, (size[0], size[1])), seconds=time.monotonic() - started)
+        return read.rows
+
+    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
+        run.write(task.number, result)
+
+    def judge(self, state: Summary) -> None:
+        """Attacked classes have no chance level."""
+
+
+AnyJob = Job | AttackJob | DetectJob | MultiLabelJob | MultiLabelAttackJob
 
 
 def workload_of(job: AnyJob, *, skip: bool = False) -> BatchWorkload[Any]:
     """The batches to certify or to attack."""
     if isinstance(job, DetectJob):
         return DetectWorkload(job, skip)
+    if isinstance(job, MultiLabelAttackJob):
+        return ClassAttackWorkload(job, skip)
     if isinstance(job, MultiLabelJob):
         return MultiLabelWorkload(job, skip)
     return AttackWorkload(job, skip) if isinstance(job, AttackJob) else CertifyWorkload(job, skip)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +27,16 @@ MULTILABEL_COLUMNS = (
     *("skipped", "classes", "classifications", "seconds"),
     *(f"{bound}_{what}" for bound in BOUNDS for what in ("true", "false")),
 )
+CLASS_ATTACK_COLUMNS = (
+    *("skipped", "attacked", "certified", "undefended_wrong", "defended_wrong", "true_positives", "false_positives"),
+    *("promised_true", "promised_false", "classifications", "seconds"),
+)
 COLUMNS_OF = {
     "certify": COLUMNS,
     "attack": (*_SHARED, *_ATTACKED),
     "detect": OBJECT_COLUMNS,
     "multilabel": MULTILABEL_COLUMNS,
+    "multilabel-attack": CLASS_ATTACK_COLUMNS,
 }
 """By the kind of run."""
 
@@ -145,6 +151,8 @@ def summary(rows: pa.Table) -> Summary:
 
 def shares_of(answered: pa.Table) -> dict[str, Proportion]:
     """The shares of a summary."""
+    if attacks_classes(answered):
+        return attacked_classes(answered)
     if not has_several_labels(answered):
         return {name: Proportion(int(hits.sum()), len(hits)) for name, hits in outcomes(answered).items()}
     shares: dict[str, Proportion] = {}
@@ -152,6 +160,31 @@ def shares_of(answered: pa.Table) -> dict[str, Proportion]:
         precision, recall = precision_and_recall(answered, bound)
         shares |= {f"{bound}_precision": precision[0], f"{bound}_recall": recall[0]}
     return shares
+
+
+def attacked_classes(answered: pa.Table) -> dict[str, Proportion]:
+    """Shares of attacked classes that are right without and with the defense, and of those certified with it."""
+    certified, undefended, defended = (
+        object_values(answered, name).astype(bool) for name in ("certified", "undefended_wrong", "defended_wrong")
+    )
+    return {
+        "undefended_under_attack": Proportion(int((~undefended).sum()), len(undefended)),
+        "robust": Proportion(int((~defended).sum()), len(defended)),
+        "certified_undefended_under_attack": Proportion(int((certified & ~undefended).sum()), int(certified.sum())),
+        "certified_robust": Proportion(int((certified & ~defended).sum()), int(certified.sum())),
+    }
+
+
+def certificates_beaten(rows: pa.Table) -> pa.Table:
+    """Rows of attacked classes that refute a certificate, by a class or by the counts: there must be none."""
+    answered = rows.filter(compute.is_null(rows["skipped"]))
+
+    def beaten(row: dict[str, Any]) -> bool:
+        wrong = any(a and b for a, b in zip(row["certified"], row["defended_wrong"], strict=True))
+        few = min(row["true_positives"], default=row["promised_true"]) < row["promised_true"]
+        return wrong or few or max(row["false_positives"], default=0) > row["promised_false"]
+
+    return answered.filter(pa.array([beaten(row) for row in answered.to_pylist()], pa.bool_()))
 
 
 def precision_and_recall(answered: pa.Table, bound: str) -> tuple[list[Proportion], list[Proportion]]:
@@ -223,6 +256,11 @@ def sees_objects(rows: pa.Table) -> bool:
 def has_several_labels(rows: pa.Table) -> bool:
     """Whether these are the rows of images with several labels."""
     return "each_class_true" in rows.column_names
+
+
+def attacks_classes(rows: pa.Table) -> bool:
+    """Whether these are the rows of an attack on single classes."""
+    return "attacked" in rows.column_names
 
 
 def is_attack(rows: pa.Table) -> bool:

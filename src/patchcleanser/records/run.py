@@ -131,7 +131,30 @@ MULTILABEL_SCHEMA = pa.schema(
         ("seconds", pa.float32()),
     ]
 )
-SCHEMAS = {"certify": SCHEMA, "attack": ATTACK_SCHEMA, "detect": OBJECT_SCHEMA, "multilabel": MULTILABEL_SCHEMA}
+_FLAGS = pa.list_(pa.bool_())
+CLASS_ATTACK_SCHEMA = pa.schema(
+    [
+        *(column for column in _IMAGE if column[0] != "label"),
+        ("classes", _COUNTS),  # the true ones, by number
+        ("attacked", _COUNTS),  # each class that was attacked, with a patch of its own; the next ones are for each
+        ("certified", _FLAGS),
+        ("undefended_wrong", _FLAGS),
+        ("defended_wrong", _FLAGS),
+        ("true_positives", _COUNTS),  # of all classes of the attacked image, with the defense
+        ("false_positives", _COUNTS),
+        ("promised_true", pa.int32()),  # at least
+        ("promised_false", pa.int32()),  # at most
+        ("classifications", pa.int64()),  # by the attacker
+        ("seconds", pa.float32()),
+    ]
+)
+SCHEMAS = {
+    "certify": SCHEMA,
+    "attack": ATTACK_SCHEMA,
+    "detect": OBJECT_SCHEMA,
+    "multilabel": MULTILABEL_SCHEMA,
+    "multilabel-attack": CLASS_ATTACK_SCHEMA,
+}
 """The columns of each kind of run; a job that names no kind certifies."""
 
 NEWER_COLUMNS = ("caught", "unconfirmed", "coarse_labels")
@@ -207,7 +230,7 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """What was done: certify, attack, detect or multilabel."""
+        """What was done, by the names of SCHEMAS."""
         return str(self.job.get("kind", "certify"))
 
     @property

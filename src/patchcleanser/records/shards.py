@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,16 @@ from pyarrow import compute, parquet
 
 from patchcleanser.errors import RecordError
 from patchcleanser.records.atomic import whole_file
-from patchcleanser.records.metrics import BOUNDS, Bools, flags, has_several_labels, is_attack, numbers, sees_objects
+from patchcleanser.records.metrics import (
+    BOUNDS,
+    Bools,
+    attacks_classes,
+    flags,
+    has_several_labels,
+    is_attack,
+    numbers,
+    sees_objects,
+)
 
 HEADER = b"patchcleanser"
 """Key of the header and checksum among the metadata of the Parquet schema."""
@@ -171,11 +180,19 @@ def first_contradiction(rows: pa.Table) -> tuple[int, str] | None:
     labels = numbers(rows, "label") if "label" in rows.column_names else np.zeros(len(rows))
     if not (labels >= 0).all():
         return int(rows["index"][int((~(labels >= 0)).argmax())].as_py()), "it has no label"
-    ways = _object_contradictions if sees_objects(rows) else _contradictions
-    for text, wrong in (_label_contradictions if has_several_labels(rows) else ways)(answered):
+    for text, wrong in _ways(rows)(answered):
         if wrong.any():
             return int(answered["index"][int(wrong.argmax())].as_py()), text
     return None
+
+
+def _ways(rows: pa.Table) -> Callable[[pa.Table], Iterator[tuple[str, Bools]]]:
+    """The ways in which rows of this kind can contradict themselves."""
+    if attacks_classes(rows):
+        return _class_attack_contradictions
+    if has_several_labels(rows):
+        return _label_contradictions
+    return _object_contradictions if sees_objects(rows) else _contradictions
 
 
 def _contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
@@ -239,6 +256,15 @@ def _label_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
         yield f"fewer {weaker} false positives than {stronger} ones", false[weaker].count(fewer) > 0
     yield "it has no count of classifications", ~(numbers(rows, "classifications") >= 0)
     yield "it has no time", ~(numbers(rows, "seconds") >= 0)
+
+
+def _class_attack_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
+    """What must hold of attacked classes."""
+    attacked = ListColumn.read(rows, "attacked").lengths
+    for name in ("certified", "undefended_wrong", "defended_wrong", "true_positives", "false_positives"):
+        yield f"its {name} are not one for each attacked class", ListColumn.read(rows, name).lengths != attacked
+    for name in ("promised_true", "promised_false", "classifications", "seconds"):
+        yield f"it has no {name}", ~(numbers(rows, name) >= 0)
 
 
 def _outside(counts: ListColumn, limits: NDArray[np.int64]) -> Bools:
