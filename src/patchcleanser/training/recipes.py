@@ -229,19 +229,6 @@ _BASELINE = replace(_SCRATCH, epochs=100, holdout=0.0)
 RECIPES: dict[str, Recipe] = {
     # Fine-tuning as in the paper; the rate is 0.001 for ViT and ResMLP (--set rate=0.001).
     "paper": Recipe(epochs=10, batch=64, optimizer="sgd", rate=0.01, schedule="step", cutout=Cutout(2), precision="no"),
-    # Several labels an image, from ImageNet's weights. Masks are a quarter to half of the side, as those for 1% to 8%.
-    "multilabel": Recipe(
-        epochs=20,
-        batch=64,
-        **{**_ADAMW, "rate": 2e-4},
-        ema=0.998,
-        shift=16,
-        strength=0.3,
-        cutout=GreedyCutout(count=2, smallest=0.25, largest=0.5, inside=True, tries=3, share=0.5),
-        greedy_from=0.5,
-        loss="binary",
-        holdout=0.1,
-    ),
     "scratch-cifar": replace(_SCRATCH, label_smoothing=0.1, strength=0.4, cutout=_CIFAR_MASKS, greedy_from=0.6),
     "scratch-cifar-tokens": replace(
         _SCRATCH,
@@ -272,5 +259,18 @@ RECIPES: dict[str, Recipe] = {
         cutout=Cutout(6, 5, 5, inside=True),
         loss="interval",
         precision="no",
+    ),
+    # Several labels an image, from ImageNet's weights. Masks are a quarter to half of the side, as those for 1% to 8%.
+    "multilabel": Recipe(
+        epochs=20,
+        batch=64,
+        **{**_ADAMW, "rate": 2e-4},
+        ema=0.998,
+        shift=16,
+        strength=0.3,
+        cutout=GreedyCutout(count=2, smallest=0.25, largest=0.5, inside=True, tries=3, share=0.5),
+        greedy_from=0.5,
+        loss="binary",
+        holdout=0.1,
     ),
 }
