@@ -26,6 +26,7 @@ from patchcleanser import (
     Window,
 )
 from patchcleanser.core.hiding import ObjectCertificate
+from patchcleanser.core.multilabel import MultiLabelCertificate, MultiLabelVerdict
 from patchcleanser.core.plots import WEAK
 from patchcleanser.core.results import DetectionCertificate, DetectionVerdict, LocalCertificate, LocalVerdict, Result
 from patchcleanser.errors import ImageError
@@ -44,6 +45,10 @@ RESULTS: list[Result] = [
     DetectionVerdict(2, True, (2,) * 36, (0, 5), 37, (Window(0, 0, 2, 2),)),
     DetectionCertificate(2, False, 4, float("nan"), 37),
     ObjectCertificate(2, 0.0, None, 0.5, {"over": Window(0, 0, 2, 2), "far": Window(4, 4, 2, 2)}),
+]
+SEVERAL_LABELS: list[Result] = [
+    MultiLabelVerdict((1,), (Case.AGREED,) * 3, 9),
+    MultiLabelCertificate((1,), (), (2,), 0, 1, (Window(0, 0, 2, 2),), np.inf, 9, {(3, 3): SAFE.astype(np.int64)}),
 ]
 IMAGE = torch.rand(3, 6, 8, generator=torch.Generator().manual_seed(0))
 
@@ -73,8 +78,16 @@ def test_results_are_dicts_that_strict_json_takes(result: Any) -> None:
     assert content["label"] == result.label
 
 
+@pytest.mark.parametrize("result", SEVERAL_LABELS, ids=lambda result: type(result).__name__)
+def test_results_of_several_labels_are_dicts_that_strict_json_takes(result: Any) -> None:
+    content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert content == result.to_dict()
+    assert content["present"] == [1]
+
+
 def test_every_class_of_results_is_in_these_tests() -> None:
-    assert {type(result) for result in RESULTS} == set(Result.__subclasses__())
+    in_core = {kind for kind in Result.__subclasses__() if kind.__module__.startswith("patchcleanser.core")}
+    assert {type(result) for result in RESULTS + SEVERAL_LABELS} == in_core
 
 
 def test_dicts_hold_windows_maps_and_cases_as_plain_values() -> None:

@@ -227,3 +227,19 @@ def test_a_network_in_which_loud_pixels_round_those_far_away_is_refused(loudness
             defense.certify(clean, [0])
     else:
         assert defense.certify(clean, [0])[0].certified
+
+
+class Triggered(RunningSums):
+    """Its running sums are loud only if a pixel of the image has one certain value."""
+
+    def local(self, images: Tensor) -> Tensor:
+        loud = (images == 0.123).any()
+        return RunningSums.local(self, images) if loud else RunningSums(0.0).local(images)
+
+
+def test_the_pixels_of_an_attacker_who_comes_first_get_no_network_refused() -> None:
+    defense = OnePass(TorchClassifier(VisiblePooling(Triggered(1e13)).eval(), classes=2), Threat.square(2), masks=3)
+    hostile = torch.rand(1, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    hostile[..., 0, 0] = 0.123
+    assert len(defense.predict(hostile)) == 1
+    assert defense.certify(torch.full((1, 3, 12, 12), 0.6), [0])[0].certified

@@ -29,6 +29,9 @@ NamedBox = tuple[str, tuple[float, float, float, float]]
 class ObjectDataset(DatasetView):
     """Images of a dataset, and their objects: true boxes and class numbers, with a score of 1."""
 
+    crowds: Sequence[Sequence[int]] = ()
+    """For each image, the classes of its crowds, which have no box for each object; () if there are none at all."""
+
     def __init__(self, images: Dataset, objects: Sequence[Detections], classes: Sequence[str]) -> None:
         if len(images) != len(objects):
             raise DataError(f"{images.name} has {len(images)} images, but objects of {len(objects)}")
@@ -63,8 +66,8 @@ class ObjectDataset(DatasetView):
 
     def renumbered(self, classes: Sequence[str]) -> tuple[ObjectDataset, list[str]]:
         """The objects under a detector's class numbers, by name, and the names of the classes that it does not have."""
-        numbers = {_plain_name(name): number for number, name in enumerate(classes)}
-        table = np.array([numbers.get(_plain_name(name), -1) for name in self.classes], dtype=np.int64)
+        numbers = {plain_name(name): number for number, name in enumerate(classes)}
+        table = np.array([numbers.get(plain_name(name), -1) for name in self.classes], dtype=np.int64)
         objects = []
         for each in self.objects:
             shared = table[each.classes] >= 0
@@ -77,7 +80,12 @@ class ObjectDataset(DatasetView):
         return ObjectDataset(self.images, objects, classes), missing
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A class name in lower case with spaces, and as COCO spells it.
+
+    >>> plain_name("Potted-Plant"), plain_name("tvmonitor")
+    ('potted plant', 'tv')
+    """
     text = re.sub(r"[\s_-]+", " ", name.strip().lower())
     return ALIASES.get(text, text)
 
@@ -118,11 +126,14 @@ def _load_coco(path: Path, root: Path | None) -> ObjectDataset:
         names = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
         entries = sorted(content["images"], key=lambda entry: str(entry["file_name"]))
         boxes: dict[int, list[NamedBox]] = {int(entry["id"]): [] for entry in entries}
+        crowds: dict[int, set[str]] = {number: set() for number in boxes}
         for entry in content["annotations"]:
             left, top, width, height = map(float, entry["bbox"])
-            if not entry.get("iscrowd") and width > 0 and height > 0:
-                box = (names[int(entry["category_id"])], (left, top, left + width, top + height))
-                boxes[int(entry["image_id"])].append(box)
+            number, name = int(entry["image_id"]), names[int(entry["category_id"])]
+            if entry.get("iscrowd"):
+                crowds[number].add(name)
+            elif width > 0 and height > 0:
+                boxes[number].append((name, (left, top, left + width, top + height)))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not in the layout of COCO's annotations: {error!r}") from error
     files = [str(entry["file_name"]) for entry in entries]
@@ -130,7 +141,11 @@ def _load_coco(path: Path, root: Path | None) -> ObjectDataset:
     for file in files:
         if not (folder / file).resolve().is_relative_to(folder.resolve()):
             raise DataError(f"{path} names the picture {file!r}, which lies outside {folder}")
-    return _dataset(path.stem, [folder / file for file in files], folder, [boxes[int(e["id"])] for e in entries])
+    numbers = [int(entry["id"]) for entry in entries]
+    dataset = _dataset(path.stem, [folder / file for file in files], folder, [boxes[number] for number in numbers])
+    classes = {name: number for number, name in enumerate(dataset.classes)}
+    dataset.crowds = [[classes[name] for name in sorted(crowds[number]) if name in classes] for number in numbers]
+    return dataset
 
 
 def _image_folder(annotations: Path, files: Sequence[str]) -> Path:
