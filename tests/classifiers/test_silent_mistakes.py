@@ -1,6 +1,9 @@
 """Mistakes that would only show as low accuracy: wrong normalisation, and labels that do not exclude each other."""
 
 import logging
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from torchvision import models
 
 from patchcleanser import CallableClassifier, DoubleMasking, Preprocessing, Threat, TorchClassifier, load_classifier
 from patchcleanser.classifiers.onnx import OnnxClassifier
-from patchcleanser.classifiers.timm import model_preprocessing
+from patchcleanser.classifiers.timm import timm_preprocessing
 from patchcleanser.classifiers.transformers import TransformersClassifier
 from patchcleanser.errors import ClassifierError
 
@@ -53,9 +56,18 @@ def test_a_bare_network_of_a_library_is_warned_about_with_the_fix(
     assert f"load it as {library}:NAME, or pass" in warnings.text
 
 
+def test_the_fix_in_the_warning_works_after_one_import(warnings: pytest.LogCaptureFixture) -> None:
+    TorchClassifier(timm.create_model("test_resnet").eval())
+    fix = re.search(r"or pass (.*?\))", warnings.text)
+    assert fix is not None
+    code = f"import patchcleanser, timm; module = timm.create_model('test_resnet'); print({fix[1]})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("Preprocessing(")
+
+
 def test_a_network_whose_preprocessing_is_chosen_is_not(warnings: pytest.LogCaptureFixture) -> None:
     module = timm.create_model("test_resnet").eval()
-    for preprocessing in (Preprocessing(), model_preprocessing(module)):
+    for preprocessing in (Preprocessing(), timm_preprocessing(module)):
         TorchClassifier(module, preprocessing)
     TorchClassifier(nn.Sequential(nn.BatchNorm2d(3), module).eval())
     TorchClassifier(nn.Sequential(*LINEAR).eval())

@@ -40,7 +40,7 @@ class TimmClassifier(TorchClassifier):
         if weights not in ("hub", "none"):
             load_weights(module, weights)
         size = size or options.get("img_size")
-        preprocessing = preprocessing or model_preprocessing(module, size, options.get("in_chans"))
+        preprocessing = preprocessing or timm_preprocessing(module, size, options.get("in_chans"))
         super().__init__(module, preprocessing, classes=module.num_classes)
         self.name = name
 
@@ -97,8 +97,8 @@ def _check_weights(name: str, cache: str | None) -> None:
         require_hub(config.hf_hub_id, files, f"no weights for timm:{name}", INSTEAD, cache)
 
 
-def model_preprocessing(module: nn.Module, size: int | None = None, channels: int | None = None) -> Preprocessing:
-    """Timm's data configuration of a model as a Preprocessing."""
+def timm_preprocessing(module: nn.Module, size: int | None = None, channels: int | None = None) -> Preprocessing:
+    """The Preprocessing that a timm model was trained with, from timm's own configuration of it."""
     config = timm.data.resolve_model_data_config(module)
     mean, std = tuple(config["mean"]), tuple(config["std"])
     if channels not in (None, len(mean)):
