@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -17,7 +18,7 @@ from torch.nn import functional
 
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.pixels import pixels_of
-from patchcleanser.errors import ImageError, InputError
+from patchcleanser.errors import ImageError, InputError, did_you_mean
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Rounding = Literal["even", "down"]
@@ -30,6 +31,19 @@ SPEC_OPTIONS = {
     "interpolation": "bilinear",
 }
 """Options that the spec of any classifier takes, each with an example."""
+
+
+def unknown_option(error: Exception, own: Iterable[str]) -> str | None:
+    """What to say of an option that a classifier does not have, if that is what went wrong: its own, and the nearest.
+
+    >>> unknown_option(TypeError("f() got an unexpected keyword argument 'maen'"), ["classes"])
+    "takes no option 'maen'; it has classes, mean, std, resize, crop, interpolation; did you mean mean?"
+    """
+    wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    names = list(dict.fromkeys([*own, *SPEC_OPTIONS]))
+    if wrong is None:
+        return None
+    return f"takes no option {wrong[1]!r}; it has {', '.join(names)}{did_you_mean(wrong[1], names)}"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from typing import Any
 
 import timm
@@ -12,9 +11,9 @@ import torch
 from torch import nn
 
 from patchcleanser.classifiers.hub import require_hub
-from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.preprocessing import Preprocessing, unknown_option
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
-from patchcleanser.errors import ClassifierError, did_you_mean
+from patchcleanser.errors import ClassifierError
 
 
 class TimmClassifier(TorchClassifier):
@@ -57,10 +56,9 @@ def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
     try:
         return timm.create_model(name, pretrained=weights == "hub", **options)
     except Exception as error:  # the hub's client and networks raise many types
-        wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if wrong is not None:
-            hint = f"usual ones are {', '.join(USUAL)}{did_you_mean(wrong[1], USUAL)}"
-            raise ClassifierError(f"timm:{name} takes no option {wrong[1]!r}; {hint}") from error
+        hint = unknown_option(error, USUAL)
+        if hint is not None:
+            raise ClassifierError(f"timm:{name} {hint}") from error
         if weights != "hub" or isinstance(error, TypeError | AttributeError):
             raise ClassifierError(f"timm cannot build {name!r} with {given}: {error}") from error
         raise ClassifierError(f"no weights for timm:{name} from the hub ({type(error).__name__}); {INSTEAD}") from error
