@@ -132,7 +132,7 @@ class MissingDependencyError(PatchCleanserError, ImportError):
 
     @classmethod
     def of(cls, package: str, extra: str) -> MissingDependencyError:
-        return cls(f"{package} is not installed; run: pip install 'patchcleanser[{extra}]'")
+        return cls(f"{package} is not installed; run, in a clone of the repository: pip install '.[{extra}]'")
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
