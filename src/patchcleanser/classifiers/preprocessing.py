@@ -117,6 +117,11 @@ class Preprocessing:
         return replace(self, resize=self.crop or self.resize, crop=None)
 
     @property
+    def free_size(self) -> bool:
+        """Whether images keep their size."""
+        return self.resize is None and self.crop is None
+
+    @property
     def channels(self) -> int | None:
         """Number of colour channels, if known."""
         return None if self.mean is None else len(self.mean)
