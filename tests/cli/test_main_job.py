@@ -221,6 +221,7 @@ def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_continues(tmp_pat
         child.send_signal(signal.SIGINT)
         _, message = child.communicate(timeout=60)
     assert child.returncode == 130
+    assert "stopped. The same command goes on from what was kept:" in message
     assert "patchcleanser certify --masks 3 --batch 1 --device cpu --out stopped" in message
     assert 0 < len(Run.open(tmp_path / "stopped").read()) < 300
 
@@ -271,7 +272,8 @@ def test_predict_counts_one_mask_and_one_classification(run: Command, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("command", "message"), [("predict", "\nstopped\n"), ("certify", "\nstopped. The same command goes on from what")]
+    ("command", "message"),
+    [("predict", "\nstopped\n"), ("certify", "\nstopped before anything was kept of this step. ")],
 )
 def test_ctrl_c_promises_to_go_on_only_where_something_is_kept(
     run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, message: str
