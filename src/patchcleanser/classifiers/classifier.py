@@ -42,6 +42,15 @@ class Classifier(ABC):
     names: tuple[str, ...] | None = None
     """The names of the classes, if they are known. They decide no label."""
 
+    multi_label = ""
+    """Why a defense of one label refuses it: its scores are those of classes that may hold together. Else empty."""
+
+    probabilities = False
+    """Whether a sigmoid has made probabilities of its scores, as far as can be seen."""
+
+    threshold: float | None = None
+    """Of a multi-label classifier, the logit from which on a class is present; None if one label is right."""
+
     spec: str | None = None
     """The string that loads this classifier, if `load_classifier` made it from one alone. It decides no label."""
 
@@ -89,6 +98,13 @@ class Classifier(ABC):
         parts = [type(self).__name__, self.weights, repr(self.preprocessing), *([self.code] if self.code else [])]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    def require_one_label(self, use: str) -> None:
+        """Raise ClassifierError if several labels may be right at once; `use` continues with: one label."""
+        if self.threshold is not None:
+            raise several_labels_error(use)
+        if self.multi_label:
+            raise ClassifierError(self.multi_label)
+
     def checked_logits(self, inputs: Tensor) -> Tensor:
         """Logits as float32 [N, classes], a copy; another shape is an OutputError."""
         logits = self.logits(inputs)
@@ -100,7 +116,7 @@ class Classifier(ABC):
         if logits.shape[1] != self.classes or self.classes < 2:
             want = f"{self.classes}" if self.classes > 1 else "at least 2 (for a sigmoid z, return [-z, z])"
             raise OutputError(f"the classifier must return {want} classes, got {logits.shape[1]}")
-        if not self._scores_checked and logits.numel() >= ENOUGH_SCORES:
+        if not (self._scores_checked or self.multi_label or self.threshold) and logits.numel() >= ENOUGH_SCORES:
             self._scores_checked = True
             _warn_of_probabilities(logits)
         return logits.to(torch.float32, copy=True)  # a classifier may use its output again
@@ -164,18 +180,27 @@ def _warn_of_probabilities(logits: Tensor) -> None:
         text = "the scores of each image sum to 1, as after a softmax: labels are the same without it, but margins and "
         LOGGER.info(text + "confidences are too small; take it out, or wrap a function with outputs='probabilities'")
         return
-    text = "all scores lie in [0, 1] and do not sum to 1, as after torch.sigmoid: if several labels may be right at "
-    LOGGER.warning(text + "once, the largest score is no answer; if exactly one is, take the sigmoid out")
+    LOGGER.warning(
+        "all scores lie in [0, 1] and do not sum to 1, as after torch.sigmoid: if several labels may be right at once, "
+        "use MultiLabelMasking with scores='probabilities'; if exactly one is, take the sigmoid out"
+    )
 
 
-def multi_label_error(
+def multi_label_reason(
     reason: str, fix: str = "take the sigmoid out (the order of the scores is the same without)"
-) -> ClassifierError:
-    """Why a multi-label model is refused, and the ways on."""
+) -> str:
+    """Why a defense of one label refuses a multi-label model, and the ways on."""
+    return (
+        f"{reason}, so several labels may be right at once (multi-label), but this certificate speaks of one label for "
+        f"each image; if several are right, use MultiLabelMasking (certify --task multilabel); if exactly one is, {fix}"
+    )
+
+
+def several_labels_error(use: str) -> ClassifierError:
+    """Why a network whose card says that it is multi-label cannot be used for one label."""
     return ClassifierError(
-        f"{reason}, so several labels may be right at once (multi-label), but a certificate speaks of one label for "
-        f"each image; if exactly one is right, {fix}; else wrap a function with one score for each answer: "
-        "CallableClassifier(function)"
+        f"the network's card says that it is multi-label, but {use} one label for each image; "
+        "use it in certify --task multilabel"
     )
 
 
