@@ -30,6 +30,7 @@ def test_the_public_names_are_exactly_the_intended_ones() -> None:
         "evaluate",
         "load_classifier",
         "load_dataset",
+        "timm_preprocessing",
     ]
     assert set(patchcleanser.__all__) == {*dir(patchcleanser)} - {"Client", "__version__"}
     for name in [*patchcleanser.__all__, "Client"]:

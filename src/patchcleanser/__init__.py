@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers; tests/test_pub
     from patchcleanser.classifiers import Preprocessing as Preprocessing
     from patchcleanser.classifiers import TorchClassifier as TorchClassifier
     from patchcleanser.classifiers import load_classifier as load_classifier
+    from patchcleanser.classifiers.timm import timm_preprocessing as timm_preprocessing
     from patchcleanser.core.geometry import Window as Window
     from patchcleanser.core.masks import MaskSet as MaskSet
     from patchcleanser.core.results import Case as Case
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "classifiers": ("CallableClassifier", "Classifier", "Preprocessing", "TorchClassifier", "load_classifier"),
+    "classifiers.timm": ("timm_preprocessing",),
     "core.geometry": ("Window",),
     "core.masks": ("MaskSet",),
     "core.results": ("Case", "Certificate", "Verdict"),

@@ -132,16 +132,16 @@ class MissingDependencyError(PatchCleanserError, ImportError):
 
     @classmethod
     def of(cls, package: str, extra: str) -> MissingDependencyError:
-        return cls(f"{package} is not installed; run: pip install 'patchcleanser[{extra}]'")
+        return cls(f"{package} is not installed; run, in a clone of the repository: pip install '.[{extra}]'")
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
     """The end of a sentence about a wrong name: the nearest right name, if any is near.
 
-    >>> did_you_mean("FST", ["exact", "fast"]), did_you_mean("half", ["exact", "fast"])
-    ('; did you mean fast?', '')
+    >>> [did_you_mean(text, ["exact", "fast"]) for text in ("FST", "fsta", "half")]
+    ['; did you mean fast?', '; did you mean fast?', '']
     """
-    by_lower_case = {name.lower(): name for name in names}
-    return "".join(
-        f"; did you mean {by_lower_case[near]}?" for near in get_close_matches(text.lower(), by_lower_case, 1)
-    )
+    by_lower_case, typed = {name.lower(): name for name in names}, text.lower()
+    swapped = [name for name in by_lower_case if sorted(name) == sorted(typed)]  # tyni: few letters in common order
+    nearest = (get_close_matches(typed, by_lower_case, 1) or swapped)[:1]
+    return "".join(f"; did you mean {by_lower_case[near]}?" for near in nearest)

@@ -443,7 +443,7 @@ def test_of_two_files_of_one_name_the_second_is_refused_not_taken_for_the_first(
     [
         ("nothing", InputError, "got NoneType"),
         ("absent", ClassifierError, "cannot import python:.*absent"),
-        ("network?banana=1", InputError, r"python: classifiers do not take \['banana'\]"),
+        ("network?banana=1", InputError, "takes no option .banana.; it has classes, mean"),
     ],
 )
 def test_what_is_wrong_with_a_users_file_is_said(user_file: str, function: str, error: type, words: str) -> None:

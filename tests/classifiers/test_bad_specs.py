@@ -38,6 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, make_resnet: Callable[[], nn
     (folder / "empty.onnx").touch()
     (folder / "cut.onnx").write_bytes(b"\x08\x07\x12\x07pytorch")
     (folder / "json.py").touch()
+    (folder / "options.py").write_text("def make(width=1): ...")
     (folder / "broken.py").write_text("def make(")
     (folder / "vit").mkdir()
     (folder / "vit" / "config.json").write_text("{}")
@@ -70,7 +71,11 @@ BAD_SPECS = [
     ("timm:botnet50ts_256.in1k?weights=none", ClassifierError, "it has no pretrained weights; leave out the tag"),
     ("timm:botnet50ts_256", ClassifierError, "no pretrained weights for botnet50ts_256; give a file with weights=PATH"),
     ("timm:test_resnet?pretrained=false", ClassifierError, "leave it out for the hub's weights, or give a file"),
-    ("timm:test_resnet?weights=none&banana=1", ClassifierError, "test_resnet takes no option 'banana'; usual ones are"),
+    (
+        "timm:test_resnet?weights=none&banana=1",
+        ClassifierError,
+        "test_resnet takes no option 'banana'; it has img_size,",
+    ),
     (
         "timm:test_vit?weights=none&img_sz=64",
         ClassifierError,
@@ -83,7 +88,11 @@ BAD_SPECS = [
     ),
     ("torchvision:no_such_model", ClassifierError, "torchvision has no classification model 'no_such_model'"),
     ("torchvision:fasterrcnn_resnet50_fpn", ClassifierError, "torchvision has no classification model"),
-    ("torchvision:squeezenet1_1?weights=none&banana=1", ClassifierError, "torchvision cannot build 'squeezenet1_1'"),
+    (
+        "torchvision:squeezenet1_1?weights=none&banana=1",
+        ClassifierError,
+        "torchvision:squeezenet1_1 takes no option 'banana'; it has num_cl",
+    ),
     (f"{TIMM}123", ClassifierError, "no weight file at 123"),
     (f"{TIMM}{{}}/absent.pth", ClassifierError, "no weight file at .*absent.pth"),
     (f"{TIMM}{{}}/folder.pth", ClassifierError, "no weight file at .*folder.pth"),
@@ -119,10 +128,20 @@ BAD_SPECS = [
     ("onnx:{}/text.onnx", ClassifierError, "text.onnx is not a model ONNX Runtime can load"),
     ("onnx:{}/empty.onnx", ClassifierError, "empty.onnx is not a model ONNX Runtime can load"),
     ("onnx:{}/cut.onnx", ClassifierError, "cut.onnx is not a model ONNX Runtime can load"),
-    ("onnx:{}/text.onnx?banana=1", InputError, r"onnx: classifiers do not take \['banana'\]"),
+    ("onnx:{}/text.onnx?maen=0.5", InputError, "text.onnx takes no option 'maen'; it has classes, mean, .* mean mean"),
     ("transformers:{}/vit", ClassifierError, "transformers cannot load .*vit"),
     ("transformers:{}/absent", ClassifierError, "cannot load .*absent': it is neither a folder nor a model of the hub"),
-    ("transformers:{}/vit?banana=1", InputError, "transformers: classifiers do not take .*banana"),
+    ("transformers:{}/vit?banana=1", InputError, "vit takes no option 'banana'; it has mean, std, "),
+    (
+        "best.pt",
+        InputError,
+        r"'best.pt'; a weight file holds no network: write timm:NAME\?weights=best.pt or .*FUNCTION",
+    ),
+    ("torch:runs/ts.pt", InputError, r"a weight file holds no network: .*\?weights=runs/ts.pt or .* loads ts.pt$"),
+    ("./lit.ckpt?x=1", InputError, r"a weight file holds no network: .*\?weights=lit.ckpt"),
+    ("my_models.py", InputError, "'my_models.py'; name the function .* network: python:my_models.py:FUNCTION$"),
+    ("zoo:tyni", ClassifierError, r"no zoo model 'tyni'; .*; did you mean tiny\?$"),
+    ("python:{}/options.py:make?widht=3", InputError, r"options.py:make takes no option 'widht'; .* mean width\?$"),
     ("python:json", InputError, "write python:module:function or python:FILE.py:function, got python:json"),
     ("python:{}/absent.py:make", ClassifierError, "cannot import python:.*: no file at .*absent.py"),
     ("python:{}/json.py:loads", ClassifierError, "cannot import python:.*: another module is called json; rename"),
@@ -159,7 +178,9 @@ def test_onnx_inputs_of_another_size_are_explained(tmp_path: Path) -> None:
     path = tmp_path / "small.onnx"
     module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4)).eval()
     torch.onnx.export(module, (torch.rand(1, 3, 8, 8),), path, dynamo=True, verbose=False)
-    with pytest.raises(ClassifierError, match=r"the ONNX model takes \[1, 3, 8, 8\], got \(1, 3, 16, 16\)"):
+    with pytest.raises(
+        ClassifierError, match=r"small.onnx takes 8×8 px only; for other images add \?resize=8x8 .*, got 16×16$"
+    ):
         DoubleMasking(OnnxClassifier(path), Threat.square(4), masks=2).predict(torch.rand(1, 3, 16, 16))
 
 

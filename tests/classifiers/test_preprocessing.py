@@ -13,7 +13,7 @@ from torchvision import models
 
 from patchcleanser import Preprocessing, load_classifier
 from patchcleanser.classifiers.preprocessing import checked_image
-from patchcleanser.classifiers.timm import model_preprocessing
+from patchcleanser.classifiers.timm import timm_preprocessing
 from patchcleanser.data import decode
 from patchcleanser.errors import ClassifierError, ImageError, InputError
 
@@ -53,7 +53,7 @@ def test_timms_own_transform_is_matched(name: str, size: tuple[int, int], photo:
     model = timm.create_model(name)
     config = timm.data.resolve_model_data_config(model)
     theirs = timm.data.create_transform(**config, is_training=False)
-    assert_matches(photo, size, theirs, model_preprocessing(model))
+    assert_matches(photo, size, theirs, timm_preprocessing(model))
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -208,13 +208,13 @@ def test_a_timm_crop_mode_without_a_translation_is_refused() -> None:
     model = timm.create_model("test_resnet")
     model.pretrained_cfg = {**model.pretrained_cfg, "crop_mode": "border"}
     with pytest.raises(ClassifierError, match=r"crop mode 'border' at 160×160 is not known; pass preprocessing="):
-        model_preprocessing(model)
+        timm_preprocessing(model)
 
 
 def test_a_squashed_timm_model_is_resized_without_a_crop() -> None:
     model = timm.create_model("test_resnet")
     model.pretrained_cfg = {**model.pretrained_cfg, "crop_mode": "squash"}
-    got = model_preprocessing(model)
+    got = timm_preprocessing(model)
     assert (got.resize, got.crop) == ((160, 160), None)
 
 

@@ -1,6 +1,11 @@
 """Mistakes that would only show as low accuracy: wrong normalisation, and labels that do not exclude each other."""
 
 import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,7 @@ from torchvision import models
 
 from patchcleanser import CallableClassifier, DoubleMasking, Preprocessing, Threat, TorchClassifier, load_classifier
 from patchcleanser.classifiers.onnx import OnnxClassifier
-from patchcleanser.classifiers.timm import model_preprocessing
+from patchcleanser.classifiers.timm import timm_preprocessing
 from patchcleanser.classifiers.transformers import TransformersClassifier
 from patchcleanser.classifiers.wrappers import mirrored
 from patchcleanser.defenses.multilabel_masking import MultiLabelMasking
@@ -55,9 +60,18 @@ def test_a_bare_network_of_a_library_is_warned_about_with_the_fix(
     assert f"load it as {library}:NAME, or pass" in warnings.text
 
 
+def test_the_fix_in_the_warning_works_after_one_import(warnings: pytest.LogCaptureFixture) -> None:
+    TorchClassifier(timm.create_model("test_resnet").eval())
+    fix = re.search(r"or pass (.*?\))", warnings.text)
+    assert fix is not None
+    code = f"import patchcleanser, timm; module = timm.create_model('test_resnet'); print({fix[1]})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("Preprocessing(")
+
+
 def test_a_network_whose_preprocessing_is_chosen_is_not(warnings: pytest.LogCaptureFixture) -> None:
     module = timm.create_model("test_resnet").eval()
-    for preprocessing in (Preprocessing(), model_preprocessing(module)):
+    for preprocessing in (Preprocessing(), timm_preprocessing(module)):
         TorchClassifier(module, preprocessing)
     TorchClassifier(nn.Sequential(nn.BatchNorm2d(3), module).eval())
     TorchClassifier(nn.Sequential(*LINEAR).eval())
@@ -125,6 +139,43 @@ def test_a_module_that_ends_in_a_sigmoid_is_refused_with_the_ways_on(module: nn.
 )
 def test_modules_of_labels_that_exclude_each_other_are_taken(module: nn.Module) -> None:
     TorchClassifier(module.eval()).require_one_label("this certifies")
+
+
+class Scored(nn.Module):
+    """Ends in a function, not in a layer."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.head, self.function = nn.Sequential(*LINEAR), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.head(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "level", "words"),
+    [
+        (torch.sigmoid, logging.WARNING, "do not sum to 1, as after torch.sigmoid: if several labels may be right"),
+        (partial(torch.softmax, dim=1), logging.INFO, "sum to 1, as after a softmax: labels are the same"),
+    ],
+)
+def test_a_sigmoid_or_softmax_inside_forward_is_noticed_once_by_its_scores(
+    function: Callable[[torch.Tensor], torch.Tensor], level: int, words: str, warnings: pytest.LogCaptureFixture
+) -> None:
+    warnings.set_level(logging.INFO, logger="patchcleanser")
+    defense = DoubleMasking(TorchClassifier(Scored(function).eval()), Threat.square(2), masks=3)
+    for _ in range(2):
+        defense.predict(torch.rand(1, 3, 8, 8))
+    assert [record.levelno for record in warnings.records] == [level]
+    assert words in warnings.text
+
+
+def test_logits_and_the_probabilities_of_a_function_are_not_warned_about(warnings: pytest.LogCaptureFixture) -> None:
+    warnings.set_level(logging.INFO, logger="patchcleanser")
+    soft = CallableClassifier(Scored(partial(torch.softmax, dim=1)).eval(), array="torch", outputs="probabilities")
+    for classifier in (soft, TorchClassifier(nn.Sequential(*LINEAR).eval())):
+        DoubleMasking(classifier, Threat.square(2), masks=3).predict(torch.rand(1, 3, 8, 8))
+    assert warnings.text == ""
 
 
 def test_a_transformers_model_of_several_labels_is_refused() -> None:

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 from patchcleanser.data import load_dataset
 from patchcleanser.data.codec import as_picture
@@ -219,6 +221,7 @@ def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_continues(tmp_pat
         child.send_signal(signal.SIGINT)
         _, message = child.communicate(timeout=60)
     assert child.returncode == 130
+    assert "stopped. The same command goes on from what was kept:" in message
     assert "patchcleanser certify --masks 3 --batch 1 --device cpu --out stopped" in message
     assert 0 < len(Run.open(tmp_path / "stopped").read()) < 300
 
@@ -269,7 +272,8 @@ def test_predict_counts_one_mask_and_one_classification(run: Command, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("command", "message"), [("predict", "\nstopped\n"), ("certify", "\nstopped. The same command goes on from what")]
+    ("command", "message"),
+    [("predict", "\nstopped\n"), ("certify", "\nstopped before anything was kept of this step. ")],
 )
 def test_ctrl_c_promises_to_go_on_only_where_something_is_kept(
     run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, message: str
@@ -382,6 +386,9 @@ def test_masks_prints_the_proof_and_draws(run: Command) -> None:
 
 def test_models_lists_the_zoo_and_describes_one(run: Command) -> None:
     assert "zoo:tiny" in run("models").out
+    text = run("models", "zoo:tiny").out
+    assert "preprocessing  resize 32x32, bicubic; mean 0.4914,0.4822,0.4465; std 0.247,0.2435,0.2616\n" in text
+    assert "of 224×224 px gives 10 scores" in text
     facts = json.loads(run("models", "zoo:tiny", "--json").out)
     assert facts["classes"] == 10
     assert facts["names"][3] == "cat"
@@ -407,3 +414,41 @@ def test_the_demo_certifies_attacks_and_reports_offline(run: Command) -> None:
     again = json.loads(run("demo", "--limit", "12", "--device", "cpu", "--json").out)
     assert again["attack"]["defended"] == again["attack"]["true"] != again["attack"]["undefended"]
     assert Path(again["report"]).is_file()
+
+
+def test_a_thousand_names_of_classes_are_not_printed(run: Command) -> None:
+    text = run("models", "torchvision:squeezenet1_1?weights=none", "--device", "cpu").out
+    assert "names          tench, goldfish, great white shark, tiger shark, hammerhead, … (1,000 in all)\n" in text
+    assert "resize 256 px for the short side, bilinear; crop 224x224; mean 0.485,0.456,0.406;" in text
+
+
+NETWORKS = """
+from torch import nn
+def maps(): return nn.Conv2d(3, 10, 3).eval()
+def small(): return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 7)).eval()
+"""
+
+
+def test_models_classifies_a_picture_and_refuses_what_certify_would(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "own_networks.py").write_text(NETWORKS)
+    done = run("models", "python:own_networks.py:small", "--device", "cpu")
+    assert (done.code, done.err) == (0, "")
+    assert "classes        7\n" in done.out
+    assert "preprocessing  none: pixels from 0 to 1, as they are\n" in done.out
+    assert "of 32×32 px gives 7 scores" in done.out
+    done = run("models", "python:own_networks.py:maps", "--device", "cpu")
+    assert done.code == 2
+    assert (
+        "cannot classify a picture: the classifier must return logits [1, classes], got (1, 10, 222, 222)" in done.err
+    )
+    assert "problem" not in done.out
+
+
+def test_models_says_which_size_an_onnx_file_takes(run: Command, tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 32, 7)).eval()
+    torch.onnx.export(module, (torch.rand(1, 3, 24, 32),), tmp_path / "own.onnx", dynamo=True, verbose=False)
+    done = run("models", "onnx:own.onnx")
+    assert "takes          24×32 px only; for others add ?resize=24x32\n" in done.out
+    done = run("models", "onnx:own.onnx?resize=24x32")
+    assert "takes" not in done.out
+    assert "gives 7 scores" in done.out

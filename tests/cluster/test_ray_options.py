@@ -43,7 +43,7 @@ def test_nonsense_is_refused_before_anything_is_written(
 def test_without_ray_the_command_that_installs_it_is_said() -> None:
     code = "import sys; sys.modules['ray'] = None; import patchcleanser.cluster.runner"
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert "ray is not installed; run: pip install 'patchcleanser[ray]'" in ended.stderr
+    assert "ray is not installed; run, in a clone of the repository: pip install '.[ray]'" in ended.stderr
 
 
 def test_workers_without_a_cluster_are_refused() -> None:

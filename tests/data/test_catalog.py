@@ -276,7 +276,7 @@ def test_without_scipy_the_command_that_installs_it_is_given(
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     for root in (tmp_path, None):  # and before anything is downloaded
         with pytest.raises(
-            MissingDependencyError, match=r"scipy is not installed; run: pip install 'patchcleanser\[data"
+            MissingDependencyError, match=r"scipy is not installed; run, in a clone of .*: pip install '\.\[data"
         ):
             load_dataset(name, root=root)
 

@@ -21,6 +21,7 @@ from patchcleanser.data.codec import as_picture
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation import AttackJob, jobs
 from patchcleanser.evaluation.workloads import Progress
+from patchcleanser.records.atomic import KeptInterrupt
 
 
 @pytest.mark.parametrize("name", ["zoo:tiny", "mirror:zoo:tiny"])
@@ -129,8 +130,9 @@ def test_a_stop_before_the_first_batch_says_that_nothing_is_kept(
         return two_colours(image)
 
     model = CallableClassifier(colours_until_stopped, array="torch", fingerprint="two colours")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stop:
         evaluate(Job(model, pairs(8, 0), "2", masks=2), tmp_path, batch=4)
+    assert isinstance(stop.value, KeptInterrupt) != warned
     expected = "stopped before the first batch of 4 images was finished, so nothing is kept"
     assert [expected in text for text in notes(caplog, logging.WARNING)] == [True] * warned
 

@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
+from torchvision.models import resnet18
 from torchvision.utils import save_image
 
-from patchcleanser import load_dataset
+from patchcleanser import load_classifier, load_dataset
 from patchcleanser.cli.app import app
+from patchcleanser.reports.leaderboard import read_claims
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -36,6 +39,49 @@ def test_the_python_blocks_of_a_page_run_one_after_the_other(
     names: dict[str, object] = {}
     for block in python_blocks(page):
         exec(compile(block, page.name, "exec"), names)
+
+
+def test_the_function_of_the_guide_loads_a_weight_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (code,) = (
+        block for block in python_blocks(ROOT / "docs" / "guide" / "your-model.md") if "def make_network" in block
+    )
+    (tmp_path / "my_models.py").write_text(code, encoding="utf-8")
+    torch.save(resnet18(num_classes=10).state_dict(), "best.pt")
+    (line,) = (line for page, line in command_lines() if page == "your-model.md" and "my_models.py" in line)
+    spec = shlex.split(line)[shlex.split(line).index("--model") + 1]
+    classifier = load_classifier(spec, device="cpu")
+    assert classifier.preprocessing.mean == (0.49, 0.48, 0.45)
+    assert classifier.checked_logits(torch.rand(1, 3, 64, 64)).shape == (1, 10)
+
+
+def test_nothing_tells_users_to_install_a_package_that_is_not_on_the_index() -> None:
+    sources = [*PAGES, *sorted((ROOT / "src").rglob("*.py")), *sorted((ROOT / "results" / "notes").glob("*.md"))]
+    pattern = r"pip install [^\n]*patchcleanser\["
+    assert [page.name for page in sources if re.search(pattern, page.read_text(encoding="utf-8"))] == []
+
+
+def rows_of_results(page: Path) -> list[dict[str, str]]:
+    """The rows of a page's tables of accuracies, by their headings, without emphasis."""
+    rows = []
+    for table in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        headings, _, *lines = [[c.strip(" *") for c in line.split("|")[1:-1]] for line in table.splitlines()]
+        rows += [dict(zip(headings, line, strict=True)) for line in lines if {"clean", "certified"} <= {*headings}]
+    return rows
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results/index.md", "docs/guide/harden.md"])
+def test_accuracies_on_the_pages_are_those_of_a_claim_of_the_leaderboard(page: str) -> None:
+    claims = [claim.to_json() for claim in read_claims(ROOT)[0].values()]
+    rows = rows_of_results(ROOT / page)
+    assert rows
+    for row in rows:
+        shares = {name: row[name] for name in ("undefended", "clean", "certified") if name in row}
+        same = [c for c in claims if all(f"{c.get(name, -1):.1f}" == text for name, text in shares.items())]
+        assert same, row
+        if row.get("images"):
+            assert any(f"{claim.get('images', 50_000):,}" == row["images"] for claim in same), row
 
 
 def options_file() -> str:

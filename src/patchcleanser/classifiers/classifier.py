@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
@@ -16,6 +17,11 @@ from patchcleanser.errors import ClassifierError, InputError, OutputError
 
 ROUNDING = 1e-3
 """How far a probability may lie outside [0, 1]: half precision rounds so much."""
+
+LOGGER = logging.getLogger("patchcleanser")
+
+ENOUGH_SCORES = 32
+"""Fewer scores may lie in [0, 1] by chance."""
 
 
 class Classifier(ABC):
@@ -50,6 +56,9 @@ class Classifier(ABC):
 
     spec: str | None = None
     """The string that loads this classifier, if `load_classifier` made it from one alone. It decides no label."""
+
+    _scores_checked = False
+    """Whether scores were looked at for a sigmoid or a softmax inside forward()."""
 
     def __init__(
         self,
@@ -120,6 +129,12 @@ class Classifier(ABC):
         if logits.shape[1] != self.classes or self.classes < 2:
             want = f"{self.classes} classes" if self.classes > 1 else "at least 2 classes (for a sigmoid z: [-z, z])"
             raise OutputError(f"the classifier must return {want}, got {logits.shape[1]}")
+        if (
+            not (self._scores_checked or self.multi_label or self.threshold is not None)
+            and logits.numel() >= ENOUGH_SCORES
+        ):
+            self._scores_checked = True
+            _warn_of_probabilities(logits)
         return logits.to(torch.float32, copy=True)  # a classifier may use its output again
 
 
@@ -173,6 +188,21 @@ class CallableClassifier(Classifier):
                 "make it a CallableClassifier(…, fingerprint='a name that changes whenever the function does')"
             )
         return f"{self._name}:{self.array}:{self.outputs}"
+
+
+def _warn_of_probabilities(logits: Tensor) -> None:
+    """Warn of scores that a sigmoid or a softmax made: a last layer shows neither where forward() calls a function."""
+    low, high = (float(value) for value in logits.aminmax())
+    if not (low >= 0 and high <= 1):
+        return
+    if bool(((logits.float().sum(dim=1) - 1).abs() < 0.01).all()):
+        text = "the scores of each image sum to 1, as after a softmax: labels are the same without it, but margins and "
+        LOGGER.info(text + "confidences are too small; take it out, or wrap a function with outputs='probabilities'")
+        return
+    LOGGER.warning(
+        "all scores lie in [0, 1] and do not sum to 1, as after torch.sigmoid: if several labels may be right at once, "
+        "use MultiLabelMasking with scores='probabilities'; if exactly one is, take the sigmoid out"
+    )
 
 
 def multi_label_reason(

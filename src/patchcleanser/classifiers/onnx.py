@@ -13,6 +13,7 @@ from torch import Tensor
 
 from patchcleanser.classifiers.classifier import Classifier, multi_label_reason
 from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.core.geometry import Size
 from patchcleanser.errors import ClassifierError, InputError, MissingDependencyError
 
 
@@ -56,8 +57,23 @@ class OnnxClassifier(Classifier):
         except Exception as error:
             if "alloc" in str(error).lower():
                 raise MemoryError(str(error)) from error
+            if self.size not in (None, array.shape[2:]):
+                raise ClassifierError(f"{self.path} {self.only_size}, got {array.shape[2]}×{array.shape[3]}") from error
             want = self.session.get_inputs()[0].shape
             raise ClassifierError(f"the ONNX model takes {want}, got {array.shape}: {error}") from error
+
+    @property
+    def size(self) -> Size | None:
+        """The height and width that the file was exported for, if it takes no other."""
+        height, width = (*self.session.get_inputs()[0].shape, None, None)[2:4]
+        return (height, width) if isinstance(height, int) and isinstance(width, int) else None
+
+    @property
+    def only_size(self) -> str:
+        """A file of a fixed size, in words with the fix for images of another."""
+        height, width = self.size or (0, 0)
+        fix = f"add ?resize={height}x{width} (in Python: Preprocessing(resize=({height}, {width})))"
+        return f"takes {height}×{width} px only; for other images {fix}"
 
     @property
     def weights(self) -> str:

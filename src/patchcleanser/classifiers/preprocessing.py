@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from patchcleanser.core.geometry import Size, is_number
 from patchcleanser.core.pixels import pixels_of, range_error
-from patchcleanser.errors import ImageError, InputError
+from patchcleanser.errors import ImageError, InputError, did_you_mean
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Rounding = Literal["even", "down"]
@@ -31,6 +32,19 @@ SPEC_OPTIONS = {
     "interpolation": "bilinear",
 }
 """Options that the spec of any classifier takes, each with an example."""
+
+
+def unknown_option(error: Exception, own: Iterable[str]) -> str | None:
+    """What to say of an option that a classifier does not have, if that is what went wrong: its own, and the nearest.
+
+    >>> unknown_option(TypeError("f() got an unexpected keyword argument 'maen'"), ["classes"])
+    "takes no option 'maen'; it has classes, mean, std, resize, crop, interpolation; did you mean mean?"
+    """
+    wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    names = list(dict.fromkeys([*own, *SPEC_OPTIONS]))
+    if wrong is None:
+        return None
+    return f"takes no option {wrong[1]!r}; it has {', '.join(names)}{did_you_mean(wrong[1], names)}"
 
 
 @dataclass(frozen=True)
@@ -102,6 +116,11 @@ class Preprocessing:
     def uncropped(self) -> Preprocessing:
         """The same input size, but of the full image instead of a crop."""
         return replace(self, resize=self.crop or self.resize, crop=None)
+
+    @property
+    def free_size(self) -> bool:
+        """Whether images keep their size."""
+        return self.resize is None and self.crop is None
 
     @property
     def channels(self) -> int | None:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from torch import nn
 
 from patchcleanser.classifiers.classifier import CallableClassifier, Classifier
 from patchcleanser.classifiers.fingerprints import MOVED, own_types
-from patchcleanser.classifiers.preprocessing import SPEC_OPTIONS, Preprocessing
+from patchcleanser.classifiers.preprocessing import SPEC_OPTIONS, Preprocessing, unknown_option
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError, did_you_mean
 
@@ -41,6 +41,9 @@ OWN_BUILDERS = {
 
 Each with the hash of its first source file, which stays in fingerprints when the function moves or its imports change.
 """
+
+WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin")
+"""Suffixes of files that torch and its friends write weights into."""
 
 CLASSES_OPTION = {"net": "classes", "python": "classes", "timm": "num_classes", "torchvision": "num_classes"}
 """The option that sets the number of classes, by kind."""
@@ -102,8 +105,10 @@ def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigi
     kind, _, rest = spec.partition(":")
     kinds = (*KINDS, *WRAPPERS)
     if kind not in kinds or not rest:
-        hint = "" if kind in kinds else _suggestion(spec)
-        raise InputError(f"cannot read classifier {spec!r}; write one of {', '.join(f'{k}:…' for k in kinds)}{hint}")
+        own_words = None if kind in kinds else _words_for_file(spec)
+        hint = own_words or f"write one of {', '.join(f'{k}:…' for k in kinds)}"
+        hint += "" if kind in kinds or own_words else _suggestion(spec)
+        raise InputError(f"cannot read classifier {spec!r}; {hint}")
     if kind in WRAPPERS:
         return _wrapped(kind, rest, device, options, origin)
     name, _, query = rest.partition("?")
@@ -112,9 +117,10 @@ def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigi
     try:
         classifier = KINDS[kind](name, pick_device(device), settings, origin)
     except TypeError as error:
-        if "unexpected keyword" not in str(error):
+        unknown = unknown_option(error, _own_options(kind, name, origin))
+        if unknown is None:
             raise
-        raise InputError(f"{kind}: classifiers do not take {sorted(settings)}: {error}") from error
+        raise InputError(f"{kind}:{name} {unknown}") from error
     if changes:
         classifier.preprocessing = classifier.preprocessing.with_options(changes)
     if kind == "onnx" and classifier.preprocessing.mean is None:
@@ -126,6 +132,28 @@ def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigi
 def take_preprocessing(options: dict[str, Any], own: Container[str] = ()) -> dict[str, Any]:
     """Take the options of preprocessing out of a spec's options; those in `own` mean something else there."""
     return {name: options.pop(name) for name in SPEC_OPTIONS if name in options and name not in own}
+
+
+def _own_options(kind: str, name: str, origin: SpecOrigin) -> Iterable[str]:
+    """The options of a kind besides those of preprocessing."""
+    if kind == "python":
+        return inspect.signature(_import_builder(name, origin)).parameters
+    return ("classes",) if kind == "onnx" else ()
+
+
+def _words_for_file(spec: str) -> str | None:
+    """How to name a file that holds weights or code, if the spec is one; a weight file holds no network."""
+    file = spec.partition("?")[0]
+    kind, colon, rest = file.partition(":")
+    path = Path(rest if colon and kind.isalpha() and len(kind) > 1 else file)
+    if path.suffix == ".py":
+        return f"name the function in it that returns the network: python:{path}:FUNCTION"
+    if path.suffix not in WEIGHT_FILES:
+        return None
+    return (
+        f"a weight file holds no network: write timm:NAME?weights={path} or torchvision:NAME?weights={path}, or "
+        f"python:FILE.py:FUNCTION for a function that builds the network and loads {path.name}"
+    )
 
 
 def _suggestion(spec: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from typing import Any
 
 import timm
@@ -12,9 +11,9 @@ import torch
 from torch import nn
 
 from patchcleanser.classifiers.hub import require_hub
-from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.preprocessing import Preprocessing, unknown_option
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
-from patchcleanser.errors import ClassifierError, did_you_mean
+from patchcleanser.errors import ClassifierError
 
 
 class TimmClassifier(TorchClassifier):
@@ -40,7 +39,7 @@ class TimmClassifier(TorchClassifier):
         if weights not in ("hub", "none"):
             load_weights(module, weights)
         size = size or options.get("img_size")
-        preprocessing = preprocessing or model_preprocessing(module, size, options.get("in_chans"))
+        preprocessing = preprocessing or timm_preprocessing(module, size, options.get("in_chans"))
         super().__init__(module, preprocessing, classes=module.num_classes)
         self.name = name
 
@@ -57,10 +56,9 @@ def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
     try:
         return timm.create_model(name, pretrained=weights == "hub", **options)
     except Exception as error:  # the hub's client and networks raise many types
-        wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if wrong is not None:
-            hint = f"usual ones are {', '.join(USUAL)}{did_you_mean(wrong[1], USUAL)}"
-            raise ClassifierError(f"timm:{name} takes no option {wrong[1]!r}; {hint}") from error
+        hint = unknown_option(error, USUAL)
+        if hint is not None:
+            raise ClassifierError(f"timm:{name} {hint}") from error
         if weights != "hub" or isinstance(error, TypeError | AttributeError):
             raise ClassifierError(f"timm cannot build {name!r} with {given}: {error}") from error
         raise ClassifierError(f"no weights for timm:{name} from the hub ({type(error).__name__}); {INSTEAD}") from error
@@ -97,8 +95,8 @@ def _check_weights(name: str, cache: str | None) -> None:
         require_hub(config.hf_hub_id, files, f"no weights for timm:{name}", INSTEAD, cache)
 
 
-def model_preprocessing(module: nn.Module, size: int | None = None, channels: int | None = None) -> Preprocessing:
-    """Timm's data configuration of a model as a Preprocessing."""
+def timm_preprocessing(module: nn.Module, size: int | None = None, channels: int | None = None) -> Preprocessing:
+    """The Preprocessing that a timm model was trained with, from timm's own configuration of it."""
     config = timm.data.resolve_model_data_config(module)
     mean, std = tuple(config["mean"]), tuple(config["std"])
     if channels not in (None, len(mean)):

@@ -148,7 +148,7 @@ def _warn_of_bare(module: nn.Module) -> None:
     config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
     if isinstance(config, Mapping) and "mean" in config and "std" in config:  # timm's
         mean, std = config["mean"], config["std"]
-        fix = "load it as timm:NAME, or pass patchcleanser.classifiers.timm.model_preprocessing(module)"
+        fix = "load it as timm:NAME, or pass patchcleanser.timm_preprocessing(module)"
     elif type(module).__module__.startswith("torchvision.models."):
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
         fix = "load it as torchvision:NAME, or pass what weights.transforms() says as Preprocessing(…)"

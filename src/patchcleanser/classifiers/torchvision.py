@@ -11,7 +11,7 @@ import torch
 from torchvision import models
 
 from patchcleanser.classifiers.hub import require_host
-from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.preprocessing import Preprocessing, unknown_option
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
 from patchcleanser.errors import ClassifierError, did_you_mean
 
@@ -49,6 +49,9 @@ class TorchvisionClassifier(TorchClassifier):
             with redirect_stdout(sys.stderr):  # a download is announced, and standard output is for results
                 module = models.get_model(name, weights=chosen, **options)
         except (TypeError, ValueError) as error:
+            hint = unknown_option(error, ("num_classes", "weights", "size"))
+            if hint is not None:
+                raise ClassifierError(f"torchvision:{name} {hint}") from error
             raise ClassifierError(f"torchvision cannot build {name!r} with {options}: {error}") from error
         except OSError as error:
             raise ClassifierError(f"no weights for torchvision:{name} ({error}); {instead}") from error

@@ -34,6 +34,7 @@ from patchcleanser.cli.reproduce import reproduce
 from patchcleanser.cli.serve import serve
 from patchcleanser.cli.train import train
 from patchcleanser.errors import PatchCleanserError
+from patchcleanser.records.atomic import KeptInterrupt
 
 app = typer.Typer(
     name="patchcleanser",
@@ -46,10 +47,17 @@ app = typer.Typer(
 
 CONTINUED = {"demo", "certify", "attack", "train", "harden", "reproduce"}
 """Commands that go on from what an earlier try wrote; the others start again."""
+GOES_ON = ". The same command goes on from what was kept:"
+NOTHING_NEW = " before anything was kept of this step. The same command starts again, or goes on from earlier steps:"
 
 
 class StoppedError(Exception):
     """Ctrl-C in the command that it names. Typer would swallow KeyboardInterrupt itself."""
+
+    def __init__(self, command: str, *, kept: bool = False) -> None:
+        super().__init__(command)
+        self.kept = kept
+        """Whether the command wrote something from which it goes on."""
 
 
 def as_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -91,8 +99,8 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
             del options["common"]
             try:
                 function(**options)
-            except KeyboardInterrupt:
-                raise StoppedError(function.__name__) from None
+            except KeyboardInterrupt as stop:
+                raise StoppedError(function.__name__, kept=isinstance(stop, KeptInterrupt)) from None
 
     parameters.sort(key=group_order)
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -135,8 +143,9 @@ def main() -> None:
         console.print(str(error), markup=False, soft_wrap=True)  # a path or an extra may look like markup
         sys.exit(2)
     except (StoppedError, KeyboardInterrupt) as stop:
-        console.print("\nstopped", end="\n" if str(stop) not in CONTINUED else ". ")
-        if str(stop) in CONTINUED:
-            console.print("The same command goes on from what was kept:")
+        words = NOTHING_NEW if str(stop) in CONTINUED else ""
+        words = GOES_ON if isinstance(stop, StoppedError) and stop.kept else words
+        console.print(f"\nstopped{words}", soft_wrap=True)
+        if words:
             console.print(f"  {shlex.join(['patchcleanser', *sys.argv[1:]])}", markup=False, soft_wrap=True)
         sys.exit(130)

@@ -12,13 +12,21 @@ import typer
 
 from patchcleanser.cli.options import AsJson, Device, Limit, Root, Seed, Split, TrustCode, named_images
 from patchcleanser.core.counts import counted
-from patchcleanser.errors import DataError
+from patchcleanser.errors import ClassifierError, DataError, PatchCleanserError
 
 if TYPE_CHECKING:
+    from patchcleanser.classifiers import Classifier
+    from patchcleanser.core.geometry import Size
     from patchcleanser.data import Dataset
 
 SAMPLE = 16
 """Images that are read without --check."""
+
+USUAL_SIZES = ((224, 224), (32, 32))
+"""Pictures that are classified to see what a classifier gives."""
+
+NAMES_SHOWN = 5
+"""Names of classes that are printed of more than MAX_LINES."""
 
 MAX_LINES = 20
 """Classes and unreadable images that are printed; JSON has all of them."""
@@ -144,8 +152,8 @@ def models(
         print(json.dumps(details, indent=1))
     elif name is not None:
         for key, value in details.items():
-            text = ", ".join(map(str, value)) if isinstance(value, list) else value
-            print(f"{key:14} {'not known' if text in (None, '') else text}")
+            if key != "problem":  # it becomes the error
+                print(f"{key:14} {_in_words(key, value) or 'not known'}")
     else:
         print("a classifier is named as")
         for spec, text in SPECS.items():
@@ -155,6 +163,30 @@ def models(
         for entry in details["zoo"]:
             size = f"{entry['megabytes']} MB" if entry["megabytes"] else "weights downloaded when first used"
             print(f"  zoo:{entry['name']:24} {entry['network']}, {size}, trained on {entry['data']}")
+    if details.get("problem"):
+        raise ClassifierError(f"{name} cannot classify a picture: {details['problem']}")
+
+
+def _in_words(key: str, value: Any) -> str:
+    """A detail of a classifier for people; JSON has all of it."""
+    if key == "preprocessing":
+        return _preprocessing_in_words(value)
+    if isinstance(value, list):
+        shown = value if len(value) <= MAX_LINES else value[:NAMES_SHOWN]
+        return ", ".join(shown) + (f", … ({len(value):,} in all)" if len(value) > len(shown) else "")
+    return "" if value is None else str(value)
+
+
+def _preprocessing_in_words(values: dict[str, Any]) -> str:
+    """As in a spec: sizes as 256x320, constants with commas between."""
+    resize, crop, parts = values["resize"], values["crop"], []
+    if resize:
+        size = f"{resize} px for the short side" if isinstance(resize, int) else f"{resize[0]}x{resize[1]}"
+        parts.append(f"resize {size}, {values['interpolation']}")
+    parts += [f"crop {crop[0]}x{crop[1]}"] if crop else []
+    constants = {name: values[name] for name in ("mean", "std", "fill") if values[name]}
+    parts += [f"{name} {','.join(f'{part:g}' for part in constant)}" for name, constant in constants.items()]
+    return "; ".join(parts) or "none: pixels from 0 to 1, as they are"
 
 
 def _zoo() -> dict[str, Any]:
@@ -176,8 +208,43 @@ def _classifier_details(spec: str, device: str, trust_code: bool) -> dict[str, A
     from patchcleanser.classifiers.torch import TorchClassifier
 
     classifier = load_classifier(spec, device=device, trust_code=trust_code)
+    probe = _probe(classifier)
     details: dict[str, Any] = {"model": spec, "kind": type(classifier).__name__, "classes": classifier.classes}
     if isinstance(classifier, TorchClassifier):
         details["parameters"] = sum(p.numel() for p in classifier.module.parameters())
     details |= {"names": list(classifier.names or ()), "preprocessing": asdict(classifier.preprocessing)}
-    return {**details, "fingerprint": classifier.fingerprint}
+    return {**details, **probe, "fingerprint": classifier.fingerprint}
+
+
+def _probe(classifier: Classifier) -> dict[str, str]:
+    """What comes of classifying one grey picture, of a size that the classifier says it takes, or of a usual one."""
+    from patchcleanser.classifiers.onnx import OnnxClassifier
+
+    only = classifier.size if isinstance(classifier, OnnxClassifier) and classifier.preprocessing.free_size else None
+    problems = []
+    for size in [only] if only else USUAL_SIZES:
+        try:
+            classes = _classes_of_picture(classifier, size)
+        except PatchCleanserError as error:
+            problems.append(str(error))
+            continue
+        takes = {"takes": f"{size[0]}×{size[1]} px only; for others add ?resize={size[0]}x{size[1]}"} if only else {}
+        return {"one picture": f"of {size[0]}×{size[1]} px gives {classes:,} scores", **takes}
+    return {"problem": problems[0]}
+
+
+def _classes_of_picture(classifier: Classifier, size: Size) -> int:
+    """How many scores a classifier gives for one grey picture."""
+    import torch
+
+    from patchcleanser.core.label_table import LabelTable
+    from patchcleanser.core.masks import MaskSet
+    from patchcleanser.core.threats import Threat
+    from patchcleanser.engine.exact import ExactEngine
+    from patchcleanser.engine.masking import ImageState
+
+    picture = torch.full((1, classifier.preprocessing.channels or 3, *size), 0.5, device=classifier.device)
+    pixels = classifier.prepare(picture)[0]
+    masks = MaskSet.build(Threat.square(1), image=(pixels.shape[1], pixels.shape[2]), masks=1)
+    ExactEngine(classifier, grid="input", chunk=1).count_classes(ImageState(pixels, LabelTable(masks)))
+    return int(classifier.classes or 0)

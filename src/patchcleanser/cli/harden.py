@@ -60,8 +60,9 @@ def harden(
     from patchcleanser.cli.progress import progress
     from patchcleanser.data import load_dataset, together
     from patchcleanser.data.catalog import full_name
+    from patchcleanser.records.atomic import interruptible
     from patchcleanser.records.provenance import origin
-    from patchcleanser.training.artifacts import write_model
+    from patchcleanser.training.artifacts import CHECKPOINT, write_model
     from patchcleanser.training.harden import harden as run
     from patchcleanser.training.recipes import HardenSettings
 
@@ -71,7 +72,7 @@ def harden(
     require_outside(out, *names)
     classifier = load_trainable(model, device, out, trust_code=trust_code)
     photos = together([load_dataset(name, split="train") for name in names], limit=limit, seed=seed)
-    with progress(f"hardening {model}") as show:
+    with progress(f"hardening {model}") as show, interruptible((out / CHECKPOINT).is_file):
         done = run(classifier, photos, threat, settings=settings, seed=seed, out=out, on_progress=show)
     before, best = done.checks[0], done.best
     card = {

@@ -46,8 +46,9 @@ def train(
     from patchcleanser.classifiers.trained import bare_spec, weights_of
     from patchcleanser.cli.progress import progress
     from patchcleanser.core.threats import Threat
+    from patchcleanser.records.atomic import interruptible
     from patchcleanser.records.provenance import origin
-    from patchcleanser.training.artifacts import write_model
+    from patchcleanser.training.artifacts import CHECKPOINT, write_model
     from patchcleanser.training.fit import fit
     from patchcleanser.training.several_labels import THRESHOLD
 
@@ -62,7 +63,7 @@ def train(
     start = weights_of(model, classifier)
     preprocessing = classifier.preprocessing.uncropped  # trained without a crop, and so used without one
     teaching = _load_teacher(teacher, settings, device, len(dataset.classes), trust_code=trust_code)
-    with progress(f"training {model}") as show:
+    with progress(f"training {model}") as show, interruptible((out / CHECKPOINT).is_file):
         fitted = fit(
             classifier.module,
             dataset,

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -38,6 +37,7 @@ from patchcleanser.evaluation.rows import (
 )
 from patchcleanser.evaluation.saved_images import save_examples, save_label_examples, save_object_examples, save_picture
 from patchcleanser.progress import progress_bar
+from patchcleanser.records.atomic import interruptible
 from patchcleanser.records.metrics import (
     CLASS_ATTACK_COLUMNS,
     COLUMNS,
@@ -404,7 +404,7 @@ def _compute_missing(
     LOGGER.log(level, "%s: %d of %d images are already done", run.folder, before, run.images)
     batches = [Batch(number, run.indices(number), entropy=entropy) for number in run.missing()]
     bar = progress_bar(work.title, progress, total=run.images, done=before, seconds=seconds)
-    with bar as show, _warned_if_nothing_is_kept(run):
+    with bar as show, interruptible(lambda: _keeps_some(run)):
         for task, result in runner.results(work, batches):
             work.write(run, task, result)
             rows = run.read_batch(task.number, work.columns and [*work.columns, "id"])
@@ -420,19 +420,15 @@ def _compute_missing(
                 on_progress(update)
 
 
-@contextmanager
-def _warned_if_nothing_is_kept(run: Run) -> Iterator[None]:
-    """Say on Ctrl-C if no batch was finished, so that nothing is kept."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if len(run.missing()) == run.batches:
-            LOGGER.warning(
-                "stopped before the first batch of %s was finished, so nothing is kept; "
-                "a smaller batch (--batch) loses less",
-                counted(min(run.batch, run.images), "image"),
-            )
-        raise
+def _keeps_some(run: Run) -> bool:
+    """Whether some batch of a stopped run was finished; a warning if none was."""
+    if len(run.missing()) < run.batches:
+        return True
+    LOGGER.warning(
+        "stopped before the first batch of %s was finished, so nothing is kept; a smaller batch (--batch) loses less",
+        counted(min(run.batch, run.images), "image"),
+    )
+    return False
 
 
 def _log_left_out(rows: pa.Table) -> None:

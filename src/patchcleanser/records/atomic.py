@@ -5,11 +5,26 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from patchcleanser.errors import DataError
+
+
+class KeptInterrupt(KeyboardInterrupt):
+    """Ctrl-C after something was written, from which the same work goes on."""
+
+
+@contextmanager
+def interruptible(written: Callable[[], bool]) -> Iterator[None]:
+    """Make Ctrl-C a KeptInterrupt if something was written by then."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if written():
+            raise KeptInterrupt from stop
+        raise
 
 
 def require_inside(path: Path, folder: Path) -> None:
