@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from PIL import Image
 from torchvision.utils import save_image
 
 from patchcleanser import load_dataset
@@ -92,6 +93,17 @@ def test_links_to_files_lead_somewhere() -> None:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):
             path = (page.parent / target).resolve()
             assert path == generated or path.exists(), f"{page.name}: {target}"
+
+
+def test_the_pictures_of_the_first_page_are_as_light_or_dark_as_the_page() -> None:
+    shown = re.findall(
+        r"\((pictures/\S+)#only-(light|dark)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    )
+    assert {scheme for _, scheme in shown} == {"light", "dark"}
+    for path, scheme in shown:
+        with Image.open(ROOT / "docs" / path) as picture:
+            corner = picture.convert("L").getpixel((4, 4))
+        assert (corner < 60) == (scheme == "dark"), path
 
 
 def sentences(page: Path) -> list[str]:
