@@ -13,6 +13,7 @@ from torchvision.utils import save_image
 
 from patchcleanser import load_dataset
 from patchcleanser.cli.app import app
+from patchcleanser.defenses import DEFENSES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -104,6 +105,12 @@ def test_the_pictures_of_the_first_page_are_as_light_or_dark_as_the_page() -> No
         with Image.open(ROOT / "docs" / path) as picture:
             corner = picture.convert("L").getpixel((4, 4))
         assert (corner < 60) == (scheme == "dark"), path
+
+
+def test_the_glossary_has_every_defense_and_concepts_leads_to_it() -> None:
+    glossary = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    assert [name for name in DEFENSES if f"`{name}`" not in glossary] == []
+    assert "(../reference/glossary.md)" in (ROOT / "docs" / "guide" / "concepts.md").read_text(encoding="utf-8")
 
 
 def sentences(page: Path) -> list[str]:
