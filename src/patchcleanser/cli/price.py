@@ -39,7 +39,7 @@ class PriceOptions(ImageOptions):
 
 
 def price(options: PriceOptions, as_json: AsJson = False) -> None:
-    """Compare double-masking and challenger masking with different masks: classifications, time, clean and certified accuracy.
+    """Compare double-masking and challenger masking with different masks: cost, time, clean and certified accuracy.
 
     Each setting predicts and certifies the same labelled images, all at once. Times are of this device, and swing with
     what else it does.
@@ -59,8 +59,8 @@ def price(options: PriceOptions, as_json: AsJson = False) -> None:
         print(json.dumps([_to_json(row) for row in measured], indent=1))
         return
     print(
-        f"{options.model} on {classifier.device}, {options.threat}, {counted(len(dataset), 'image')} of {options.data}; "
-        "costs are classifications and their time, for an image"
+        f"{options.model} on {classifier.device}, {options.threat}, {counted(len(dataset), 'image')} of {options.data}\n"
+        "what an image costs: classifications, and their time"
     )
     print("\n".join([HEADER, *_lines(measured)]))
 
