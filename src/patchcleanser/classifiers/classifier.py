@@ -14,6 +14,9 @@ from torch import Tensor
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import ClassifierError, InputError, OutputError
 
+ROUNDING = 1e-3
+"""How far a probability may lie outside [0, 1]: half precision rounds so much."""
+
 
 class Classifier(ABC):
     """What a defense needs of a model. Subclasses give `logits` and `weights`.
@@ -36,6 +39,15 @@ class Classifier(ABC):
     names: tuple[str, ...] | None = None
     """The names of the classes, if they are known. They decide no label."""
 
+    multi_label = ""
+    """Why a defense of one label refuses it: its scores are those of classes that may hold together. Else empty."""
+
+    probabilities = False
+    """Whether a sigmoid has made probabilities of its scores, as far as can be seen."""
+
+    threshold: float | None = None
+    """Of a multi-label classifier, the logit from which on a class is present; None if one label is right."""
+
     spec: str | None = None
     """The string that loads this classifier, if `load_classifier` made it from one alone. It decides no label."""
 
@@ -46,6 +58,10 @@ class Classifier(ABC):
         classes: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
+        if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
+            raise InputError(
+                f"preprocessing is Preprocessing(mean=…, std=…, resize=…), got {type(preprocessing).__name__}"
+            )
         self.preprocessing = preprocessing or Preprocessing()
         self.classes = classes
         self.device = torch.device(device)
@@ -80,17 +96,30 @@ class Classifier(ABC):
         parts = [type(self).__name__, self.weights, repr(self.preprocessing), *([self.code] if self.code else [])]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    @property
+    def sketch(self) -> str:
+        """A fingerprint for this process, compared after each batch of a run; a subclass may have a faster one."""
+        return self.fingerprint
+
+    def require_one_label(self, use: str) -> None:
+        """Raise ClassifierError if several labels may be right at once; `use` continues with: one label."""
+        if self.threshold is not None:
+            raise several_labels_error(use)
+        if self.multi_label:
+            raise ClassifierError(self.multi_label)
+
     def checked_logits(self, inputs: Tensor) -> Tensor:
         """Logits as float32 [N, classes], a copy; another shape is an OutputError."""
         logits = self.logits(inputs)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(inputs):
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            fix = "; wrap the model in a module that returns the tensor of logits alone"
+            got = str(tuple(logits.shape)) if isinstance(logits, Tensor) else type(logits).__name__ + fix
             raise OutputError(f"the classifier must return logits [{len(inputs)}, classes], got {got}")
         if self.classes is None:
             self.classes = logits.shape[1]
         if logits.shape[1] != self.classes or self.classes < 2:
-            want = f"{self.classes}" if self.classes > 1 else "at least 2 (for a sigmoid z, return [-z, z])"
-            raise OutputError(f"the classifier must return {want} classes, got {logits.shape[1]}")
+            want = f"{self.classes} classes" if self.classes > 1 else "at least 2 classes (for a sigmoid z: [-z, z])"
+            raise OutputError(f"the classifier must return {want}, got {logits.shape[1]}")
         return logits.to(torch.float32, copy=True)  # a classifier may use its output again
 
 
@@ -98,8 +127,8 @@ class CallableClassifier(Classifier):
     """A function of prepared images [N, C, h, w] that returns scores [N, classes].
 
     With `array="numpy"` it gets float32 arrays, with `array="torch"` tensors on `device`.
-    `outputs="probabilities"` (scikit-learn's predict_proba) takes their logarithm. A function
-    has no weights to hash: give `fingerprint=` if its labels are to be stored.
+    `outputs="probabilities"` (scikit-learn's predict_proba) takes their logarithm; a value outside [0, 1] counts as
+    NaN, which is refused on clean images. A function has no weights to hash: give `fingerprint=` to store its labels.
     """
 
     def __init__(
@@ -129,7 +158,10 @@ class CallableClassifier(Classifier):
             shape = f"float32 {self.array} images of shape {tuple(inputs.shape)}"
             raise OutputError(f"the function failed on {shape}: {type(error).__name__}: {error}") from error
         if self.outputs == "probabilities":
-            scores = scores.double().clamp_min(np.finfo(np.float64).tiny).log()
+            shares = scores.double()
+            outside = (shares < -ROUNDING) | (shares > 1 + ROUNDING)
+            # Not an error: an attacker's image must not silence the classifier. Engines refuse NaN of clean images.
+            scores = shares.clamp_min(np.finfo(np.float64).tiny).log().masked_fill(outside, torch.nan)
         return scores
 
     @property
@@ -143,14 +175,21 @@ class CallableClassifier(Classifier):
         return f"{self._name}:{self.array}:{self.outputs}"
 
 
-def multi_label_error(
+def multi_label_reason(
     reason: str, fix: str = "take the sigmoid out (the order of the scores is the same without)"
-) -> ClassifierError:
-    """Why a multi-label model is refused, and the ways on."""
+) -> str:
+    """Why a defense of one label refuses a multi-label model, and the ways on."""
+    return (
+        f"{reason}, so several labels may be right at once (multi-label), but this certificate speaks of one label for "
+        f"each image; if several are right, use MultiLabelMasking (certify --task multilabel); if exactly one is, {fix}"
+    )
+
+
+def several_labels_error(use: str) -> ClassifierError:
+    """Why a network whose card says that it is multi-label cannot be used for one label."""
     return ClassifierError(
-        f"{reason}, so several labels may be right at once (multi-label), but a certificate speaks of one label for "
-        f"each image; if exactly one is right, {fix}; else wrap a function with one score for each answer: "
-        "CallableClassifier(function)"
+        f"the network's card says that it is multi-label, but {use} one label for each image; "
+        "use it in certify --task multilabel"
     )
 
 

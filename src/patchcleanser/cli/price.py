@@ -59,10 +59,12 @@ def price(options: PriceOptions, as_json: AsJson = False) -> None:
         print(json.dumps([_to_json(row) for row in measured], indent=1))
         return
     print(
-        f"{options.model} on {classifier.device}, {options.threat}, {counted(len(dataset), 'image')} of {options.data}\n"
-        "what an image costs: classifications, and their time"
+        f"{options.model} on {classifier.device}, {options.threat}, {counted(len(dataset), 'image')} of {options.data}"
+        "\nwhat an image costs: classifications, and their time"
     )
     print("\n".join([HEADER, *_lines(measured)]))
+    if any(row.statistical for row in measured):
+        print("certificates by --precision fast are statistical, no proofs: they rest on labels of lower precision")
 
 
 def _to_json(row: Price) -> dict[str, Any]:

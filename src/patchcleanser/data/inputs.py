@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from patchcleanser.core.pixels import pixels_of
+from patchcleanser.core.pixels import pixels_of, range_error
 from patchcleanser.data.catalog import load_dataset
 from patchcleanser.data.dataset import Dataset, class_index
 from patchcleanser.errors import DataError, ImageError, InputError, LabelError
@@ -28,7 +28,7 @@ def as_dataset(data: Any) -> Dataset:
     """A Dataset from a Dataset, a name, a map-style torch dataset, a DataLoader over one, or a list of pairs.
 
     A pair is an image (PIL image, uint8 array [H, W, C] or float tensor [C, H, W] in [0, 1]) and its class index.
-    A DataLoader is read through its dataset, in the order of indices.
+    A DataLoader is read through its dataset, in the order of indices: `collate_fn` and `drop_last` count for nothing.
     """
     if isinstance(data, Dataset):
         return data
@@ -107,12 +107,15 @@ class PairDataset(Dataset):
 
 
 def _dataset_of(loader: DataLoader[Any]) -> Any:
-    """The dataset of a loader; InputError if the loader gives only some of its items, or some twice."""
-    samplers = {type(loader.sampler), type(loader.batch_sampler)}
-    plain = samplers <= {SequentialSampler, RandomSampler, BatchSampler, type(None)}
-    if isinstance(loader.dataset, IterableDataset) or (plain and len(loader.sampler) == len(loader.dataset)):  # type: ignore[arg-type]
+    """The dataset of a loader; InputError if its sampler gives only some of its items, or some twice."""
+    if isinstance(loader.dataset, IterableDataset):
         return loader.dataset
-    name = type(loader.sampler if type(loader.sampler) is not SequentialSampler else loader.batch_sampler).__name__
+    batches: Any = loader.batch_sampler
+    sampler: Any = batches.sampler if type(batches) is BatchSampler else loader.sampler
+    plain = {type(sampler), type(batches)} <= {SequentialSampler, RandomSampler, BatchSampler, type(None)}
+    if plain and not getattr(sampler, "replacement", False) and len(sampler) == len(loader.dataset):  # type: ignore[arg-type]
+        return loader.dataset
+    name = type(batches if type(sampler) is SequentialSampler else sampler).__name__
     raise InputError(
         f"the DataLoader chooses items by its {name}, and is read through its dataset; "
         "pass torch.utils.data.Subset(dataset, indices) instead"
@@ -147,12 +150,13 @@ def _pixels(image: Any, where: str) -> Tensor:
         raise ImageError(f"{where} has shape {shape}; a tensor is [channels, height, width]")
     tensor = tensor.to("cpu", torch.float32) / (255 if tensor.dtype == torch.uint8 else 1)
     low, high = (float(value) for value in tensor.aminmax())
-    if not (low >= 0 and high <= 1):  # NaN fails this too
-        got = "NaN" if low != low or high != high else f"values from {low:g} to {high:g}"
-        raise ImageError(
-            f"{where} has {got}; pixels lie in [0, 1]: leave Normalize out of the dataset's transform, and give mean "
-            "and std to the classifier, as TorchClassifier(module, Preprocessing(mean=…, std=…))"
+    problem = range_error(low, high)
+    if problem is not None:
+        fix = (
+            "; leave Normalize out of the dataset's transform, and give mean and std to the classifier, as "
+            "TorchClassifier(module, Preprocessing(mean=…, std=…))"
         )
+        raise ImageError(f"{where} has {problem}{fix if low < 0 else ''}")
     return tensor
 
 

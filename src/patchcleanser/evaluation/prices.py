@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from patchcleanser.core.threats import Threat
+from patchcleanser.evaluation.certified_accuracy import is_statistical
 from patchcleanser.evaluation.jobs import Job
 from patchcleanser.records.metrics import Proportion
 
@@ -33,6 +34,8 @@ class Price:
     certificate_ms: float
     clean: Proportion
     certified: Proportion
+    statistical: int
+    """Certificates that rest on labels of lower precision, and so are no proofs."""
 
 
 def prices(
@@ -60,6 +63,7 @@ def prices(
                 certificate_ms=1000 * certify_seconds / len(images),
                 clean=Proportion(sum(v.label == y for v, y in zip(verdicts, labels, strict=True)), len(images)),
                 certified=Proportion(sum(c.certified for c in certificates), len(images)),
+                statistical=sum(map(is_statistical, certificates)),
             )
 
 

@@ -19,15 +19,33 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
+from patchcleanser.attacks.flip_classes import attack_classes
 from patchcleanser.core.counts import counted
-from patchcleanser.errors import InputError
+from patchcleanser.core.geometry import is_integer
+from patchcleanser.errors import ClassifierError, InputError
 from patchcleanser.evaluation.attack_rows import attack_rows
 from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.evaluation.jobs import AttackJob, Job
-from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns, load_batch, object_columns
-from patchcleanser.evaluation.saved_images import save_examples, save_object_examples, save_picture
+from patchcleanser.evaluation.multilabel_jobs import MultiLabelAttackJob, MultiLabelJob
+from patchcleanser.evaluation.rows import (
+    LoadedBatch,
+    audit_seed,
+    class_attack_columns,
+    clean_columns,
+    label_columns,
+    load_batch,
+    object_columns,
+)
+from patchcleanser.evaluation.saved_images import save_examples, save_label_examples, save_object_examples, save_picture
 from patchcleanser.progress import progress_bar
-from patchcleanser.records.metrics import COLUMNS, OBJECT_COLUMNS, Summary, summary
+from patchcleanser.records.metrics import (
+    CLASS_ATTACK_COLUMNS,
+    COLUMNS,
+    MULTILABEL_COLUMNS,
+    OBJECT_COLUMNS,
+    Summary,
+    summary,
+)
 from patchcleanser.records.run import Row, Run
 
 LOGGER = logging.getLogger("patchcleanser")
@@ -91,14 +109,22 @@ class LocalRunner:
 
     def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
         work.check()
+        work.job.check_unchanged()
         return work.identity
 
     def results(self, work: Workload[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
         work.expect(tasks)
+        sketch = work.job.sketch
         with ThreadPoolExecutor(1) as reader:
             reads = deque(reader.submit(work.read, task) for task in tasks[:2])
             for number, task in enumerate(tasks):
-                yield task, work.process(task, reads.popleft().result())
+                result = work.process(task, reads.popleft().result())
+                if work.job.sketch != sketch:
+                    raise ClassifierError(
+                        "the classifier changed while it was in use, so the results since the last batch are dropped; "
+                        "go on with the weights as they were, or make a new job with a new folder"
+                    )
+                yield task, result
                 reads.extend(reader.submit(work.read, later) for later in tasks[number + 2 : number + 3])
 
 
@@ -219,13 +245,81 @@ class DetectWorkload(BatchWorkload[list[Row]]):
         save_object_examples(run, self.job)
 
 
-AnyJob = Job | AttackJob | DetectJob
+@dataclass(frozen=True)
+class MultiLabelWorkload(BatchWorkload[list[Row]]):
+    """Batches of images with several labels, into rows."""
+
+    job: MultiLabelJob  # type: ignore[assignment]
+    skip: bool = False
+    sizes = (256, 32)
+    columns = MULTILABEL_COLUMNS
+
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        started, job, rows = time.monotonic(), self.job, read.readable
+        truths = [job.dataset.targets[row["index"]] for row in rows]
+        examined = job.built.examine(read.images, truths) if rows else []
+        seconds = (time.monotonic() - started) / max(1, len(rows))
+        for row, result in zip(rows, examined, strict=True):
+            row.update(label_columns(result, job.thresholds), seconds=seconds)
+        return read.rows
+
+    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
+        run.write(task.number, result)
+
+    def judge(self, state: Summary) -> None:
+        """Precision and recall have no chance level."""
+
+    def finish(self, run: Run) -> None:
+        save_label_examples(run, self.job)
+
+
+@dataclass(frozen=True)
+class ClassAttackWorkload(BatchWorkload[list[Row]]):
+    """Batches of images of which single classes are attacked, into rows."""
+
+    attack: MultiLabelAttackJob
+    skip: bool = False
+    sizes = (16, 4)
+    columns = CLASS_ATTACK_COLUMNS
+
+    @property
+    def job(self) -> MultiLabelJob:  # type: ignore[override]
+        return self.attack.job
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return self.attack.identity
+
+    @property
+    def title(self) -> str:
+        return self.attack.title
+
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        for row, image in zip(read.readable, read.images, strict=True):
+            started, truth = time.monotonic(), self.job.dataset.targets[row["index"]]
+            results = list(attack_classes(self.job.built, [image], [truth], self.attack.settings))
+            size = self.job.built.to_threat_grid(image).shape[-2:]
+            row.update(class_attack_columns(results, (size[0], size[1])), seconds=time.monotonic() - started)
+        return read.rows
+
+    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
+        run.write(task.number, result)
+
+    def judge(self, state: Summary) -> None:
+        """Attacked classes have no chance level."""
+
+
+AnyJob = Job | AttackJob | DetectJob | MultiLabelJob | MultiLabelAttackJob
 
 
 def workload_of(job: AnyJob, *, skip: bool = False) -> BatchWorkload[Any]:
     """The batches to certify or to attack."""
     if isinstance(job, DetectJob):
         return DetectWorkload(job, skip)
+    if isinstance(job, MultiLabelAttackJob):
+        return ClassAttackWorkload(job, skip)
+    if isinstance(job, MultiLabelJob):
+        return MultiLabelWorkload(job, skip)
     return AttackWorkload(job, skip) if isinstance(job, AttackJob) else CertifyWorkload(job, skip)
 
 
@@ -241,7 +335,8 @@ class Progress:
 
     def __str__(self) -> str:
         shares = self.summary.shares
-        names = [name for name in ("robust", "certified", "detection_certified", "certified_far") if name in shares]
+        leads = ("robust", "certified", "detection_certified", "certified_far", "certified_recall")
+        names = [name for name in leads if name in shares]
         parts = [f"{name.replace('_', ' ')} {shares[name].percent:.1f}%" for name in names[:1]]
         return "  ".join([*parts, *([f"{self.summary.skipped} skipped"] if self.summary.skipped else [])])
 
@@ -260,17 +355,23 @@ def evaluate(
 ) -> Run:
     """Certify or attack every image of a job, and write a row for each into a folder.
 
-    A run that was stopped goes on where it was. `batch` is the number of images per shard, `skip` leaves out images
-    that cannot be read, with the reason in their rows. `metadata` goes into the manifest with that of the job, and
-    decides nothing. `progress` shows a bar, or lines where there is no terminal; by default a bar on a terminal or in a
-    notebook. Before the first batch ends, it shows `seconds` as left. Events go to the logger "patchcleanser".
+    A run that was stopped goes on where it was. A job whose classifier changed is refused: make a new one. `batch` is
+    the number of images per shard, `skip` leaves out images that cannot be read, with the reason in their rows; those
+    of a torch dataset or of pairs are all read when the job is made, and there each must be readable. `metadata` goes
+    into the manifest with that of the job, and decides nothing. `progress` shows a bar, or lines where there is no
+    terminal; by default a bar on a terminal or in a notebook. Before the first batch ends, it shows `seconds` as left.
+    Events go to the logger "patchcleanser".
 
     `runner` is where the work is done: here, or RayRunner(...). One may begin a run and the other finish it. Only this
     process writes.
     """
     if not isinstance(job, AnyJob) or not isinstance(folder, str | Path):
         got = f"{type(job).__name__} and {type(folder).__name__}"
-        raise InputError(f"evaluate takes a Job, AttackJob or DetectJob, and the folder of the run; got {got}")
+        raise InputError(
+            f"evaluate takes a Job, AttackJob, DetectJob or MultiLabelJob, and the folder of the run; got {got}"
+        )
+    if batch is not None and (not is_integer(batch) or batch < 1):
+        raise InputError(f"batch is a whole number of at least 1 image, got {batch!r}")
     runner, work = runner or LocalRunner(), workload_of(job, skip=skip)
     if isinstance(work.job, Job):
         _warn_of_other_names(work.job)

@@ -56,7 +56,9 @@ class Checkpoint:
             raise TrainingError(f"the checkpoint {self.path} is damaged ({error}); delete it to start again") from error
         different = [name for name, value in self.key.items() if key.get(name) != value]
         if different:
-            raise TrainingError(f"{self.path} belongs to another run (other {', '.join(different)}); use another --out")
+            raise TrainingError(
+                f"{self.path} belongs to another run (other {', '.join(different)}); use another folder (--out)"
+            )
         return state
 
     def write(self, state: Callable[[], Any], *, last: bool = False) -> None:
@@ -78,12 +80,14 @@ class Epoch:
     rate: float
     loss: float
     accuracy: float
-    """Share of masked, augmented training images with the right label."""
+    """Share of masked, augmented training images with the right label, or whose top class is one of several."""
     seconds: float
     clean: float | None = None
-    """Share of held-out images with the right label, unmasked and not augmented."""
+    """Share of held-out images with the right label, unmasked and not augmented; of several labels, the mean average
+    precision."""
     survival: float | None = None
-    """Share of held-out images whose label is also right under all two-mask views."""
+    """Share of held-out images whose label is also right under all two-mask views; of several labels, the mean average
+    precision of the worst scores."""
 
     def __str__(self) -> str:
         held_out = "" if self.survival is None else f"  held out: {self.clean:.3f}, under masks {self.survival:.3f}"
