@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from PIL import Image
 from torchvision.models import resnet18
 from torchvision.utils import save_image
 
 from patchcleanser import load_classifier, load_dataset
 from patchcleanser.cli.app import app
+from patchcleanser.defenses import DEFENSES
 from patchcleanser.reports.leaderboard import read_claims
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +140,23 @@ def test_links_to_files_lead_somewhere() -> None:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):
             path = (page.parent / target).resolve()
             assert path == generated or path.exists(), f"{page.name}: {target}"
+
+
+def test_the_pictures_of_the_first_page_are_as_light_or_dark_as_the_page() -> None:
+    shown = re.findall(
+        r"\((pictures/\S+)#only-(light|dark)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    )
+    assert {scheme for _, scheme in shown} == {"light", "dark"}
+    for path, scheme in shown:
+        with Image.open(ROOT / "docs" / path) as picture:
+            corner = picture.convert("L").getpixel((4, 4))
+        assert (corner < 60) == (scheme == "dark"), path
+
+
+def test_the_glossary_has_every_defense_and_concepts_leads_to_it() -> None:
+    glossary = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    assert [name for name in DEFENSES if f"`{name}`" not in glossary] == []
+    assert "(../reference/glossary.md)" in (ROOT / "docs" / "guide" / "concepts.md").read_text(encoding="utf-8")
 
 
 def sentences(page: Path) -> list[str]:

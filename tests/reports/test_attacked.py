@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,29 @@ def test_the_papers_table_has_a_column_for_each_attack_and_a_row_for_each_way_to
     assert (double[once], double["adaptive_100_iterations_1_location_"]) == ("50.0", "50.0")
     assert (challenger[once], challenger[often]) == ("50.0", "")
     assert (bare["certified"], double["certified"]) == ("", "25.0")
+
+
+def test_the_page_shows_the_numbers_of_an_attack_once(make_attack: MakeRun, tmp_path: Path) -> None:
+    page = Page(reported(tmp_path / "out", make_attack()))
+    attacked = page.text.split("Under attack")[2].split("What an attack shows")[0]
+    assert attacked.count("Certified, %") == 1
+    for settings in (
+        "Classifier No attack, % Auto-PGD (100 iterations, 1 location), %",
+        "Certified images fooled Images",
+    ):
+        assert settings in attacked
+    assert re.search(r"double-masking 75\.0 [\d.–]+ 50\.0 [\d.–]+ 25\.0 [\d.–]+ 0 16", attacked)
+
+
+def test_a_group_says_how_many_of_its_images_are_shown(make_attack: MakeRun, tmp_path: Path) -> None:
+    run = make_attack(images=80)
+    rows = run.read().to_pylist()
+    words = Page(reported(tmp_path / "out", run)).text
+    failed = sum(row["undefended"] == row["label"] == row["attacked_undefended"] for row in rows)
+    assert failed > 8
+    assert f"The attack failed 8 of {failed} images shown" in words
+    few = Page(reported(tmp_path / "few", make_attack("few", images=8))).text
+    assert "images shown" not in few
 
 
 def test_no_column_of_attacks_falls_below_certified_where_no_certified_image_was_fooled(

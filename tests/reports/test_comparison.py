@@ -84,13 +84,40 @@ def test_pictures_show_what_the_run_that_fails_cannot_prove(make_run: MakeRun) -
     run = make_run(images=40, table=False)
     comparison = compared(run, changed(run, lost))  # only the first run saved pictures
     assert isinstance(comparison, Comparison)
-    pictures = comparison.gallery["Certified only with A"]
-    assert len(pictures) == 4
-    assert all(picture.patches and picture.margin is None for picture in pictures)
+    side = comparison.gallery["Certified only with A"]
+    assert len(side.pictures) == 4
+    assert side.images == comparison.measures.rows[0]["only_first"] != 4
+    assert side.answered_by == "B"
+    assert all(picture.patches and picture.margin is None for picture in side.pictures)
     assert "Certified only with B" not in comparison.gallery
     without = compared(run, run, each=0)
     assert isinstance(without, Comparison)
     assert without.gallery == {}
+
+
+def test_the_headline_of_two_runs_counts_the_images_that_both_have(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(images=40, table=False)
+    other = changed(run, lost, defense="challenger-masking")
+    run.shard(0).unlink()
+    page = write_report([(run, None), (other, None)], tmp_path / "out").read_text(encoding="utf-8")
+    certified = [{row["id"]: row["certified"] for row in each.read().to_pylist()} for each in (run, other)]
+    common = certified[0].keys() & certified[1].keys()
+    first, second = (100 * sum(each[name] for name in common) / len(common) for each in certified)
+    everywhere = 100 * sum(certified[1].values()) / len(certified[1])
+    assert len(common) == 32
+    assert f"{second:.1f}" != f"{everywhere:.1f}"
+    assert (
+        f"{second:.1f}% to {first:.1f}% certified against any 2×2 px patch, depending on defense, on 32 common" in page
+    )
+
+
+def test_each_picture_names_the_run_that_answered(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(images=40, table=False)
+    other = changed(run, lost, defense="challenger-masking")
+    page = write_report([(run, None), (other, None)], tmp_path / "out").read_text(encoding="utf-8")
+    assert "These pictures are of one run: double-masking." in page
+    compared = page.split('id="compared"')[1].split("</section>")[0]
+    assert compared.count("defended with challenger masking: ") == compared.count("<figure") > 0
 
 
 def test_unfinished_runs_are_compared_on_what_both_have_done(make_run: MakeRun) -> None:

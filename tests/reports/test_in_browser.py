@@ -8,14 +8,21 @@ from typing import Any
 
 import pytest
 
-from patchcleanser.records.run import Run
+from patchcleanser.records.run import Row, Run
 from patchcleanser.reports import write_report
+
+from .test_comparison import changed
 
 MakeRun = Callable[..., Run]
 pytestmark = pytest.mark.slow
 
 SCREENS = {"desktop": {"width": 1280, "height": 800}, "phone": {"width": 390, "height": 844}}
 HOSTILE = "</script><script>document.title = 'hacked'</script><img src=x onerror=\"document.title='hacked'\">"
+
+
+def other_name_and_proof(row: Row) -> None:
+    """A long id; row-certified but not certified, so that each has a column."""
+    row |= {"id": f"sample.parquet:{row['index']}:test/{row['index']:05}.png", "certified": False}
 
 
 @pytest.fixture
@@ -37,6 +44,11 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     assert complaints == []
 
 
+def fits(page: Any, selector: str) -> bool:
+    """Whether nothing in this region is cut off on the right."""
+    return bool(page.locator(selector).evaluate("region => region.scrollWidth <= region.clientWidth"))
+
+
 def column(page: Any, number: int) -> list[str]:
     return list(page.locator(f".image-list tbody tr > :nth-child({number})").all_inner_texts())
 
@@ -53,6 +65,34 @@ def test_a_picture_is_on_the_first_screen_and_nothing_sticks_out(
         assert page.evaluate("document.documentElement.scrollWidth") == SCREENS[screen]["width"]
 
 
+def test_no_column_of_the_images_is_cut_off_on_a_desktop(
+    make_run: MakeRun, make_attack: MakeRun, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    facts = {"classes": ["automobile"] * 3}
+    runs = [make_run(metadata=facts, table=False), make_attack(metadata=facts)]
+    for number, run in enumerate(changed(run, other_name_and_proof) for run in runs):
+        page = opened(write_report([(run, None)], tmp_path / f"{number}"), viewport=SCREENS["desktop"])
+        assert "Row-certified" in page.inner_text(".image-list thead")
+        assert "Margin" in page.inner_text(".image-list thead")
+        assert fits(page, ".image-list .scroll")
+
+
+def test_rows_without_a_picture_leave_its_place_free_and_the_page_says_why(
+    make_run: MakeRun, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    page = opened(write_report([(make_run(images=120, table=False), None)], tmp_path / "out"))
+    starts = page.locator(".image-list .pictured").evaluate_all(
+        """cells => cells.map(cell => {
+            const text = document.createRange();
+            text.selectNode(cell.lastChild);
+            return text.getBoundingClientRect().left;
+        })"""
+    )
+    assert 0 < page.locator(".image-list .thumbnail").count() < len(starts) == 50
+    assert len(set(starts)) == 1
+    assert "Rows of the pictures above have a thumbnail" in page.inner_text("#images")
+
+
 def test_images_are_sorted_and_filtered_by_keyboard(
     make_run: MakeRun, tmp_path: Path, opened: Callable[..., Any]
 ) -> None:
@@ -65,10 +105,10 @@ def test_images_are_sorted_and_filtered_by_keyboard(
     assert page.inner_text(".image-list output") == "51 to 100 of 120"
     page.focus(".image-list th button:text-is('Margin')")
     page.keyboard.press("Enter")
-    assert column(page, 9)[0] == f"{min(row['margin'] for row in rows):.3f}"
+    assert column(page, 8)[0] == f"{min(row['margin'] for row in rows):.3f}"
     page.keyboard.press("Enter")
-    assert column(page, 9)[0] == f"{max(row['margin'] for row in rows):.3f}"
-    assert page.get_attribute(".image-list th:nth-child(9)", "aria-sort") == "descending"
+    assert column(page, 8)[0] == f"{max(row['margin'] for row in rows):.3f}"
+    assert page.get_attribute(".image-list th:nth-child(8)", "aria-sort") == "descending"
     page.focus(".image-list input")
     page.keyboard.type("image 11")
     assert {*column(page, 1)} == {"image 11", *(f"image {n}" for n in range(110, 120))}

@@ -296,6 +296,19 @@ def test_grids_and_promises_never_share_a_table() -> None:
     )
 
 
+def test_no_number_in_a_figure_covers_a_point_or_another_number() -> None:
+    figures = re.findall(r"<svg.*?</svg>", (ROOT / PAGE).read_text(encoding="utf-8"))
+    assert len(figures) > 3
+    for svg in figures:
+        marks = [(float(x), float(y)) for x, y in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', svg)]
+        texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>', svg[svg.rindex("<circle") :])  # they come last
+        numbers = [(float(x), float(y) - 4) for x, y in texts]  # y is the baseline
+        assert numbers
+        for at, (x, y) in enumerate(numbers):
+            assert all(abs(x - mark[0]) >= 9 or abs(y - mark[1]) >= 10 for mark in marks)
+            assert all(abs(x - other[0]) >= 8 or abs(y - other[1]) >= 10 for other in numbers[:at])
+
+
 def test_text_of_a_claim_cannot_break_the_page() -> None:
     hostile = "<script>alert(1)</script>|x"
     costs = [reported(method=hostile, milliseconds=2.0**n, hardware=hostile, note=hostile) for n in range(5)]

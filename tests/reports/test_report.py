@@ -28,6 +28,8 @@ from patchcleanser.reports.figures import SHADES, run_figures
 from patchcleanser.reports.run_results import read_result
 from patchcleanser.reports.wording import classifications_note
 
+from .test_comparison import changed
+
 MakeRun = Callable[..., Run]
 
 
@@ -101,7 +103,16 @@ def test_numbers_on_the_page_and_in_the_tables_equal_the_records(make_run: MakeR
     certified = sum(hits["certified"])
     assert f"{100 * certified / 40:.1f}% certified against any 2×2 px patch" in words
     assert f"{certified} of 40" in words
+    assert hits["certified"] == hits["row_certified"]
+    assert "Certified, % Clean, % Undefended, % Images" in words
+    assert "Row-certified" not in words, "a second column of the same numbers says nothing"
+
+
+def test_row_certified_is_shown_and_explained_where_it_says_more(make_run: MakeRun, tmp_path: Path) -> None:
+    run = changed(make_run(images=40, table=False), lambda row: row.update(certified=False))
+    words = Page(reported(tmp_path / "out", run, derived=False)).text
     assert "Certified, % Clean, % Undefended, % Row-certified, % Images" in words
+    assert "Row-certified proves the same under a weaker condition" in words
 
 
 def test_each_class_is_counted_alone(make_run: MakeRun, tmp_path: Path) -> None:

@@ -202,12 +202,31 @@ def test_an_upload_is_certified_only_if_the_user_vouches_for_it(open_page: Any, 
     page.page.check("#vouched")
     page.page.click("#certify")
     page.page.wait_for_selector("#certificate:not([hidden])", timeout=60_000)
-    assert "about the picture as it is shown here (192×256 px)" in page.text("#certificate-words")
+    assert page.text("#certificate-title") == "not certified"
+    assert "This answer is about the picture as it is shown here (192×256 px)" in page.text("#certificate-words")
+    assert "The certificate" not in page.text("#certificate-words")
     assert "for which you vouch" in page.text("#certificate-words")
     page.settle()
     page.page.uncheck("#vouched")
     assert page.page.is_disabled("#certify")
     assert not page.page.is_visible("#certificate"), "a certificate without the user's word is void"
+
+
+def test_of_a_certified_upload_the_page_says_what_the_certificate_is_about(
+    open_page: Any, tiny_server: Any, tmp_path: Path
+) -> None:
+    page = open_page()
+    page.settle()
+    sample = page.page.request.get(f"{tiny_server.address}/v1/samples/6").body()
+    (tmp_path / "frog.png").write_bytes(sample)
+    page.page.set_input_files("#upload-file", tmp_path / "frog.png")
+    page.page.wait_for_selector("#vouch:not([hidden])")
+    page.page.select_option("#label", label="frog")
+    page.page.check("#vouched")
+    page.page.click("#certify")
+    page.page.wait_for_selector("#certificate:not([hidden])", timeout=60_000)
+    assert page.text("#certificate-title") == "certified"
+    assert "The certificate is about the picture as it is shown here (32×32 px)" in page.text("#certificate-words")
 
 
 def test_a_certificate_that_comes_after_the_label_changed_is_dropped(open_page: Any, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class PriceOptions(ImageOptions):
 
 
 def price(options: PriceOptions, as_json: AsJson = False) -> None:
-    """Compare double-masking and challenger masking with different masks: labels, time, clean and certified accuracy.
+    """Compare double-masking and challenger masking with different masks: cost, time, clean and certified accuracy.
 
     Each setting predicts and certifies the same labelled images, all at once. Times are of this device, and swing with
     what else it does.
@@ -60,6 +60,7 @@ def price(options: PriceOptions, as_json: AsJson = False) -> None:
         return
     print(
         f"{options.model} on {classifier.device}, {options.threat}, {counted(len(dataset), 'image')} of {options.data}"
+        "\nwhat an image costs: classifications, and their time"
     )
     print("\n".join([HEADER, *_lines(measured)]))
     if any(row.statistical for row in measured):
@@ -74,8 +75,8 @@ def _lines(rows: Iterable[Price]) -> list[str]:
     """A line for each setting."""
     lines = []
     for row in rows:
-        prediction = f"{row.prediction_labels:.1f} labels {row.prediction_ms:6.1f} ms"
-        certificate = f"{row.certificate_labels:.0f} labels {row.certificate_ms:6.0f} ms"
+        prediction = f"{row.prediction_labels:.1f} in {row.prediction_ms:6.1f} ms"
+        certificate = f"{row.certificate_labels:.0f} in {row.certificate_ms:6.0f} ms"
         coarse = f"{row.coarse}×{row.coarse}" if row.coarse else "none"
         lines.append(
             f"{row.defense:18} {f'{row.masks}×{row.masks}':>6} {coarse:>6} {prediction:>21} {certificate:>21} "

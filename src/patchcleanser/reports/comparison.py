@@ -25,15 +25,26 @@ MEASURES = {
 
 
 @dataclass(frozen=True)
+class OneSided:
+    """Images that only one of the runs gets right, of which some are shown, with the answers of the other run."""
+
+    pictures: list[Picture]
+    images: int
+    answered_by: str
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Shares of two runs on their common images, with the images on which the runs differ."""
 
     images: int
     only_by_id: bool
     """Whether the data of the runs have different hashes, so that equal ids and labels are all that ties the images."""
+    shares: dict[str, tuple[Proportion, Proportion]]
+    """Of both runs, by the keys of MEASURES."""
     measures: Table
     differing: ImageTable
-    gallery: dict[str, list[Picture]]
+    gallery: dict[str, OneSided]
     """By a sentence on what differs."""
 
 
@@ -46,6 +57,7 @@ def compare(first: RunResult, second: RunResult, names: tuple[str, str], each: i
         return rows
     hits = [outcomes(part) for part in rows]
     keys = [key for key in MEASURES if all(key in hit for hit in hits)]
+    shares = {key: (_share(hits[0][key]), _share(hits[1][key])) for key in keys}
     measures = [_measure(MEASURES[key], hits[0][key], hits[1][key]) for key in keys]
     ids = np.array(rows[0]["id"].to_pylist(), dtype=object)
     differing = _differing_table((first, second), rows, keys, hits, names)
@@ -53,10 +65,11 @@ def compare(first: RunResult, second: RunResult, names: tuple[str, str], each: i
     return Comparison(
         images=len(ids),
         only_by_id=first.run.job["data"] != second.run.job["data"],
+        shares=shares,
         measures=_measures_table(measures, names),
         differing=ImageTable(differing, min(MAX_ROWS // 2, len(differing.rows))),
         gallery={
-            f"{MEASURES[key]} only with {names[side]}": pictures
+            f"{MEASURES[key]} only with {names[side]}": OneSided(pictures, len(images), names[1 - side])
             for key, sides in only.items()
             for side, images in enumerate(sides)
             if (pictures := pictures_by_id(*((second, first) if side == 0 else (first, second)), images, each))
@@ -88,12 +101,16 @@ def _measure(title: str, first: np.ndarray, second: np.ndarray) -> Cells:
     only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
     return {
         "measure": title,
-        "first": Proportion(int(first.sum()), len(first)),
-        "second": Proportion(int(second.sum()), len(second)),
+        "first": _share(first),
+        "second": _share(second),
         "only_first": only_first,
         "only_second": only_second,
         "p_value": f"{mcnemar_p_value(only_first, only_second):.2g}",
     }
+
+
+def _share(hits: np.ndarray) -> Proportion:
+    return Proportion(int(hits.sum()), len(hits))
 
 
 def _measures_table(rows: list[Cells], names: tuple[str, str]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from patchcleanser.errors import RecordError
 from patchcleanser.records.derive import Derived
@@ -13,7 +14,7 @@ from patchcleanser.reports import run_tables, wording
 from patchcleanser.reports.comparison import Comparison, compare
 from patchcleanser.reports.drawing import Drawing
 from patchcleanser.reports.figures import run_figures
-from patchcleanser.reports.gallery import BeforeAfter, Picture, attack_gallery, gallery
+from patchcleanser.reports.gallery import BeforeAfter, Picture, attack_gallery, gallery, group_sizes
 from patchcleanser.reports.image_tables import MAX_ROWS, ImageTable, images_table
 from patchcleanser.reports.run_results import RunResult, read_result
 from patchcleanser.reports.sweeps import sweep_figures
@@ -34,6 +35,8 @@ class RunSection:
     figures: dict[str, Drawing]
     gallery: dict[str, list[Picture]]
     attack_gallery: dict[str, list[BeforeAfter]]
+    group_sizes: dict[str, int]
+    """How many images of the run belong to each group of the galleries; not all of them are shown."""
     images: ImageTable
 
 
@@ -57,14 +60,19 @@ class ReportContents:
     """Of two runs, image by image, or why they cannot be compared; None unless the report is about two runs."""
 
     @property
-    def first_pictures(self) -> list[tuple[str, Picture]]:
-        """A picture of each of the first groups, with the name of the group."""
-        section = next((s for s in self.all_sections if s.gallery or s.attack_gallery), None)
+    def pictured(self) -> RunSection | None:
+        """The run whose pictures stand at the top; None if no run has any."""
+        return next((s for s in self.all_sections if s.gallery or s.attack_gallery), None)
+
+    @property
+    def first_pictures(self) -> dict[str, Picture]:
+        """A picture of each of its first groups, by the name of the group."""
+        section = self.pictured
         if section is None:
-            return []
+            return {}
         groups = {group: pictures[0] for group, pictures in section.gallery.items()}
         groups |= {group: pairs[0].after for group, pairs in section.attack_gallery.items()}
-        return list(groups.items())[:FIRST_PICTURES]
+        return dict(islice(groups.items(), FIRST_PICTURES))
 
     @property
     def leading(self) -> list[RunResult]:
@@ -173,14 +181,15 @@ def _shared_tables(
 
 
 def _section(result: RunResult, name: str, slug: str, each: int, rows: int) -> RunSection:
-    tables = {"cases": run_tables.cases_table(result)}
+    tables, sizes = {"cases": run_tables.cases_table(result)}, group_sizes(result) if each else {}
     table = images_table(result)
     images = ImageTable(replace(table, name=f"{table.name}{slug}"), min(rows, len(table.rows)))
     if result.attacked:
-        return RunSection(result, name, slug, _existing(tables, slug), {}, {}, attack_gallery(result, each), images)
+        pairs = attack_gallery(result, each)
+        return RunSection(result, name, slug, _existing(tables, slug), {}, {}, pairs, sizes, images)
     tables |= {"classes": run_tables.classes_table(result), **run_tables.derived_tables(result)}
     figures = run_figures(result, slug)
-    return RunSection(result, name, slug, _existing(tables, slug), figures, gallery(result, each), {}, images)
+    return RunSection(result, name, slug, _existing(tables, slug), figures, gallery(result, each), {}, sizes, images)
 
 
 def _existing(tables: Mapping[str, Table | None], slug: str = "") -> dict[str, Table]:

@@ -20,13 +20,18 @@ FEWEST = 4
 MARKS = {
     "re-derived": '<circle {at} r="5" fill="currentColor"/>',
     "measured": '<circle {at} r="4.5" fill="none" stroke="currentColor" stroke-width="2"/>',
-    "reported": '<circle {at} r="3" fill="none" stroke="currentColor" stroke-dasharray="2 1.5"/>',
+    "reported": '<circle {at} r="5" fill="none" stroke="currentColor" stroke-width="2" stroke-dasharray="3.2 2"/>',
 }
 NAMED = 6
 """Most points with a number and a name."""
 APART = 13
-"""Least distance between two numbers, in px."""
-Place = Callable[[float, float], tuple[float, float]]
+"""Least distance between two points with a number, in px."""
+MARK, DIGIT = 6, (4, 5)
+"""Half the size of a mark, and half the width and the height of a number, in px."""
+DIRECTIONS = ((-1, 0), (-0.75, -0.75), (0, -1), (0.75, -0.75), (1, 0), (0.75, 0.75), (0, 1), (-0.75, 0.75))
+"""From a point to its number: to the left first, then around it."""
+Point = tuple[float, float]
+Place = Callable[[float, float], Point]
 """Cost and percentage -> a point of the figure."""
 
 
@@ -85,8 +90,9 @@ def figure(group: Group, points: Points) -> str:
         return LEFT + share * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - percent / top * (HEIGHT - TOP - BOTTOM)
 
     named = _spread([*reversed(best(points))], place)
+    at = _numbers_at([place(cost, c.certified) for _, cost, c in named], [place(x, c.certified) for x, c in points])
     marks = [_mark(cost, claim, place) for cost, claim in sorted(points, key=lambda p: (p[0], p[1].file_name))]
-    numbers = [_number(number, *place(cost, claim.certified)) for number, cost, claim in named]
+    numbers = [_text(x, y, str(number), "middle") for number, (x, y) in enumerate(at, 1)]
     names = "".join(f"<li>{escape(_name(claim))}: {claim.certified:.1f}%</li>" for _, _, claim in named)
     label = escape(f"Certified accuracy against cost: {group.title}; {len(points)} claims")
     svg = "".join([*_axes(steps, top, place, group.unit), *marks, *numbers])
@@ -127,10 +133,25 @@ def _mark(cost: float, claim: DefenseClaim, place: Place) -> str:
     return f"<g><title>{title}</title>{mark}</g>"
 
 
-def _number(number: int, x: float, y: float) -> str:
-    """To the left of a point, unless the axis is there."""
-    right = x < LEFT + 15
-    return _text(x + 8 if right else x - 7, y, str(number), "start" if right else "end")
+def _numbers_at(points: Sequence[Point], marks: Sequence[Point]) -> list[Point]:
+    """Where the numbers of points stand: beside each, clear of all marks, of the axis and of other numbers.
+
+    If there is no such place within 30 px, a number stands to the left of its point, whatever is there.
+    """
+    numbers: list[Point] = []
+    for x, y in points:
+        around = [(x + far * right, y + far * down) for far in range(11, 31, 3) for right, down in DIRECTIONS]
+        free = (at for at in around if at[0] > LEFT + DIGIT[0] and _is_clear(at, marks, numbers))
+        numbers.append(next(free, around[0]))
+    return numbers
+
+
+def _is_clear(at: Point, marks: Sequence[Point], numbers: Sequence[Point]) -> bool:
+    """Whether a number there overlaps no mark and no other number."""
+    width, height = DIGIT
+    sizes = [(mark, width + MARK, height + MARK) for mark in marks]
+    sizes += [(number, 2 * width, 2 * height) for number in numbers]
+    return all(abs(x - at[0]) >= wide or abs(y - at[1]) >= high for (x, y), wide, high in sizes)
 
 
 def _spread(points: Points, place: Place) -> list[tuple[int, float, DefenseClaim]]:

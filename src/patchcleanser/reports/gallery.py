@@ -128,6 +128,10 @@ ATTACK_GROUPS: Groups = {
     "clean-wrong": lambda row: not _right(row) and not row["alert"],
 }
 
+GROUP_COLUMNS = [*_SHARED, "case"]
+ATTACK_GROUP_COLUMNS = [name for name in ATTACK_COLUMNS if name != "patches"]
+"""Everything that decides on a group."""
+
 Shown = TypeVar("Shown")
 
 
@@ -139,6 +143,13 @@ def gallery(result: RunResult, each: int) -> dict[str, list[Picture]]:
 def attack_gallery(result: RunResult, each: int) -> dict[str, list[BeforeAfter]]:
     """Up to `each` images of each group, before and after the attack."""
     return _groups(result, each, ATTACK_GROUPS, ATTACK_COLUMNS, _before_after)
+
+
+def group_sizes(result: RunResult) -> dict[str, int]:
+    """How many images belong to each group, whether or not their pictures were saved."""
+    groups, columns = (ATTACK_GROUPS, ATTACK_GROUP_COLUMNS) if result.attacked else (GROUPS, GROUP_COLUMNS)
+    rows = [row for row in result.run.read(columns).to_pylist() if row["skipped"] is None]
+    return {group: sum(map(matches, rows)) for group, matches in groups.items()}
 
 
 def _groups(

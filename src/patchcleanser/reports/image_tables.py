@@ -80,7 +80,8 @@ def images_table(result: RunResult) -> Table:
     rows = rows.filter(compute.is_null(rows["skipped"]))
     cells = [image_cells(result, row) for row in rows.to_pylist()]
     name = "attacked-images" if result.attacked else "images"
-    return Table(name, "All images", columns, cells, formats=("csv",)).without_empty()
+    table = Table(name, "All images", columns, cells, formats=("csv",))
+    return table.without_empty().without_copy("row_certified", "certified")
 
 
 def image_cells(result: RunResult, row: Row) -> Cells:

@@ -55,11 +55,15 @@
     const text = (column, row) => value(column, row)?.toFixed?.(column.digits) ?? value(column, row) ?? "–";
     let [rows, first] = [all, 0];
 
+    // A line of a long id ends after a slash or a colon.
+    const breakable = (id) => id.split(/(?<=[/:])/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));
+
     function line(row) {
-      const cells = columns.map((column, i) => make(i ? "td" : "th", { className: "digits" in column ? "num" : "" }, text(column, row)));
+      const cells = columns.map((column, i) => make(i ? "td" : "th", { className: "digits" in column ? "num" : "" }, ...breakable(text(column, row))));
       cells[0].scope = "row";
       const figure = pictures.get(value(columns[0], row));
-      if (figure) cells[0].prepend(thumbnail(figure, figure.querySelector("svg").cloneNode(true)));
+      const picture = figure ? thumbnail(figure, figure.querySelector("svg").cloneNode(true)) : make("span");
+      if (pictures.size) cells[0].replaceChildren(make("div", { className: "pictured" }, picture, ...cells[0].childNodes));
       return make("tr", {}, ...cells);
     }
 

@@ -20,6 +20,7 @@ from patchcleanser.records.derive import Derived
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
 from patchcleanser.reports import run_tables, wording
+from patchcleanser.reports.comparison import Comparison
 from patchcleanser.reports.contents import ReportContents, gather
 from patchcleanser.reports.drawing import inline, save
 from patchcleanser.reports.published import comparable
@@ -120,33 +121,45 @@ def headline(report: ReportContents) -> str:
     """The main result in one sentence."""
     results = report.recovery or report.detection
     if not results:
-        return attack_headline(report.attacks)
+        return attack_headline(report)
     certified = "certified" if report.recovery else "certified for detection"
     threats = {wording.any_patch(result) for result in results}
     against = f" against {threats.pop()}" if len(threats) == 1 else ""
-    percents = [f"{result.summary.shares[result.certified_key].percent:.1f}" for result in results]
+    shares, images = headline_shares(report, results, results[0].certified_key)
+    percents = [f"{share.percent:.1f}" for share in shares]
     if len(results) == 1:
         return f"{percents[0]}% {certified}{against}"
     more = f" ({len(report.detection)} more only detect)" if report.recovery and report.detection else ""
     if len(set(percents)) == 1:
         runs = "both" if len(results) == 2 else f"all {len(results)}"
-        return f"{percents[0]}% {certified}{against}, in {runs} runs{more}"
+        return f"{percents[0]}% {certified}{against}, in {runs} runs{more}{images}"
     differs = [name.lower() for name in wording.deciding(results, percents)]
     why = f"depending on {' and '.join(differs)}" if 0 < len(differs) < 3 else f"in {len(results)} runs{more}"
     low, high = min(percents, key=float), max(percents, key=float)
-    return f"{low}% to {high}% {certified}{against}, {why}"
+    return f"{low}% to {high}% {certified}{against}, {why}{images}"
 
 
-def attack_headline(attacks: list[RunResult]) -> str:
+def headline_shares(report: ReportContents, results: list[RunResult], key: str) -> tuple[list[Proportion], str]:
+    """This share of each run, and a word on the images where they differ: two runs count on their common ones only."""
+    images = {result.summary.images for result in results}
+    both = report.comparison
+    if len(results) == 2 and isinstance(both, Comparison) and images != {both.images}:
+        return [*both.shares[key]], f", on {counted(both.images, 'common image')}"
+    words = "" if len(images) == 1 else f", on {min(images):,} to {max(images):,} images each"
+    return [result.summary.shares[key] for result in results], words
+
+
+def attack_headline(report: ReportContents) -> str:
     """The main result of attacks alone, in one sentence; a broken certificate comes before anything else."""
-    broken = sum(result.fooled for result in attacks)
+    broken = sum(result.fooled for result in report.attacks)
     if broken:
         return f"{broken:,} certified {'image was' if broken == 1 else 'images were'} fooled"
-    results = [result for result in attacks if not result.detects] or attacks
-    percents = sorted({f"{r.summary.shares[r.robust_key].percent:.1f}" for r in results}, key=float)
+    results = [result for result in report.attacks if not result.detects] or report.attacks
+    shares, images = headline_shares(report, results, results[0].robust_key)
+    percents = sorted({f"{share.percent:.1f}" for share in shares}, key=float)
     robust = "never wrong silently under attack" if results[0].detects else "still correct under attack"
     share = f"{percents[0]}%" if len(percents) == 1 else f"{percents[0]}% to {percents[-1]}%"
-    return f"{share} {robust}, no certified image fooled"
+    return f"{share} {robust}, no certified image fooled{images}"
 
 
 def bars(result: RunResult) -> list[tuple[str, str, Proportion]]:

@@ -59,11 +59,15 @@ def runs_table(results: Sequence[RunResult]) -> Table:
     facets = [Column(facet.lower(), facet, page=facet in differs) for facet in wording.facets(results[0])]
     run = Column("run", "Run", page=not (differs and _facets_identify(results)))
     first = (*facets, run) if differs else (run, *facets)
-    return Table(name, caption, (*first, *shares, Column("images", "Images"), *COST), _rows(results), stacks=True)
+    columns = (*first, *shares, Column("images", "Images"), *COST)
+    return Table(name, caption, columns, _rows(results), stacks=True).without_copy("row_certified", "certified")
 
 
 def attacks_table(results: Sequence[RunResult]) -> Table:
-    """Accuracy with and without an attack, and what was proved. All recover or all detect."""
+    """Every run of an attack with its settings. All recover or all detect.
+
+    For recovery a file only: the page shows the same numbers in `empirical_table`.
+    """
     name, robust, certified, hidden = "attacks", ROBUST, CERTIFIED, [ROW_CERTIFIED]
     caption = "Accuracy without and with an attack, with 95% intervals"
     if results[0].detects:
@@ -128,12 +132,14 @@ def empirical_table(results: Sequence[RunResult]) -> Table:
         if result.run.job["attack"] != "adaptive":  # which attacks the defense, not the undefended classifier
             undefended.setdefault(attack, shares["undefended_under_attack"])
         defended.setdefault(attack, shares["robust"])
-        defended["certified"] = shares["certified"]
+        by_others = defended.get("fooled")
+        fooled = result.fooled + (by_others if isinstance(by_others, int) else 0)
+        defended |= {"certified": shares["certified"], "fooled": fooled}
     columns = (
         Column("classifier", "Classifier"),
         replace(CLEAN, title="No attack, %"),
         *(Column(key, f"{name[0].upper()}{name[1:]}, %") for name, key in attacks.items()),
-        CERTIFIED,
+        *(CERTIFIED, FOOLED),
         Column("images", "Images"),
     )
     ordered = sorted(rows, key=lambda key: key[:-1])  # stable: undefended stays before the defenses

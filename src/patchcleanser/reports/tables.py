@@ -60,6 +60,11 @@ class Table:
         full = tuple(c for c in self.columns if any(row.get(c.key) is not None for row in self.rows))
         return replace(self, columns=full)
 
+    def without_copy(self, key: str, of: str) -> Table:
+        """Without a column on the page if it equals another one in every row; CSV keeps it."""
+        copies = all(row.get(key) == row.get(of) for row in self.rows)
+        return replace(self, columns=tuple(replace(c, page=not copies) if c.key == key else c for c in self.columns))
+
     def is_number(self, column: Column) -> bool:
         """Whether a column holds numbers, which are aligned to the right."""
         return any(isinstance(row.get(column.key), int | float | Proportion) for row in self.rows)

@@ -257,7 +257,8 @@ export function showCertificate(certificate, source, model, vouched) {
   title.classList.toggle("yes", proved);
   title.classList.toggle("no", !proved);
   const words = detection ? detectionWords(certificate, model) : recoveryWords(certificate, model);
-  const condition = vouched ? ` The certificate is about the picture as it is shown here (${source.height}×${source.width} px). It holds only if that is clean and its label true, for which you vouch.` : "";
+  const subject = proved ? "The certificate" : "This answer";
+  const condition = vouched ? ` ${subject} is about the picture as it is shown here (${source.height}×${source.width} px). It holds only if that is clean and its label true, for which you vouch.` : "";
   $("certificate-words").textContent = words + condition;
   // A map of the network's own grid does not lie on the picture.
   const drawn = certificate.maps && model.grid === "source";
