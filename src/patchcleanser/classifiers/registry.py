@@ -117,10 +117,10 @@ def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigi
     try:
         classifier = KINDS[kind](name, pick_device(device), settings, origin)
     except TypeError as error:
-        hint = unknown_option(error, _own_options(kind, name, origin))
-        if hint is None:
+        problem = unknown_option(error, _own_options(kind, name, origin))
+        if problem is None:
             raise
-        raise InputError(f"{kind}:{name} {hint}") from error
+        raise InputError(f"{kind}:{name} {problem}") from error
     if changes:
         classifier.preprocessing = classifier.preprocessing.with_options(changes)
     if kind == "onnx" and classifier.preprocessing.mean is None:

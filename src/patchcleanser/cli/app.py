@@ -33,7 +33,7 @@ from patchcleanser.cli.report import report
 from patchcleanser.cli.reproduce import reproduce
 from patchcleanser.cli.serve import serve
 from patchcleanser.cli.train import train
-from patchcleanser.errors import PatchCleanserError
+from patchcleanser.errors import InputError, PatchCleanserError
 from patchcleanser.records.atomic import KeptInterrupt
 
 app = typer.Typer(
@@ -135,6 +135,8 @@ def main() -> None:
     """Run the command line. Our errors become one sentence; Ctrl-C prints the command that goes on, if it does."""
     console = Console(stderr=True, highlight=False)
     try:
+        if sys.argv[1:2] and sys.argv[1] in ("--install-completion", "--show-completion") and sys.argv[2:]:
+            raise InputError(f"{sys.argv[1]} takes no word: it is for the shell that runs it, got {sys.argv[2]!r}")
         app()
     except PatchCleanserError as error:
         if "--traceback" in sys.argv:

@@ -115,7 +115,8 @@ def require_finished(run: Run) -> None:
 
 def require_auditable(run: Run, identity: Mapping[str, Any]) -> None:
     """RecordError if model or data are not those of the run."""
-    for name, fix in (("classifier", "model: name it with --model"), ("data", "data: name them with --data, --root")):
+    fixes = {"classifier": "model: give its own with --model", "data": "data: give its own with --data, --root"}
+    for name, fix in fixes.items():
         if identity[name] != run.job[name]:
             raise RecordError(
                 f"{run.folder} was made with another {fix}; its fingerprint is {run.job[name][:12]}…, "
