@@ -88,6 +88,7 @@ def test_a_coarse_round_is_an_option_of_the_run_and_a_case_of_its_answers(run: C
     assert coarse["cases"]["coarse"] > 0
     plain = json.loads(run("certify", *images, "--json").out)
     assert coarse["certified"]["count"] <= plain["certified"]["count"]
+    assert "masks, double-masking after a coarse round of 3×3: 6 images" in run("certify", *images, *words[:-1]).out
     report = run("report", coarse["run"], "--out", "page")
     assert report.code == 0
     assert "coarse round: all agree" in (Path("page") / "report.html").read_text(encoding="utf-8")
