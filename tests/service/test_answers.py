@@ -211,4 +211,4 @@ def test_words_where_numbers_belong_are_refused_in_plain_words(field: str, kit: 
     words = {"labels": "labels.0: takes class numbers; /v1/model has the names", "masks": "masks: takes a whole number"}
     with TestClient(create_app(kit.toy())) as client:
         answer = client.post("/v1/certify", files=kit.upload(kit.png()), data={"labels": "0", field: "cat"})
-    assert (answer.status_code, answer.json()["detail"]) == (422, words[field])
+    assert (answer.status_code, answer.json()["error"]["message"]) == (422, words[field])

@@ -54,9 +54,9 @@ NOTHING_NEW = " before anything was kept of this step. The same command starts a
 class StoppedError(Exception):
     """Ctrl-C in the command that it names. Typer would swallow KeyboardInterrupt itself."""
 
-    def __init__(self, command: str, *, kept: bool = False) -> None:
+    def __init__(self, command: str, *, resumable: bool = False) -> None:
         super().__init__(command)
-        self.kept = kept
+        self.resumable = resumable
         """Whether the command wrote something from which it goes on."""
 
 
@@ -100,7 +100,7 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
             try:
                 function(**options)
             except KeyboardInterrupt as stop:
-                raise StoppedError(function.__name__, kept=isinstance(stop, KeptInterrupt)) from None
+                raise StoppedError(function.__name__, resumable=isinstance(stop, KeptInterrupt)) from None
 
     parameters.sort(key=group_order)
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -146,7 +146,7 @@ def main() -> None:
         sys.exit(2)
     except (StoppedError, KeyboardInterrupt) as stop:
         words = NOTHING_NEW if str(stop) in CONTINUED else ""
-        words = GOES_ON if isinstance(stop, StoppedError) and stop.kept else words
+        words = GOES_ON if isinstance(stop, StoppedError) and stop.resumable else words
         console.print(f"\nstopped{words}", soft_wrap=True)
         if words:
             console.print(f"  {shlex.join(['patchcleanser', *sys.argv[1:]])}", markup=False, soft_wrap=True)

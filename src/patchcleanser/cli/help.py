@@ -134,8 +134,8 @@ def number_parser(option: str, kind: type[int | float]) -> Callable[[Any], int |
         try:
             return kind(text)
         except ValueError as error:
-            whole = "whole " if kind is int else ""
-            raise PatchCleanserError(f"{option} takes a {whole}number, got {text!r}") from error
+            noun = "whole number" if kind is int else "number"
+            raise PatchCleanserError(f"{option} takes a {noun}, got {text!r}") from error
 
     parse.__name__ = kind.__name__
     return parse
