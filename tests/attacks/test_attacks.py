@@ -8,8 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchcleanser import CallableClassifier, Preprocessing, Threat, TorchClassifier, Window
-from patchcleanser.attacks import ADAPTIVE, ATTACKS, PatchAPGD, PatchPGD, PatchSquare
+from patchcleanser import CallableClassifier, DoubleMasking, Preprocessing, Threat, TorchClassifier, Window, attacks
+from patchcleanser.attacks import (
+    ADAPTIVE,
+    ATTACKS,
+    AdaptiveAttack,
+    PatchAPGD,
+    PatchPGD,
+    PatchSquare,
+    UniversalPatch,
+)
 from patchcleanser.attacks.objectives import attack_loss, goal_margin
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.errors import InputError, ThreatError
@@ -174,8 +182,8 @@ def test_square_needs_no_gradients_and_counts_its_queries() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"iterations": 0}, "iterations is at least 1, got 0"),
-        ({"restarts": 0}, "restarts is at least 1"),
+        ({"iterations": 0}, "iterations is a whole number of at least 1, got 0"),
+        ({"restarts": 0}, "restarts is a whole number of at least 1"),
         ({"loss": "l2"}, "a loss is margin, ce, dlr, got 'l2'"),
         ({"places": "best"}, "places are random or searched"),
     ],
@@ -210,3 +218,32 @@ def test_preprocessing_without_resizing_gives_both_grids_the_same_attack(linear:
         for grid in ("source", "input")
     ]
     assert torch.equal(result[0].image, result[1].image)
+
+
+def test_the_package_lists_its_classes_and_imports_them_all_at_once() -> None:
+    names: dict[str, Any] = {}
+    exec("from patchcleanser.attacks import *", names)
+    assert {*dir(attacks)} >= {"PatchPGD", "PatchAPGD", "PatchSquare", "AdaptiveAttack", "UniversalPatch"}
+    assert {*attacks.__all__} <= {*dir(attacks)} & {*names}
+
+
+@pytest.mark.parametrize("attack", [*CLASSES.values(), UniversalPatch])
+def test_attacks_take_a_model_by_name_and_a_threat_by_its_text(attack: Any) -> None:
+    made = attack("zoo:tiny", "3", AttackSettings(iterations=1))
+    assert (made.classifier.spec, made.threat) == ("zoo:tiny", Threat.square(3))
+    with pytest.raises(ThreatError, match="a threat is"):
+        attack("zoo:tiny", 3)
+
+
+def test_the_adaptive_attack_takes_a_defense_and_says_so(linear: TorchClassifier) -> None:
+    with pytest.raises(InputError, match="got TorchClassifier"):
+        AdaptiveAttack(linear)  # type: ignore[arg-type]
+
+
+def test_results_of_attacks_print_without_their_pixels(linear: TorchClassifier) -> None:
+    result = PatchSquare(linear, "3", AttackSettings(iterations=1)).attack(images(1)[0], 0)
+    defended = AdaptiveAttack(DoubleMasking(linear, "3", masks=2), AttackSettings(iterations=1)).attack(images(1)[0], 0)
+    for text in (repr(result), repr(defended)):
+        assert "tensor" not in text
+        assert "windows=(Window(" in text
+        assert len(text) < 500

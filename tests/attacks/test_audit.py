@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from patchcleanser import Job, MaskSet, Run, Threat, TorchClassifier, evaluate
+from patchcleanser import Job, MaskSet, Run, Threat, TorchClassifier, evaluate, load_classifier
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data.dataset import ArrayDataset, chosen
 from patchcleanser.errors import RecordError
@@ -39,7 +39,8 @@ QUICK = AttackSettings(iterations=3, locations=1)
 @pytest.fixture
 def honest(colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path) -> Callable[..., tuple[Run, Job]]:
     def make(**options: Any) -> tuple[Run, Job]:
-        job = Job(colour, pictures, options.pop("threat", Threat.square(3)), masks=2, **options)
+        threat, masks = options.pop("threat", Threat.square(3)), options.pop("masks", 2)
+        job = Job(colour, pictures, threat, masks=masks, **options)
         return evaluate(job, tmp_path / "run", batch=4), job
 
     return make
@@ -66,8 +67,8 @@ def everything(run: Run, job: Job) -> Audit:
         {"defense": "challenger-masking"},
         {"defense": "challenger-masking", "options": {"seed": 4}},
         {"defense": "minority-reports", "options": {"threshold": 0.4}},
-        {"options": {"coarse": 3}},
-        {"defense": "challenger-masking", "options": {"coarse": 3}},
+        {"masks": 3, "options": {"coarse": 2}},
+        {"defense": "challenger-masking", "masks": 3, "options": {"coarse": 2}},
         {"threat": Threat.square(2, count=2)},
         {"threat": Threat.any_rectangle(6)},
         {"threat": Threat.square(3, grid="input")},
@@ -122,11 +123,11 @@ def test_one_changed_value_is_found(honest: Any, index: int, change: Callable[[R
 
 
 def test_a_changed_coarse_label_is_found(honest: Any) -> None:
-    run, job = honest(options={"coarse": 3})
+    run, job = honest(masks=3, options={"coarse": 2})
     (uncertified, *_) = [row["index"] for row in run.read().to_pylist() if not row["certified"]]
-    tamper(run, uncertified, second("coarse_labels", 4))  # of a certified one the row would contradict itself
+    tamper(run, uncertified, second("coarse_labels", 3))  # of a certified one the row would contradict itself
     (contradiction,) = everything(run, job).contradictions
-    assert (contradiction["index"], contradiction["what"]) == (uncertified, "coarse label 4")
+    assert (contradiction["index"], contradiction["what"]) == (uncertified, "coarse label 3")
 
 
 def test_a_whole_forged_certificate_is_found_and_fooled(honest: Any) -> None:
@@ -282,3 +283,45 @@ def test_an_audit_of_other_rows_or_with_contradictions_supports_no_claim(honest:
     shutil.rmtree(run.folder / "audit")
     with pytest.raises(RecordError, match="was not audited; run: patchcleanser audit"):
         audited(run)
+
+
+RED = """
+import torch
+
+class Red(torch.nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor([1.0, -scale]))
+
+    def forward(self, images):
+        return images.mean((1, 2, 3))[:, None] * self.scale + torch.tensor([0.0, 1.0])
+
+def make(scale=1.0):
+    return Red(scale).eval()
+"""
+PAIRS = [(torch.full((3, 8, 8), 0.9), 0), (torch.full((3, 8, 8), 0.1), 1)]
+
+
+def test_a_run_of_a_module_and_pairs_is_audited_by_them_and_by_the_file_that_makes_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "red_module.py").write_text(RED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = __import__("red_module").make()
+    run = evaluate(Job(module, PAIRS, "2", masks=2), tmp_path / "run")
+    for model in (module, f"python:{tmp_path}/red_module.py:make"):
+        outcome = audit(run, audited_job(run, model, PAIRS), sample=2, attack=1, settings=QUICK)
+        assert (len(outcome.derived), outcome.contradictions) == (2, [])
+    for scale in ("0.5", "2"):
+        with pytest.raises(RecordError, match="another model"):
+            audited_job(run, f"python:{tmp_path}/red_module.py:make?scale={scale}", PAIRS)
+
+
+def test_a_run_of_a_file_is_not_one_of_the_same_module_without_it(tmp_path: Path) -> None:
+    (tmp_path / "red_file.py").write_text(RED)
+    from_file = load_classifier(f"python:{tmp_path}/red_file.py:make", device="cpu")
+    run = evaluate(Job(from_file, PAIRS, "2", masks=2), tmp_path / "run")
+    audited_job(run, from_file, PAIRS)
+    assert isinstance(from_file, TorchClassifier)
+    with pytest.raises(RecordError, match="another model"):
+        audited_job(run, TorchClassifier(from_file.module), PAIRS)

@@ -10,17 +10,22 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision import transforms
 
 from patchcleanser import (
     CallableClassifier,
     DoubleMasking,
+    Job,
     MaskSet,
     MinorityReports,
     Preprocessing,
     Threat,
     TorchClassifier,
     Window,
+    evaluate,
 )
+from patchcleanser.attacks import AttackSettings
 from patchcleanser.errors import (
     ClassifierError,
     CoverError,
@@ -34,6 +39,7 @@ from patchcleanser.errors import (
 )
 
 THREAT = Threat.square(4)
+PAIRS = [(torch.zeros(3, 16, 16), 0)]
 RGB = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
@@ -75,8 +81,19 @@ BAD_IMAGES = [
     ("too dark", with_pixel(-0.01), r"image 0 has values from -0\.01 to 0\.5"),
     ("infinite", with_pixel(float("inf")), r"image 0 has values from 0\.5 to inf"),
     ("NaN", with_pixel(float("nan")), r"image 0 has NaN; pixels lie in \[0, 1\]"),
-    ("grey", torch.rand(1, 1, 16, 16), "image 0 has 1 channels, the classifier takes 3$"),
-    ("with alpha", torch.rand(1, 4, 16, 16), "image 0 has 4 channels, the classifier takes 3$"),
+    (
+        "8-bit HWC array",
+        np.zeros((1, 16, 20, 3), np.uint8),
+        r"or a PIL image: .*Image\.fromarray\(pixels\)",
+    ),
+    (
+        "8-bit values",
+        torch.full((1, 3, 16, 16), 200.0),
+        r"200; pixels lie in \[0, 1\]: divide them by 255",
+    ),
+    ("loader", DataLoader([torch.rand(3, 16, 16)] * 4, 2), r"a DataLoader gives batches; .*\.score\(loader\)"),
+    ("grey", torch.rand(1, 1, 16, 16), "image 0 has 1 channels, the classifier's mean and std have 3$"),
+    ("with alpha", torch.rand(1, 4, 16, 16), "image 0 has 4 channels, the classifier's mean and std have 3$"),
     ("HWC tensor", torch.rand(1, 16, 20, 3), r"looks like \[H, W, C\]; channels come first"),
     ("HWC array", np.random.default_rng(0).random((1, 16, 20, 3)), r"looks like \[H, W, C\]; channels come first"),
     ("list of HWC", [np.zeros((16, 20, 3))], r"looks like \[H, W, C\]; channels come first"),
@@ -165,6 +182,8 @@ def test_a_bad_image_in_a_stream_is_named_by_its_number(defense: DoubleMasking) 
         (1, "labels are a list of class indices, one for each image, got 1"),
         (torch.tensor(1), "labels are a list of class indices, one for each image, got 1"),
         (None, "labels are a list of class indices, one for each image, got None"),
+        ({0: 5, 1: 7}, "labels are a list of class indices, one for each image, got {0: 5, 1: 7}"),
+        ({0, 1}, "labels are a list of class indices, one for each image, got {0, 1}"),
     ],
 )
 def test_bad_labels_are_refused(labels: Any, words: str, defense: DoubleMasking, images: Tensor) -> None:
@@ -194,11 +213,11 @@ def test_whole_numbers_of_every_kind_are_labels(
         (lambda x: x.mean(dim=(0, 2, 3))[None], r"must return logits \[4, classes\], got \(1, 3\)"),
         (lambda x: x, r"must return logits \[4, classes\], got \(4, 3, 16, 16\)"),
         (lambda x: x.mean(), r"must return logits \[4, classes\], got \(\)"),
-        (lambda x: x.mean(dim=(2, 3))[:, :1], "must return at least 2 .* classes, got 1"),
-        (lambda x: x.mean(dim=(2, 3))[:, :0], "must return at least 2 .* classes, got 0"),
+        (lambda x: x.mean(dim=(2, 3))[:, :1], "must return at least 2 classes .*, got 1"),
+        (lambda x: x.mean(dim=(2, 3))[:, :0], "must return at least 2 classes .*, got 0"),
         (lambda x: x.mean(dim=(2, 3)) * float("nan"), "returned NaN or infinite logits; check its weights"),
         (lambda x: x.mean(dim=(2, 3)) + float("inf"), "returned NaN or infinite logits"),
-        (lambda x: {"scores": x.mean(dim=(2, 3))}, "got dict"),
+        (lambda x: {"scores": x.mean(dim=(2, 3))}, "got dict; wrap the model in a module that returns the tensor"),
         (lambda x: [x.mean(dim=(2, 3))], "got list"),
         (lambda x: None, "got NoneType"),
         (lambda x: x.mean(dim=(2, 3)).numpy(), "got ndarray"),
@@ -218,7 +237,7 @@ def test_modules_that_return_no_logits_are_refused(output: Callable[[Tensor], An
     ("output", "words"),
     [
         (lambda a: a.mean((1, 2, 3)), r"must return logits \[4, classes\], got \(4,\)"),
-        (lambda a: a.mean((2, 3))[:, :1], "must return at least 2 .* classes, got 1"),
+        (lambda a: a.mean((2, 3))[:, :1], "must return at least 2 classes .*, got 1"),
         (lambda a: a.mean((2, 3)) * np.nan, "returned NaN or infinite logits"),
         (lambda a: {"scores": a}, r"the function failed on float32 numpy images of shape \(4, 3, 16, 16\)"),
         (lambda a: ["cat"] * len(a), "the function failed on float32 numpy images"),
@@ -338,9 +357,9 @@ def test_mask_counts_that_are_none_are_refused_at_once(options: dict, words: str
         DoubleMasking(Means().eval(), THREAT, **options)
 
 
-@pytest.mark.parametrize("chunk", [0, -1])
-def test_a_chunk_of_no_images_is_refused(chunk: int) -> None:
-    with pytest.raises(MaskError, match=f"chunk is at least 1 image at a time, got {chunk}"):
+@pytest.mark.parametrize("chunk", [0, -1, "16", 2.5])
+def test_a_chunk_that_is_no_number_of_images_is_refused(chunk: Any) -> None:
+    with pytest.raises(MaskError, match=f"chunk is at least 1 image at a time, got {chunk!r}"):
         DoubleMasking(Means().eval(), THREAT, chunk=chunk)
 
 
@@ -398,3 +417,77 @@ def test_a_fill_for_another_number_of_channels_is_refused() -> None:
     with pytest.raises(InputError, match=r"the mask colour \(0\.0, 0\.5, 1\.0\) has 3 channels, the images have 1"):
         DoubleMasking(classifier, THREAT, masks=2).predict(torch.rand(1, 1, 16, 16))
     assert not shapes
+
+
+def test_a_list_is_a_number_of_masks_for_each_axis() -> None:
+    lists, tuples = (DoubleMasking(Means().eval(), THREAT, masks=kind((3, 2))) for kind in (list, tuple))
+    assert lists.mask_set((16, 16)) == tuples.mask_set((16, 16))
+    jobs = [Job(Means().eval(), PAIRS, THREAT, masks=kind((3, 2))) for kind in (list, tuple)]
+    assert jobs[0].identity == jobs[1].identity
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: TorchClassifier(Means().eval(), transforms.Normalize(0.5, 0.5)), "is Preprocessing.*got Normalize"),
+        (lambda: CallableClassifier(Means(), {"mean": (0.5,)}), "is Preprocessing.*got dict"),
+        (lambda: TorchClassifier(Means().eval(), lambda x: x), "is Preprocessing.*got function"),
+        (lambda: Preprocessing(mean=0.5, std=0.5), "mean is one finite number per channel, got 0.5; write"),
+        (lambda: Preprocessing(mean=("0.5",), std=(1,)), "mean is one finite number per channel"),
+        (lambda: AttackSettings(iterations="10"), "iterations is a whole number of at least 1, got '10'"),
+        (lambda: AttackSettings(locations=2.5), "locations is a whole number of at least 1, got 2.5"),
+        (lambda: AttackSettings(restarts=None), "restarts is a whole number of at least 1, got None"),
+        (lambda: MinorityReports(Means().eval(), THREAT, threshold="0.5"), r"threshold lies in \[0, 1\], got '0.5'"),
+        (lambda: MinorityReports(Means().eval(), THREAT, threshold=float("nan")), "threshold lies in .*, got nan"),
+        (lambda: Window(0.5, 0, 3, 3), "the top of a window is a whole number of px, got 0.5"),
+        (lambda: Window(0, 0, "3", 3), "the height of a window is a whole number of px, got '3'"),
+        (lambda: DoubleMasking(Means().eval(), 5), "got the int 5; write '5'"),
+        (lambda: evaluate(Job(Means().eval(), PAIRS, THREAT), "run", batch=0), "batch is .*, got 0"),
+    ],
+)  # fmt: skip
+def test_options_of_a_wrong_type_are_refused_at_once(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make()
+
+
+def test_values_that_are_no_probabilities_are_refused_on_clean_images_and_silence_nothing_under_attack() -> None:
+    def spread(array: np.ndarray) -> np.ndarray:
+        share = array.mean((1, 2, 3), dtype=np.float64) * 3 - 1  # from -1 to 2
+        return np.stack([share, 1 - share], 1)
+
+    defense = DoubleMasking(CallableClassifier(spread, outputs="probabilities"), THREAT, masks=2)
+    bright, middle = torch.ones(1, 3, 16, 16), torch.full((1, 3, 16, 16), 0.5)
+    assert defense.certify(middle, [0])[0].label == 0
+    with pytest.raises(OutputError, match="NaN"):
+        defense.certify(bright, [0])
+    assert defense.predict(bright)[0].label in (0, 1)
+
+
+def test_a_softmax_before_minority_reports_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 4))
+    MinorityReports(network.eval(), THREAT)
+    assert not caplog.text
+    MinorityReports(nn.Sequential(network, nn.Softmax(1)).eval(), THREAT)
+    assert "take the softmax out" in caplog.text
+
+
+def test_a_mask_set_that_is_none_is_refused() -> None:
+    with pytest.raises(MaskError, match=r"mask_set is a MaskSet\(.*, got ndarray"):
+        DoubleMasking(Means().eval(), THREAT, mask_set=np.zeros((16, 16)))  # type: ignore[arg-type]
+
+
+def test_a_mask_set_that_hides_everything_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    DoubleMasking(Means().eval(), THREAT, mask_set=WHOLE)
+    assert "a mask hides the whole image of 16×16 px" in caplog.text
+
+
+def test_defenses_print_their_options() -> None:
+    model = TorchClassifier(Means().eval())
+    texts = [
+        repr(DoubleMasking(model, THREAT, masks=4, coarse=2).as_module()),
+        repr(DoubleMasking(model, THREAT, stride=3)),
+        repr(MinorityReports(model, THREAT, mask_set=WHOLE, threshold=0.9)),
+    ]
+    assert "4x4 patch, masks=4, coarse=2)" in texts[0]
+    assert texts[1].endswith("4x4 patch, stride=3)")
+    assert texts[2].endswith("mask_set=MaskSet(1 mask for images of 16×16 px), threshold=0.9)")

@@ -150,7 +150,7 @@ def test_a_hook_set_between_two_runs_makes_another_model(runner: RayRunner, tmp_
     before = evaluate(job_of(TorchClassifier(module), noise(6)), tmp_path / "plain", batch=2, runner=runner)
     module.register_forward_hook(negated)
     hooked = job_of(TorchClassifier(module), noise(6))
-    with pytest.raises(RecordError, match=r"differs in classifier .*use another --out"):
+    with pytest.raises(RecordError, match=r"differs in classifier .*use another folder"):
         evaluate(hooked, tmp_path / "plain", batch=2, runner=runner)
     there = evaluate(hooked, tmp_path / "there", batch=2, runner=runner)
     assert rows(there).equals(rows(evaluate(hooked, tmp_path / "here", batch=2)))

@@ -1,5 +1,6 @@
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,3 +238,23 @@ def test_masks_a_pixel_too_small_are_refuted_with_named_patches(count: int) -> N
         assert len(hole) == count
         assert not any(hidden(mask, hole, image) for mask in smaller.masks)
         assert MaskSet.build(threat, image=image, masks=2).covers(threat)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [[[(0, 0, 32, 12)]], [Window(0, 0, 8, 8)], (Window(0, 0, 8, 8), Window(8, 8, 8, 8)), [["a"]]],
+    ids=["numbers", "window", "windows", "text"],
+)
+def test_masks_that_are_no_tuples_of_windows_are_refused(masks: Any) -> None:
+    with pytest.raises(MaskError, match=r"a mask is a tuple of windows, as \(Window"):
+        MaskSet((32, 32), masks)
+
+
+@pytest.mark.parametrize("image", [32.0, (32,), (32, "32")])
+def test_the_size_of_a_mask_sets_image_is_two_whole_numbers(image: Any) -> None:
+    with pytest.raises(MaskError, match="the side of an image is a whole number"):
+        MaskSet(image, [(Window(0, 0, 8, 8),)])
+
+
+def test_a_mask_set_prints_its_size_and_not_its_windows() -> None:
+    assert repr(MaskSet.build(Threat.square(5), image=(32, 30), masks=6)) == "MaskSet(36 masks for images of 32×30 px)"

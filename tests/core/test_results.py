@@ -25,6 +25,8 @@ from patchcleanser import (
     Verdict,
     Window,
 )
+from patchcleanser.core.hiding import ObjectCertificate
+from patchcleanser.core.multilabel import MultiLabelCertificate, MultiLabelVerdict
 from patchcleanser.core.plots import WEAK
 from patchcleanser.core.results import DetectionCertificate, DetectionVerdict, LocalCertificate, LocalVerdict, Result
 from patchcleanser.errors import ImageError
@@ -42,6 +44,11 @@ RESULTS: list[Result] = [
     LocalCertificate(2, False, (Window(0, 0, 2, 2),), -np.inf, 9),
     DetectionVerdict(2, True, (2,) * 36, (0, 5), 37, (Window(0, 0, 2, 2),)),
     DetectionCertificate(2, False, 4, float("nan"), 37),
+    ObjectCertificate(2, 0.0, None, 0.5, {"over": Window(0, 0, 2, 2), "far": Window(4, 4, 2, 2)}),
+]
+SEVERAL_LABELS: list[Result] = [
+    MultiLabelVerdict((1,), (Case.AGREED,) * 3, 9),
+    MultiLabelCertificate((1,), (), (2,), 0, 1, (Window(0, 0, 2, 2),), np.inf, 9, {(3, 3): SAFE.astype(np.int64)}),
 ]
 IMAGE = torch.rand(3, 6, 8, generator=torch.Generator().manual_seed(0))
 
@@ -69,6 +76,18 @@ def test_results_are_dicts_that_strict_json_takes(result: Any) -> None:
     content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert content == result.to_dict()
     assert content["label"] == result.label
+
+
+@pytest.mark.parametrize("result", SEVERAL_LABELS, ids=lambda result: type(result).__name__)
+def test_results_of_several_labels_are_dicts_that_strict_json_takes(result: Any) -> None:
+    content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert content == result.to_dict()
+    assert content["present"] == [1]
+
+
+def test_every_class_of_results_is_in_these_tests() -> None:
+    in_core = {kind for kind in Result.__subclasses__() if kind.__module__.startswith("patchcleanser.core")}
+    assert {type(result) for result in RESULTS + SEVERAL_LABELS} == in_core
 
 
 def test_dicts_hold_windows_maps_and_cases_as_plain_values() -> None:
@@ -196,3 +215,9 @@ def test_images_are_drawn_however_they_come(image: Any) -> None:
 def test_an_image_that_does_not_fit_is_refused(image: Any) -> None:
     with pytest.raises(ImageError):
         MAPPED.plot(image)
+
+
+@pytest.mark.parametrize("result", [VERDICT, replace(MAPPED, positions=None)], ids=["verdict", "certificate"])
+def test_a_result_of_another_image_size_is_not_drawn_outside_the_image(result: Result) -> None:
+    with pytest.raises(ImageError, match=r"outside this image of 2×2 px; .*preprocessing\.geometry"):
+        result.plot(IMAGE[:, :2, :2])

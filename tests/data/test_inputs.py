@@ -164,7 +164,7 @@ WRONG: dict[str, tuple[Any, type[PatchCleanserError], str]] = {
     "a negative label": (pair(label=-1), LabelError, "start at 0"),
     "no label": (pair(label=None), LabelError, "None of type NoneType"),
     "normalised pixels": (pair(FLOATS[0] * 4 - 2), ImageError, r"leave Normalize out .*mean=…"),
-    "pixels to 255": (pair(FLOATS[0] * 255), ImageError, "values from"),
+    "pixels to 255": (pair(FLOATS[0] * 255), ImageError, r"pixels lie in \[0, 1\]: divide them by 255$"),
     "NaN": (pair(FLOATS[0] * float("nan")), ImageError, "NaN"),
     "integers": (pair(torch.ones(3, 6, 8, dtype=torch.int64)), ImageError, "int64"),
     "floats, channels last": (pair(torch.rand(6, 8, 3)), ImageError, r"\[channels, height, width\]"),

@@ -1,6 +1,7 @@
 """Adapters of detectors, on networks whose output is chosen here."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from patchcleanser.detectors.torchvision_detectors import ModuleDetector
 from patchcleanser.detectors.yolox import YoloxDetector
 from patchcleanser.errors import (
     ClassifierError,
+    ImageError,
     InputError,
     LabelError,
     MaskError,
@@ -23,6 +25,7 @@ from patchcleanser.errors import (
     ThreatError,
     TrainModeError,
 )
+from patchcleanser.evaluation.detect_jobs import DetectJob
 
 CELLS = 16 + 4 + 1
 """Of a 32×32 input, on grids of 8, 16 and 32 px."""
@@ -206,3 +209,68 @@ def test_the_class_of_an_object_must_be_a_class_of_the_detector() -> None:
 def test_detections_need_a_class_and_a_score_for_each_box() -> None:
     with pytest.raises(InputError, match="one for each detection"):
         Detections([[0, 0, 1, 1]], [0, 1], [0.5])
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ([torch.ones(3, 10, 10)], "got list"),
+        (np.ones((3, 10, 10)), "got ndarray"),
+        (torch.ones(1, 3, 9, 9), "1, 3, 9"),
+    ],
+)
+def test_what_is_not_one_image_is_refused(image: Any, words: str) -> None:
+    for look in (seeker().predict, lambda x: seeker().certify(x, [[2, 2, 6, 6]], [1])):
+        with pytest.raises(ImageError, match=words):
+            look(image)
+
+
+@pytest.mark.parametrize(
+    ("box", "words"),
+    [
+        ([6, 2, 2, 6], "left < right"),
+        ([2, 2, 6, float("nan")], "left < right"),
+        ([0.2, 0.2, 0.6, 0.6], "in pixels, not in shares of the image of 10×10 px"),
+        ([20, 20, 30, 30], "outside the image of 10×10 px"),
+    ],
+)
+def test_true_boxes_that_cannot_be_right_are_refused(box: list[float], words: str) -> None:
+    with pytest.raises(LabelError, match=words):
+        seeker().certify(torch.ones(3, 10, 10), [box], [1])
+
+
+class Returns:
+    """A detector of the user's own."""
+
+    classes = ("background", "thing")
+    device = torch.device("cpu")
+    fingerprint = "returns"
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, image: Tensor) -> Any:
+        return self.value
+
+
+@pytest.mark.parametrize("value", [None, [{"boxes": torch.zeros(0, 4)}], {"boxes": []}])
+def test_a_detector_that_returns_no_detections_is_refused(value: Any) -> None:
+    with pytest.raises(OutputError, match=r"returns Detections\(boxes, classes, scores\) of one image, got"):
+        ObjectSeeker(Returns(value), "2").predict(torch.ones(3, 10, 10))
+
+
+def test_a_detector_with_a_class_that_it_does_not_name_is_refused_on_clean_images_and_silences_nothing() -> None:
+    defense = ObjectSeeker(Returns(Detections([[2, 2, 6, 6]], [7], [0.9])), "2")
+    with pytest.raises(OutputError, match=r"from 0 to 1, got \[7\]"):
+        defense.certify(torch.ones(3, 10, 10), [[2, 2, 6, 6]], [1])
+    assert len(defense.predict(torch.ones(3, 10, 10))) == 1
+
+
+@pytest.mark.parametrize("make", [ObjectSeeker, lambda name, threat: DetectJob(name, None, threat)])
+def test_the_name_of_a_detector_is_refused_with_what_loads_it(make: Any) -> None:
+    with pytest.raises(InputError, match=r"load_detector\('yolox:net.onnx'\)"):
+        make("yolox:net.onnx", "2")
+
+
+def test_a_seeker_prints_its_detector_and_threat() -> None:
+    assert repr(seeker()) == "ObjectSeeker(ModuleDetector of 2 classes, 2x2 patch)"

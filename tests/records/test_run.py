@@ -63,7 +63,7 @@ def test_a_run_knows_which_batches_are_missing_and_reads_rows_in_order(tmp_path:
 
 def test_a_folder_of_another_job_is_refused_and_the_difference_named(tmp_path: Path) -> None:
     begin(tmp_path)
-    with pytest.raises(RecordError, match=r"another job; it differs in classifier \(abc, now xyz\); use another --out"):
+    with pytest.raises(RecordError, match=r"another job; it differs in classifier \(abc, now xyz\); use another"):
         begin(tmp_path, {**JOB, "classifier": "xyz"})
 
 
@@ -220,7 +220,7 @@ def test_a_run_that_cannot_be_used_does_not_cost_the_others_beside_it(tmp_path: 
     assert [run.folder.name for run in runs] == ["good"]
     assert [text.partition(tmp_path.name)[2].split(" (")[0] for text in left_out] == [
         "/cut/manifest.json is damaged",
-        "/kind holds a run of kind 'dance'; there are certify, attack, detect, multilabel",
+        "/kind holds a run of kind 'dance'; there are certify, attack, detect, multilabel, multilabel-attack",
     ]
     with pytest.raises(RecordError, match=r"cut/manifest\.json is damaged"):
         find_runs([tmp_path / "good", tmp_path / "cut"])
@@ -303,3 +303,36 @@ def test_a_data_frame_without_pandas_says_what_to_install(tmp_path: Path) -> Non
     code = "import sys; sys.modules['pandas'] = None; from patchcleanser import Run; Run.open(sys.argv[1]).to_pandas()"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert "pandas is not installed; run: pip install pandas" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (["certifed"], "no column 'certifed'; .*did you mean certified"),
+        ("label", r"columns are a list of names, as \['label'\]"),
+    ],
+)
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_column_that_is_none_is_refused(columns: Any, words: str, rows: int, tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    if rows:
+        run.write(0, [row(0), row(1)])
+    for read in (run.read, run.to_pandas):
+        with pytest.raises(RecordError, match=words):
+            read(columns)
+
+
+def test_a_file_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("x = 1")
+    with pytest.raises(RecordError, match=r"net\.py is a file, not the folder of a run"):
+        Run.open(tmp_path / "net.py")
+
+
+def test_summaries_of_the_same_rows_are_equal_however_long_they_took(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    run.write(0, [row(0), row(1)])
+    rows = run.read()
+    slower = rows.set_column(rows.schema.get_field_index("seconds"), "seconds", [[9.0, 9.0]])
+    assert summary(rows) == summary(slower)
+    assert summary(rows) != summary(rows.slice(1))
+    assert float(summary(rows).shares["certified"]) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patchcleanser.core.entries import Entry, load_name
 
@@ -36,5 +36,16 @@ _OTHERS = (
 )
 
 
+_HOMES = [*(entry.home for entry in ATTACKS.values()), *_OTHERS]
+_NAMES = sorted(home.partition(":")[2] for home in _HOMES)
+
+if not TYPE_CHECKING:  # a type checker cannot read a computed list
+    __all__ = _NAMES
+
+
 def __getattr__(name: str) -> Any:
-    return load_name(__name__, [*(entry.home for entry in ATTACKS.values()), *_OTHERS], name)
+    return load_name(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NAMES])

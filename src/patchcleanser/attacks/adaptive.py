@@ -29,7 +29,7 @@ from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.results import Certificate, DetectionCertificate, DetectionVerdict, Verdict
 from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.defenses.minority_reports import MinorityReports
-from patchcleanser.errors import ContradictionError
+from patchcleanser.errors import ContradictionError, InputError
 
 SHORTLIST = 64
 """The number of weakest placements that are compared in detail."""
@@ -65,6 +65,11 @@ class AdaptiveAttack:
     """
 
     def __init__(self, defense: MaskDefense[Any, Any], settings: AttackSettings | None = None) -> None:
+        if not isinstance(defense, MaskDefense):
+            raise InputError(
+                "the adaptive attack takes a defense with masks, as DoubleMasking(classifier, threat), "
+                f"got {type(defense).__name__}"
+            )
         self.defense, self.settings = defense, settings or AttackSettings(locations=4)
         self.search = apgd_search if isinstance(defense.classifier, TorchClassifier) else square_search
         self.grid_classifier = classifier_on_grid(defense.classifier, defense.threat)

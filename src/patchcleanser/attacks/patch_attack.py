@@ -6,11 +6,11 @@ import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchcleanser.attacks.objectives import Loss, UndefendedObjective, class_logits, goal_margin
 from patchcleanser.attacks.patch_problem import (
@@ -24,8 +24,10 @@ from patchcleanser.attacks.patch_problem import (
 )
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.preprocessing import checked_image
+from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.counts import counted
+from patchcleanser.core.geometry import is_integer
 from patchcleanser.core.threats import Threat
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import InputError
@@ -59,8 +61,8 @@ class AttackSettings:
     def __post_init__(self) -> None:
         for name in ("iterations", "locations", "restarts", "chunk"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is at least 1, got {value}")
+            if (value is not None or name != "chunk") and (not is_integer(value) or value < 1):
+                raise InputError(f"{name} is a whole number of at least 1, got {value!r}")
         if self.places not in ("random", "searched"):
             raise InputError(f"places are random or searched, got {self.places!r}")
         if self.loss not in get_args(Loss):
@@ -76,7 +78,7 @@ class AttackResult:
     stores them exactly.
     """
 
-    image: Tensor
+    image: Tensor = field(repr=False)
     windows: Placement
     label: int
     """The undefended label under attack."""
@@ -98,11 +100,17 @@ class Attack(ABC):
 
     needs_gradients: ClassVar[bool] = True
 
-    def __init__(self, classifier: Classifier, threat: Threat, settings: AttackSettings | None = None) -> None:
+    def __init__(
+        self,
+        classifier: Classifier | nn.Module | str,
+        threat: Threat | str,
+        settings: AttackSettings | None = None,
+    ) -> None:
+        self.classifier, self.threat = as_classifier(classifier), Threat.of(threat)
         if self.needs_gradients:
-            require_gradients(classifier)
-        self.classifier, self.threat, self.settings = classifier, threat, settings or AttackSettings()
-        self.grid_classifier = classifier_on_grid(classifier, threat)
+            require_gradients(self.classifier)
+        self.settings = settings or AttackSettings()
+        self.grid_classifier = classifier_on_grid(self.classifier, self.threat)
 
     @abstractmethod
     def optimise(self, problem: PatchProblem, objective: Objective, iterations: int) -> BestImages:

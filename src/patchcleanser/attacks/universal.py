@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, PngImagePlugin
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from patchcleanser.attacks.objectives import attack_loss, class_logits
@@ -24,6 +24,7 @@ from patchcleanser.attacks.patch_attack import (
 )
 from patchcleanser.attacks.patch_problem import random_placements, size_of
 from patchcleanser.classifiers.classifier import Classifier
+from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.codec import as_picture
@@ -103,7 +104,7 @@ def _grid(window: Size, patch: Size, scale: float, angle: float) -> tuple[Tensor
 class PrintedPatch:
     """Pixels to print [C, h, w] in [0, 1], and how they were made."""
 
-    pixels: Tensor
+    pixels: Tensor = field(repr=False)
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, path: str | Path) -> None:
@@ -133,17 +134,17 @@ class UniversalPatch:
 
     def __init__(
         self,
-        classifier: Classifier,
-        threat: Threat,
+        classifier: Classifier | nn.Module | str,
+        threat: Threat | str,
         settings: AttackSettings | None = None,
         *,
         printing: Printing | None = None,
         batch: int = 32,
     ) -> None:
-        require_gradients(classifier)
-        self.classifier, self.threat = classifier, threat
+        self.classifier, self.threat = as_classifier(classifier), Threat.of(threat)
+        require_gradients(self.classifier)
         self.settings, self.printing, self.batch = settings or AttackSettings(), printing or Printing(), batch
-        self.grid_classifier = classifier_on_grid(classifier, threat)
+        self.grid_classifier = classifier_on_grid(self.classifier, self.threat)
 
     def fit(self, images: Sequence[Tensor], labels: Sequence[int]) -> PrintedPatch:
         """A patch that misleads on images of one size; an iteration uses `batch` of them."""

@@ -20,6 +20,9 @@ LOGGER = logging.getLogger("patchcleanser")
 ENOUGH_SCORES = 32
 """Fewer scores may lie in [0, 1] by chance."""
 
+ROUNDING = 1e-3
+"""How far a probability may lie outside [0, 1]: half precision rounds so much."""
+
 
 class Classifier(ABC):
     """What a defense needs of a model. Subclasses give `logits` and `weights`.
@@ -64,6 +67,10 @@ class Classifier(ABC):
         classes: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
+        if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
+            raise InputError(
+                f"preprocessing is Preprocessing(mean=…, std=…, resize=…), got {type(preprocessing).__name__}"
+            )
         self.preprocessing = preprocessing or Preprocessing()
         self.classes = classes
         self.device = torch.device(device)
@@ -98,6 +105,11 @@ class Classifier(ABC):
         parts = [type(self).__name__, self.weights, repr(self.preprocessing), *([self.code] if self.code else [])]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    @property
+    def sketch(self) -> str:
+        """A fingerprint for this process, compared after each batch of a run; a subclass may have a faster one."""
+        return self.fingerprint
+
     def require_one_label(self, use: str) -> None:
         """Raise ClassifierError if several labels may be right at once; `use` continues with: one label."""
         if self.threshold is not None:
@@ -109,13 +121,14 @@ class Classifier(ABC):
         """Logits as float32 [N, classes], a copy; another shape is an OutputError."""
         logits = self.logits(inputs)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(inputs):
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            fix = "; wrap the model in a module that returns the tensor of logits alone"
+            got = str(tuple(logits.shape)) if isinstance(logits, Tensor) else type(logits).__name__ + fix
             raise OutputError(f"the classifier must return logits [{len(inputs)}, classes], got {got}")
         if self.classes is None:
             self.classes = logits.shape[1]
         if logits.shape[1] != self.classes or self.classes < 2:
-            want = f"{self.classes}" if self.classes > 1 else "at least 2 (for a sigmoid z, return [-z, z])"
-            raise OutputError(f"the classifier must return {want} classes, got {logits.shape[1]}")
+            want = f"{self.classes} classes" if self.classes > 1 else "at least 2 classes (for a sigmoid z: [-z, z])"
+            raise OutputError(f"the classifier must return {want}, got {logits.shape[1]}")
         if not (self._scores_checked or self.multi_label or self.threshold) and logits.numel() >= ENOUGH_SCORES:
             self._scores_checked = True
             _warn_of_probabilities(logits)
@@ -126,8 +139,8 @@ class CallableClassifier(Classifier):
     """A function of prepared images [N, C, h, w] that returns scores [N, classes].
 
     With `array="numpy"` it gets float32 arrays, with `array="torch"` tensors on `device`.
-    `outputs="probabilities"` (scikit-learn's predict_proba) takes their logarithm. A function
-    has no weights to hash: give `fingerprint=` if its labels are to be stored.
+    `outputs="probabilities"` (scikit-learn's predict_proba) takes their logarithm; a value outside [0, 1] counts as
+    NaN, which is refused on clean images. A function has no weights to hash: give `fingerprint=` to store its labels.
     """
 
     def __init__(
@@ -157,7 +170,10 @@ class CallableClassifier(Classifier):
             shape = f"float32 {self.array} images of shape {tuple(inputs.shape)}"
             raise OutputError(f"the function failed on {shape}: {type(error).__name__}: {error}") from error
         if self.outputs == "probabilities":
-            scores = scores.double().clamp_min(np.finfo(np.float64).tiny).log()
+            shares = scores.double()
+            outside = (shares < -ROUNDING) | (shares > 1 + ROUNDING)
+            # Not an error: an attacker's image must not silence the classifier. Engines refuse NaN of clean images.
+            scores = shares.clamp_min(np.finfo(np.float64).tiny).log().masked_fill(outside, torch.nan)
         return scores
 
     @property

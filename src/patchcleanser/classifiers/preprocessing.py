@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
-from patchcleanser.core.geometry import Size
-from patchcleanser.core.pixels import pixels_of
+from patchcleanser.core.geometry import Size, is_number
+from patchcleanser.core.pixels import pixels_of, range_error
 from patchcleanser.errors import ImageError, InputError, did_you_mean
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
@@ -87,8 +88,8 @@ class Preprocessing:
 
     def _check_colours(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std), ("fill", self.fill)):
-            if values is not None and not (len(values) and all(map(math.isfinite, values))):
-                raise InputError(f"{name} is one finite number per channel, got {values}")
+            if values is not None and not (isinstance(values, tuple | list) and values and all(map(is_number, values))):
+                raise InputError(f"{name} is one finite number per channel, got {values!r}; write (0.5, 0.5, 0.5)")
         if (self.mean is None) != (self.std is None):
             raise InputError(f"mean and std come together, got mean={self.mean} and std={self.std}")
         if self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
@@ -215,6 +216,11 @@ def checked_images(images: Any, channels: int | None) -> Iterator[Tensor]:
             raise ImageError(f"a batch of images has shape [N, C, H, W], got {tuple(images.shape)}{hint}")
         if len(images) == 0:
             raise ImageError(f"a batch needs at least 1 image, got shape {tuple(images.shape)}")
+    elif isinstance(images, DataLoader) and images.batch_sampler is not None:
+        raise ImageError(
+            "a DataLoader gives batches; pass one batch of images at a time, or the loader to "
+            "CertifiedAccuracy(…).score(loader) or to Job(classifier, loader, …)"
+        )
     elif isinstance(images, (str, bytes, Image.Image)) or not isinstance(images, Iterable):
         raise ImageError(f"images come as a batch [N, C, H, W] or a list of images, got {type(images).__name__}")
     count = -1
@@ -233,20 +239,22 @@ def checked_image(image: Any, channels: int | None, number: int = 0) -> Tensor:
         raise ImageError(f"{where} is a {type(image).__name__}; pass a tensor, an array or a PIL image")
     tensor = image if isinstance(image, Tensor) else _from_array(image, where)
     if not tensor.is_floating_point():
-        raise ImageError(f"{where} has type {tensor.dtype}; pass floats in [0, 1] (divide 8-bit pixels by 255)")
+        raise ImageError(
+            f"{where} has type {tensor.dtype}; pass floats in [0, 1] with channels first, or a PIL image: "
+            "8-bit pixels [H, W, C] as Image.fromarray(pixels), others divided by 255"
+        )
     if tensor.ndim != 3:
         raise ImageError(f"{where} has shape {tuple(tensor.shape)}; one image is [channels, height, width]")
     if tensor.shape[-1] in (1, 3, 4) and tensor.shape[0] not in (1, 3, 4) and channels != tensor.shape[0]:
         raise ImageError(f"{where} has shape {tuple(tensor.shape)}, which looks like [H, W, C]; channels come first")
     if channels is not None and tensor.shape[0] != channels:
-        raise ImageError(f"{where} has {tensor.shape[0]} channels, the classifier takes {channels}")
+        raise ImageError(f"{where} has {tensor.shape[0]} channels, the classifier's mean and std have {channels}")
     if min(tensor.shape) < 1:
         raise ImageError(f"{where} has no pixels: shape {tuple(tensor.shape)}")
     tensor = tensor.detach().to(torch.float32, copy=True)  # a stream may use its buffer again
-    low, high = (float(v) for v in tensor.aminmax())
-    if not (low >= 0 and high <= 1):  # NaN fails this too
-        got = "NaN" if low != low or high != high else f"values from {low:g} to {high:g}"
-        raise ImageError(f"{where} has {got}; pixels lie in [0, 1], and are normalised by the classifier")
+    problem = range_error(*(float(v) for v in tensor.aminmax()))
+    if problem is not None:
+        raise ImageError(f"{where} has {problem}")
     return tensor
 
 

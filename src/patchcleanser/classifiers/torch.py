@@ -17,7 +17,7 @@ from patchcleanser.classifiers.classifier import (
     multi_label_reason,
     padded_batch_size,
 )
-from patchcleanser.classifiers.fingerprints import layers, module_digest, note_caches
+from patchcleanser.classifiers.fingerprints import layers, module_digest, note_caches, weights_sketch
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import ClassifierError, InputError, OutputError, TrainModeError
 from patchcleanser.networks.wrapper import logits_in
@@ -43,7 +43,7 @@ class TorchClassifier(Classifier):
         if getattr(module, "mask_aware", False):
             self.mask_aware = True
         refuse_train_mode(module)
-        self.multi_label, self.probabilities = _multi_label(module), _ends_in_sigmoid(module)
+        self.multi_label, self.probabilities = _multi_label(module), ends_in(module, nn.Sigmoid)
         if preprocessing is None:
             _warn_of_bare(module)
         self._varying = any(getattr(layer, "varying_shapes", False) for layer in layers(module))
@@ -109,6 +109,11 @@ class TorchClassifier(Classifier):
         """A hash of parameters, buffers, structure and settings; computed anew each time, since they can change."""
         return module_digest(self.module)
 
+    @property
+    def sketch(self) -> str:
+        """Of weights and buffers alone: a network may store other things of its own while it runs."""
+        return "\n".join(weights_sketch(self.module))
+
 
 def refuse_train_mode(module: nn.Module) -> None:
     """Raise TrainModeError if the output would depend on chance or on the rest of the batch."""
@@ -129,13 +134,13 @@ def _multi_label(module: nn.Module) -> str:
     if getattr(getattr(module, "config", None), "problem_type", None) == "multi_label_classification":
         fix = "set its problem_type to single_label_classification"
         return multi_label_reason("the model's config names the problem_type multi_label_classification", fix)
-    return multi_label_reason(f"{type(module).__name__} ends in nn.Sigmoid") if _ends_in_sigmoid(module) else ""
+    return multi_label_reason(f"{type(module).__name__} ends in nn.Sigmoid") if ends_in(module, nn.Sigmoid) else ""
 
 
-def _ends_in_sigmoid(module: nn.Module) -> bool:
-    """Whether the last child is a sigmoid, or a Sequential that ends in one."""
-    last = next(reversed(module._modules.values()), None)
-    return isinstance(last, nn.Sigmoid) or (isinstance(last, nn.Sequential) and _ends_in_sigmoid(last))
+def ends_in(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether the last child is of a kind, or a Sequential that ends in one."""
+    last = None if module is None else next(reversed(module._modules.values()), None)
+    return isinstance(last, kind) or (isinstance(last, nn.Sequential) and ends_in(last, kind))
 
 
 def _warn_of_bare(module: nn.Module) -> None:
@@ -161,7 +166,10 @@ def input_size(classifier: Classifier) -> tuple[int, int]:
     """The fixed input size of a classifier, which training and hardening need."""
     size = classifier.preprocessing.crop or classifier.preprocessing.resize
     if not isinstance(size, tuple):
-        raise InputError("training needs a fixed input size: give the classifier a preprocessing with crop= or resize=")
+        raise InputError(
+            "training needs a fixed input size, and the preprocessing of this classifier gives none: end its name with "
+            "?resize=32x32 or the like (in Python Preprocessing(resize=(32, 32), …))"
+        )
     return size
 
 

@@ -214,6 +214,9 @@ class Pool:
             deadly = find_deadly(self.refs, task.indices)
             if deadly and not getattr(work, "skip", False):
                 names = ", ".join(work.job.dataset.id(index) for index in deadly)
-                raise DataError(f"reading {names} kills the process; leave such images out with --unreadable skip")
+                raise DataError(
+                    f"reading {names} kills the process; leave such images out with --unreadable skip "
+                    "(in Python skip=True)"
+                )
             state.cleaned[number] = replace(task, left_out=dict.fromkeys(deadly, "reading it kills the process"))
         state.queue.append((number, state.cleaned.get(number, task)))

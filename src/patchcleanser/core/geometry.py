@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
+from numbers import Real
 
 from patchcleanser.errors import InputError, MaskError
 
@@ -29,6 +31,8 @@ class Window:
 
     def __post_init__(self) -> None:
         for name in ("top", "left", "height", "width"):
+            if not is_integer(getattr(self, name)):
+                raise InputError(f"the {name} of a window is a whole number of px, got {getattr(self, name)!r}")
             # numpy's small integers would wrap around when added.
             object.__setattr__(self, name, operator.index(getattr(self, name)))
         if self.height < 1 or self.width < 1:
@@ -97,6 +101,11 @@ def size_in_words(size: Size) -> str:
 def is_integer(value: object) -> bool:
     """Whether a value is a whole number, Python's or numpy's."""
     return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number, Python's or numpy's."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def axis_stride(image: int, patch: int, masks: int) -> int:

@@ -11,6 +11,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from patchcleanser.core.counts import counted
 from patchcleanser.core.cover import Cover, Mask, cover_of, positions
 from patchcleanser.core.geometry import Size, Window, axis_starts, axis_stride, image_window, is_integer
 from patchcleanser.core.mask_families import SLACK, covering_family, near_square
@@ -78,6 +79,14 @@ class MaskSet:
     (True, 666)
     >>> masks.uncovered(Threat.square(33))
     (Window(top=0, left=32, height=33, width=33),)
+
+    Masks of your own are tuples of windows, and DoubleMasking(classifier, threat, mask_set=halves) checks that they
+    cover the threat:
+
+    >>> left, right = Window(0, 0, 224, 128), Window(0, 96, 224, 128)
+    >>> halves = MaskSet((224, 224), ((left,), (right,)))
+    >>> halves, halves.covers(Threat.square(32))
+    (MaskSet(2 masks for images of 224×224 px), True)
     """
 
     image: Size
@@ -85,6 +94,7 @@ class MaskSet:
     _covers: dict[Threat, Cover] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "image", _pair(self.image, "the side of an image"))
         masks = tuple(_canonical(mask) for mask in self.masks)
         object.__setattr__(self, "masks", tuple(dict.fromkeys(masks)))
         if not self.masks:
@@ -161,6 +171,9 @@ class MaskSet:
 
     def __len__(self) -> int:
         return len(self.masks)
+
+    def __repr__(self) -> str:
+        return f"MaskSet({counted(len(self), 'mask')} for images of {self.image[0]}×{self.image[1]} px)"
 
     def __hash__(self) -> int:
         return hash((self.image, self.masks))
@@ -246,7 +259,10 @@ def _canonical(mask: Iterable[Window]) -> Mask:
 
     Leaving windows out changes no pixel (proofs/Geometry.v: canonical_masks_hide_the_same).
     """
-    windows = sorted(set(mask))
+    windows = [] if isinstance(mask, Window) else list(mask)
+    if isinstance(mask, Window) or not all(isinstance(window, Window) for window in windows):
+        raise MaskError(f"a mask is a tuple of windows, as (Window(0, 0, 8, 16),), got {mask!r:.80}")
+    windows = sorted(set(windows))
     if not windows:
         raise MaskError("a mask needs at least 1 window, got none")
     return tuple(w for w in windows if not any(o is not w and o.contains(w) for o in windows))
@@ -280,7 +296,7 @@ def masks_per_axis(
 
 def _pair(value: int | tuple[int, int], name: str) -> Size:
     """One number for both axes, or one for each; whole numbers of at least 1."""
-    pair = value if isinstance(value, tuple) else (value, value)
+    pair = value if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or any(not is_integer(v) or v < 1 for v in pair):
         raise MaskError(f"{name} is a whole number of at least 1, or one for each axis, got {value!r}")
     return int(pair[0]), int(pair[1])

@@ -32,6 +32,19 @@ def pixels_of(picture: Image.Image, channels: int = 3) -> NDArray[np.float32]:
     return np.ascontiguousarray(values).astype(np.float32) / np.float32(255)
 
 
+def range_error(low: float, high: float) -> str | None:
+    """What is wrong with pixels from `low` to `high`, NaN included, and the fix; None if they lie in [0, 1].
+
+    >>> range_error(0, 255), range_error(0, 1)
+    ('values from 0 to 255; pixels lie in [0, 1]: divide them by 255', None)
+    """
+    if low >= 0 and high <= 1:  # NaN fails this
+        return None
+    got = "NaN" if low != low or high != high else f"values from {low:g} to {high:g}"
+    fix = ": divide them by 255" if low >= 0 and 2 < high <= 255 else ", and are normalised by the classifier"
+    return f"{got}; pixels lie in [0, 1]{fix}"
+
+
 def _upright(picture: Image.Image) -> Image.Image:
     try:
         if picture.getexif().get(ExifTags.Base.Orientation, 1) == 1:

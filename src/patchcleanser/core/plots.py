@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from PIL import Image
 
-from patchcleanser.core.geometry import Size, Window
+from patchcleanser.core.geometry import Size, Window, image_window
 from patchcleanser.core.pixels import pixels_of
 from patchcleanser.core.results import Certificate, Result
 from patchcleanser.errors import ImageError
@@ -22,9 +22,16 @@ PATCH: Any = {"hatch": "////", "edgecolor": WEAK, "linewidth": 1.5}
 MASK: Any = {"linestyle": "--", "edgecolor": "white", "linewidth": 1.8}
 
 
+OTHER_IMAGE = (
+    "draw it on the image that was classified (for a threat on the input grid the resized and cropped one: "
+    "classifier.preprocessing.geometry(image[None])[0])"
+)
+
+
 def plot_result(result: Result, image: Any, ax: Axes | None) -> Axes:
     """Draw a result on its image; see Result.plot."""
     pixels = _rgb(image)
+    _check_inside(result, (len(pixels), pixels.shape[1]))
     weak = _weak_places(result, (len(pixels), pixels.shape[1])) if isinstance(result, Certificate) else None
     axes = pyplot.subplots(figsize=(3.6, 3.6))[1] if ax is None else ax
     axes.imshow(pixels)
@@ -60,6 +67,14 @@ def _frame(axes: Axes, window: Window, looks: dict[str, Any]) -> None:
     axes.add_patch(Rectangle(corner, window.width, window.height, fill=False, clip_on=False, **looks))
 
 
+def _check_inside(result: Result, size: Size) -> None:
+    """Raise ImageError if a window of the result lies outside images of this size: it was of another one."""
+    for name in ("suspected", "failing_placement"):
+        for window in getattr(result, name, None) or ():
+            if not image_window(size).contains(window):
+                raise ImageError(f"window {window} lies outside this image of {size[0]}×{size[1]} px; {OTHER_IMAGE}")
+
+
 def _weak_places(certificate: Certificate, size: Size) -> NDArray[np.bool_] | None:
     """[height, width]: pixels at which a patch of some shape may be centred and is not proved harmless."""
     if certificate.positions is None:
@@ -71,7 +86,7 @@ def _weak_places(certificate: Certificate, size: Size) -> NDArray[np.bool_] | No
         if (rows + height - 1, columns + width - 1) != (room.height, room.width) or room.bottom > size[0]:
             raise ImageError(
                 f"the map is for images of {rows + height - 1}×{columns + width - 1} px, got {size[0]}×{size[1]} px; "
-                "draw it on the image that was certified (for a threat on the input grid the resized and cropped one)"
+                f"{OTHER_IMAGE}"
             )
         top, left = room.top + (height - 1) // 2, room.left + (width - 1) // 2
         weak[top : top + rows, left : left + columns] |= ~safe

@@ -49,7 +49,8 @@ class Result:
 
         A certificate with a map shades every pixel at which a patch may be centred and is not proved harmless. Without
         a map it shows one patch that the proof does not reach. A verdict shows the mask that decided. `image` is the
-        one that was classified; for a threat on the input grid, the resized and cropped one.
+        one that was classified; for a threat on the input grid, the resized and cropped one, which is
+        `classifier.preprocessing.geometry(image[None])[0]`.
         """
         from patchcleanser.core.plots import plot_result
 
@@ -170,7 +171,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Window):
         return list(value.numbers)
     if isinstance(value, Mapping):
-        return {f"{height}x{width}": _plain(safe) for (height, width), safe in value.items()}
+        return {key if isinstance(key, str) else f"{key[0]}x{key[1]}": _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
     if isinstance(value, tuple | list):

@@ -112,6 +112,7 @@ class Threat:
             return cls.parse(threat)
         if not isinstance(threat, Threat):
             got = f"the {type(threat).__name__} {threat}" if isinstance(threat, int | float) else type(threat).__name__
+            got += f"; write '{threat}'" if is_integer(threat) else ""
             raise ThreatError(f"a threat is Threat.square(32) or the like, or text as '32', '12x83' or '2%'; got {got}")
         return threat
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from patchcleanser.core.pixels import pixels_of
+from patchcleanser.core.pixels import pixels_of, range_error
 from patchcleanser.data.catalog import load_dataset
 from patchcleanser.data.dataset import Dataset, class_index
 from patchcleanser.errors import DataError, ImageError, InputError, LabelError
@@ -150,12 +150,13 @@ def _pixels(image: Any, where: str) -> Tensor:
         raise ImageError(f"{where} has shape {shape}; a tensor is [channels, height, width]")
     tensor = tensor.to("cpu", torch.float32) / (255 if tensor.dtype == torch.uint8 else 1)
     low, high = (float(value) for value in tensor.aminmax())
-    if not (low >= 0 and high <= 1):  # NaN fails this too
-        got = "NaN" if low != low or high != high else f"values from {low:g} to {high:g}"
-        raise ImageError(
-            f"{where} has {got}; pixels lie in [0, 1]: leave Normalize out of the dataset's transform, and give mean "
-            "and std to the classifier, as TorchClassifier(module, Preprocessing(mean=…, std=…))"
+    problem = range_error(low, high)
+    if problem is not None:
+        fix = (
+            "; leave Normalize out of the dataset's transform, and give mean and std to the classifier, as "
+            "TorchClassifier(module, Preprocessing(mean=…, std=…))"
         )
+        raise ImageError(f"{where} has {problem}{fix if low < 0 else ''}")
     return tensor
 
 

@@ -35,6 +35,12 @@ class ObjectDataset(DatasetView):
     def __init__(self, images: Dataset, objects: Sequence[Detections], classes: Sequence[str]) -> None:
         if len(images) != len(objects):
             raise DataError(f"{images.name} has {len(images)} images, but objects of {len(objects)}")
+        for index, each in enumerate(objects):
+            if not (areas(each.boxes) > 0).all():
+                raise DataError(
+                    f"image {images.id(index)} of {images.name} has a box that is empty or inverted; a box is "
+                    "left, top, right, bottom, with left < right and top < bottom"
+                )
         self.images, self.objects = images, tuple(objects)
         self.name, self.classes, self.labels, self.origin = images.name, tuple(classes), None, images.origin
 

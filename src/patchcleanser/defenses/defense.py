@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -41,7 +41,7 @@ class Defense(ABC, Generic[V, C]):
     """Wraps a classifier so that patches of the threat lose their power.
 
     A verdict has a `label`, and `alert` if the defense may raise one. Images are [N, C, H, W] in [0, 1], or an
-    iterable of [C, H, W].
+    iterable of [C, H, W] or of PIL images.
     """
 
     may_alert = False
@@ -128,6 +128,9 @@ class DefendedModule(nn.Module):
         super().__init__()
         self.defense = defense
 
+    def extra_repr(self) -> str:
+        return repr(self.defense)
+
     def forward(self, images: Tensor) -> Tensor:
         """[N, C, H, W] in [0, 1] → one-hot scores [N, classes] on the images' device."""
         if not isinstance(images, Tensor) or images.ndim != 4:
@@ -143,7 +146,7 @@ class DefendedModule(nn.Module):
 def checked_labels(images: Any, labels: Any) -> list[int]:
     """Class indices as ints; raise LabelError if they are none, or not one for each image that can be counted."""
     labels = labels.tolist() if hasattr(labels, "tolist") else labels  # whose types tell floats from class indices
-    if not isinstance(labels, Iterable):
+    if not isinstance(labels, Iterable) or isinstance(labels, Mapping | Set):
         raise LabelError(f"labels are a list of class indices, one for each image, got {labels!r}")
     values = [class_index(value) for value in labels]
     if number_of(images) not in (None, len(values)):

@@ -49,7 +49,7 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
         if self.threat.grid == "source" and not self.classifier.preprocessing.keeps(size):
             raise InputError(
                 f"bounds are of the classifier's input, and images of {size[0]}×{size[1]} px are resized or cropped; "
-                "use a threat on the input grid (--grid input)"
+                "use a threat on the input grid (--grid input, in Python grid='input')"
             )
         self.threat.shapes(size)
 

@@ -85,7 +85,7 @@ class LocalLogits(LocalScoreSource):
         if self.grid == "source" and not self.classifier.preprocessing.keeps(size):
             raise InputError(
                 f"receptive fields are counted on the classifier's input, and images of {size[0]}×{size[1]} px are "
-                "resized or cropped; use a threat on the input grid (--grid input)"
+                "resized or cropped; use a threat on the input grid (--grid input, in Python grid='input')"
             )
         return ReceptiveFields.fields(size, self.module.field, self.module.jump)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from patchcleanser.classifiers.preprocessing import checked_images
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.counts import counted
-from patchcleanser.core.geometry import Size, image_window
+from patchcleanser.core.geometry import Size, image_window, is_integer
 from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
 from patchcleanser.core.masks import MaskSet, masks_per_axis
 from patchcleanser.core.receptive_fields import ReceptiveFields
@@ -105,7 +105,15 @@ class MaskSets:
         self._fields = fields
         self._built: dict[Size, MaskSet] = {}
         if given is not None:
+            if not isinstance(given, MaskSet):
+                raise MaskError(f"mask_set is a MaskSet((height, width), masks), got {type(given).__name__}")
             given.require_cover(threat)
+            _warn_of_blind(given)
+
+    def __str__(self) -> str:
+        if self._given is not None:
+            return f"mask_set={self._given}"
+        return f"stride={self._stride}" if self._stride else f"masks={6 if self._masks is None else self._masks}"
 
     @property
     def built(self) -> list[MaskSet]:
@@ -126,13 +134,18 @@ class MaskSets:
             if pairs > MANY_PAIRS:
                 LOGGER.info("%s masks make %s pairs; checking them takes a while", f"{len(built):,}", f"{pairs:,}")
             built.require_cover(self.threat)
-            if image_window(size) in chain(*built.masks):
-                LOGGER.warning("a mask hides the whole image of %d×%d px: its label is the same for every image", *size)
+            _warn_of_blind(built)
             if len(self._built) >= CACHED_SIZES:
                 self._built.clear()
             self._built[size] = built
             return built
         return self._built[size]
+
+
+def _warn_of_blind(masks: MaskSet) -> None:
+    """Warn if a mask hides everything."""
+    if image_window(masks.image) in chain(*masks.masks):
+        LOGGER.warning("a mask hides the whole image of %d×%d px: its label is the same for every image", *masks.image)
 
 
 @dataclass(frozen=True)
@@ -171,13 +184,21 @@ class MaskDefense(Defense[V, C]):
         confirm: Confirm = "sampled",
     ) -> None:
         super().__init__(classifier, threat)
-        if chunk is not None and chunk < 1:
-            raise MaskError(f"chunk is at least 1 image at a time, got {chunk}")
+        if chunk is not None and (not is_integer(chunk) or chunk < 1):
+            raise MaskError(f"chunk is at least 1 image at a time, got {chunk!r}")
         self.engine = self.label_engine(chunk, precision)
         self.mask_sets = MaskSets(self.threat, masks, stride, mask_set, self.receptive_field)
         if confirm not in ("sampled", "all"):
             raise InputError(f"confirm is 'sampled' or 'all', got {confirm!r}")
         self.confirm = confirm
+
+    def __repr__(self) -> str:
+        own = {name: vars(self).get(name) for name in ("coarse", "threshold")}
+        own |= {"precision": "fast" if self.fast else None}
+        more = "".join(
+            f", {name}={value}" for name, value in own.items() if isinstance(value, int | float | str) and value
+        )
+        return f"{type(self).__name__}({self.classifier!r}, {self.threat}, {self.mask_sets}{more})"
 
     def label_engine(self, chunk: int | None, precision: Precision) -> LabelEngine:
         """What computes the labels: by default it classifies masked images."""
@@ -208,7 +229,7 @@ class MaskDefense(Defense[V, C]):
         return LabelTable(self.mask_set(size))
 
     def predict(self, images: Any, *, progress: bool | None = False) -> list[V]:
-        """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W]."""
+        """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W] or PIL images."""
         verdicts: list[V] = []
         with progress_bar("predict", progress, total=number_of(images)) as show:
             for group in self._groups(images):

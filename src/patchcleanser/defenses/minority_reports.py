@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from torch import nn
+
+from patchcleanser.classifiers.torch import ends_in
 from patchcleanser.core.algorithms import LabelFlow, detection_certification_flow, detection_flow
+from patchcleanser.core.geometry import is_number
 from patchcleanser.core.label_table import LabelTable
+from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.results import DetectionCertificate, DetectionVerdict
 from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.mask_defense import MaskDefense
+from patchcleanser.defenses.mask_defense import MaskDefense, Pair
+from patchcleanser.engine import Confirm, Precision
 from patchcleanser.errors import InputError
 
 
@@ -22,12 +29,31 @@ class MinorityReports(MaskDefense[DetectionVerdict, DetectionCertificate]):
 
     may_alert = True
 
-    def __init__(self, classifier: Any, threat: Threat | str, *, threshold: float = 0.5, **options: Any) -> None:
-        if options.get("precision") == "fast":
+    def __init__(
+        self,
+        classifier: Any,
+        threat: Threat | str,
+        *,
+        threshold: float = 0.5,
+        masks: Pair = None,
+        stride: Pair = None,
+        precision: Precision = "exact",
+        confirm: Confirm = "sampled",
+        mask_set: MaskSet | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        if precision == "fast":
             raise InputError("Minority Reports compares confidences, which fast labels lack; use precision='exact'")
-        super().__init__(classifier, threat, **options)
-        if not 0 <= threshold <= 1:
-            raise InputError(f"a confidence threshold lies in [0, 1], got {threshold}")
+        own: dict[str, Any] = {"masks": masks, "stride": stride, "mask_set": mask_set, "chunk": chunk}
+        super().__init__(classifier, threat, **own, precision=precision, confirm=confirm)
+        if not is_number(threshold) or not 0 <= threshold <= 1:
+            raise InputError(f"a confidence threshold lies in [0, 1], got {threshold!r}")
+        if ends_in(getattr(self.classifier, "module", None), nn.Softmax):
+            logging.getLogger("patchcleanser").warning(
+                "the network ends in a softmax, and confidences are the softmax of its output: they are all too small, "
+                "and few are above the threshold %s; take the softmax out",
+                threshold,
+            )
         self.threshold = threshold
 
     def verdict_flow(self, table: LabelTable) -> LabelFlow[DetectionVerdict]:

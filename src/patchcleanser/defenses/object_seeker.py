@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from patchcleanser.core.counts import counted
 from patchcleanser.core.cover import Mask
-from patchcleanser.core.detections import Detections, coverage, merge, pixel_window, promised_coverage
-from patchcleanser.core.geometry import Size
+from patchcleanser.core.detections import Detections, areas, coverage, merge, pixel_window, promised_coverage
+from patchcleanser.core.geometry import Size, is_number
 from patchcleanser.core.hiding import ObjectCertificate, certify_object, object_masks
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.threats import Threat
-from patchcleanser.detectors.detector import Detector
+from patchcleanser.detectors.detector import Detector, require_detector
 from patchcleanser.engine.float32 import strict_float32
-from patchcleanser.errors import ImageError, InputError, LabelError, NotAFunctionError, ThreatError
+from patchcleanser.errors import ImageError, InputError, LabelError, NotAFunctionError, OutputError, ThreatError
 
 COLUMNS = ("boxes", "classes", "scores")
 """What a function gives twice for the same image."""
@@ -82,14 +83,17 @@ class ObjectSeeker:
         self.masks, self.stride, self.lines = masks, stride, lines
         self.score, self.masked_score, self.prune = score, masked_score, prune
         for name in ("score", "masked_score", "prune"):
-            if not 0 < getattr(self, name) <= 1:
+            if not is_number(getattr(self, name)) or not 0 < getattr(self, name) <= 1:
                 raise InputError(f"{name} lies above 0 and at most at 1, got {getattr(self, name)!r}")
-        if not isinstance(detector, Detector):
-            raise InputError(f"a detector has classes, device and fingerprint, and is called; got {detector!r:.80}")
+        require_detector(detector)
         if self.threat.count > 1 or self.threat.grid != "source":
             raise ThreatError(f"objects are certified against 1 patch on the image as it came, got {self.threat}")
         self.mask_set = lru_cache(maxsize=64)(self._mask_set)
         self._probed = False
+
+    def __repr__(self) -> str:
+        classes = counted(len(self.detector.classes), "class")
+        return f"ObjectSeeker({type(self.detector).__name__} of {classes}, {self.threat})"
 
     def _mask_set(self, size: Size) -> MaskSet:
         """The masks for images of a size; CoverError if they do not cover a threat that masks can cover."""
@@ -101,6 +105,9 @@ class ObjectSeeker:
 
     def certify(self, image: Tensor, boxes: Any, labels: Any) -> list[ObjectCertificate]:
         """A certificate for each object of a clean image: its box (left, top, right, bottom) and its class number."""
+        _check_image(image)
+        for box in Detections(boxes, labels, np.ones(len(labels))).boxes:
+            _check_box(box, (image.shape[1], image.shape[2]))
         return self.examine(image, boxes, labels).certificates
 
     def examine(self, image: Tensor, boxes: Any, labels: Any) -> ObjectExamination:
@@ -110,6 +117,10 @@ class ObjectSeeker:
             raise LabelError(f"classes of objects go from 0 to {len(self.detector.classes) - 1}, got {list(labels)}")
         base, masked = self.undefended(image), self._masked(image)
         self._probe(image, base)
+        numbers = Detections.concat([base, *masked]).classes
+        if not all(0 <= number < len(self.detector.classes) for number in numbers):
+            last = len(self.detector.classes) - 1
+            raise OutputError(f"class numbers of a detector go from 0 to {last}, got {sorted({*numbers.tolist()})}")
         merged = self._merged(base, masked)
         promises = self.promises(objects, masked)
         return ObjectExamination(
@@ -147,11 +158,14 @@ class ObjectSeeker:
         return [self._detections(hidden(image, mask), self.masked_score) for mask in masks]
 
     def _detections(self, image: Tensor, score: float) -> Detections:
-        if image.ndim != 3 or image.shape[0] != 3:
-            raise ImageError(f"a detector takes one image [3, height, width], got {tuple(image.shape)}")
+        _check_image(image)
         pixels = image.float().contiguous()  # equal pixels take equal kernels, however they lay in memory
         with strict_float32(self.detector.device):
-            return self.detector(pixels).clipped((image.shape[1], image.shape[2])).above(score)
+            detections = self.detector(pixels)
+        if not isinstance(detections, Detections):
+            got = type(detections).__name__
+            raise OutputError(f"a detector returns Detections(boxes, classes, scores) of one image, got {got}")
+        return detections.clipped((image.shape[1], image.shape[2])).above(score)
 
     def _probe(self, image: Tensor, base: Detections) -> None:
         """Refuse a detector that sees other boxes in the same image; tried once, with an image that has boxes."""
@@ -161,6 +175,24 @@ class ObjectSeeker:
                 "the same image got other boxes, classes or scores the second time; a certificate needs a function"
             )
         self._probed |= len(base) > 0
+
+
+def _check_image(image: Any) -> None:
+    """Raise ImageError unless it is one image."""
+    if not isinstance(image, Tensor) or image.ndim != 3 or image.shape[0] != 3:
+        got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
+        raise ImageError(f"a detector takes one image, a tensor [3, height, width], got {got}")
+
+
+def _check_box(box: NDArray[np.float64], size: Size) -> None:
+    """Raise LabelError unless a true box lies in an image, at least with a part, and is in pixels."""
+    numbers = box.tolist()
+    if not areas(box[None])[0] > 0:
+        raise LabelError(f"a box is left, top, right, bottom, with left < right and top < bottom; got {numbers}")
+    if box.max() <= 1:
+        raise LabelError(f"a box is in pixels, not in shares of the image of {size[0]}×{size[1]} px; got {numbers}")
+    if not len(Detections(box, [0], [1.0]).clipped(size)):
+        raise LabelError(f"the box {numbers} lies outside the image of {size[0]}×{size[1]} px")
 
 
 def hidden(image: Tensor, mask: Mask) -> Tensor:

@@ -50,6 +50,7 @@ class RecoveryMasking(MaskDefense[Verdict, Certificate]):
         if mask_set is None and stride is None and coarse >= max(masks_per_axis(masks, None)[0]):
             down, across = masks_per_axis(masks, None)[0]
             raise MaskError(f"coarse masks are fewer per axis than the {down}×{across} masks after them, got {coarse}")
+        self.coarse = coarse
         self._coarse_sets = MaskSets(self.threat, coarse) if coarse else None
 
     def empty_table(self, size: Size) -> LabelTable:

@@ -34,6 +34,14 @@ class Detector(Protocol):
         """Boxes, classes and scores of one image [3, H, W] with values in [0, 1]."""
 
 
+def require_detector(detector: Any) -> None:
+    """Raise InputError unless it is a detector."""
+    if not isinstance(detector, Detector) or not callable(detector):
+        fix = f"; load one by its name with load_detector({detector!r:.80})" if isinstance(detector, str) else ""
+        got = f"{detector!r:.80}{fix}"
+        raise InputError(f"a detector has classes, device and fingerprint, and is called; got {got}")
+
+
 def load_detector(spec: str, *, device: str = "auto") -> Detector:
     """A detector from a string `kind:name?option=value&…`.
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchcleanser.attacks import AdaptiveAttack
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers.classifier import Classifier
+from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.core.geometry import Size
 from patchcleanser.data.dataset import Dataset, DatasetView, Subset
+from patchcleanser.data.inputs import as_dataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import DataError, InputError, RecordError
 from patchcleanser.evaluation.class_names import match_labels
@@ -78,11 +81,12 @@ class Audit:
             self.contradictions.append(entry)
 
 
-def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
-    """The job of a finished run, with its model and images. RecordError if they are not those of the run.
+def audited_job(run: Run, classifier: Classifier | nn.Module | str, dataset: Any) -> Job:
+    """The job of a finished run, with its model and images as Job takes them. RecordError if they are not the run's.
 
     The run's images are found in the dataset by their ids, so how they were chosen does not matter.
     """
+    classifier, dataset = as_classifier(classifier), as_dataset(dataset)
     if run.kind != "certify":
         raise RecordError(f"{run.folder} holds no certificates to audit, but a run of kind {run.kind!r}")
     reference_of(run)
@@ -99,7 +103,7 @@ def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
         table=run.job["table"],
         options=run.job["options"],
     )
-    require_auditable(run, job.identity)
+    require_auditable(run, classifier, job.identity)
     return job
 
 
@@ -113,15 +117,28 @@ def require_finished(run: Run) -> None:
     require_inside(run.folder / "audit", run.folder)  # where the outcome is written
 
 
-def require_auditable(run: Run, identity: Mapping[str, Any]) -> None:
+def require_auditable(run: Run, classifier: Classifier, identity: Mapping[str, Any]) -> None:
     """RecordError if model or data are not those of the run."""
-    fixes = {"classifier": "model: give its own with --model", "data": "data: give its own with --data, --root"}
-    for name, fix in fixes.items():
-        if identity[name] != run.job[name]:
+    for name, fix in (
+        ("classifier", "model: give its own with --model, or pass it to audited_job"),
+        ("data", "data: give its own with --data, --root, or pass them to audited_job"),
+    ):
+        if run.job[name] not in (identity[name], name == "classifier" and _without_code(classifier)):
             raise RecordError(
                 f"{run.folder} was made with another {fix}; its fingerprint is {run.job[name][:12]}…, "
                 f"got {identity[name][:12]}…"
             )
+
+
+def _without_code(classifier: Classifier) -> str:
+    """The fingerprint of a classifier as if no file had built it.
+
+    A run of a module in Python has this one: it hashes the weights, the layers and their settings, but no file. So what
+    a `python:` name returns is compared with it as thoroughly as the module itself would be.
+    """
+    plain = copy(classifier)
+    plain.code = ""
+    return plain.fingerprint
 
 
 def reference_of(run: Run) -> str:

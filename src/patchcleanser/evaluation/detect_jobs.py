@@ -11,9 +11,17 @@ import torch
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.object_sets import ObjectDataset
 from patchcleanser.defenses.object_seeker import FILL, ObjectSeeker
-from patchcleanser.detectors.detector import Detector
+from patchcleanser.detectors.detector import Detector, require_detector
 from patchcleanser.errors import DataError, InputError
-from patchcleanser.evaluation.jobs import CHECKED_IMAGES, Pair, as_list, created, init_fields, named_error
+from patchcleanser.evaluation.jobs import (
+    CHECKED_IMAGES,
+    Pair,
+    as_list,
+    created,
+    init_fields,
+    named_error,
+    require_unchanged,
+)
 
 DETECTIONS = 1
 """Version of the detections. Raise it when a change of the code may change a box: old and new rows then never mix."""
@@ -41,6 +49,7 @@ class DetectJob:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "threat", Threat.of(self.threat))
+        require_detector(self.detector)
         if not isinstance(self.dataset, ObjectDataset):
             raise InputError(f"objects come from load_objects(…), got {type(self.dataset).__name__}")
         if self.dataset.classes != tuple(self.detector.classes):
@@ -91,6 +100,15 @@ class DetectJob:
                 continue
             self.built.mask_set((height, width))
             return
+
+    def check_unchanged(self) -> None:
+        """Raise if the detector is no longer the one of the identity."""
+        require_unchanged(self.identity, self.detector.fingerprint)
+
+    @property
+    def sketch(self) -> str:
+        """Changes if the detector does."""
+        return self.detector.fingerprint
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.defense import Defense
 from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.engine import Confirm, Precision
-from patchcleanser.errors import DataError, InputError, PatchCleanserError, ThreatError
+from patchcleanser.errors import ClassifierError, DataError, InputError, PatchCleanserError, ThreatError
 from patchcleanser.records.provenance import versions
 
 LABELS = 3
@@ -179,6 +179,15 @@ class Job:
         if isinstance(problem, ThreatError):
             raise problem
 
+    def check_unchanged(self) -> None:
+        """Raise if the classifier is no longer the one of the identity."""
+        require_unchanged(self.identity, self.classifier.fingerprint)
+
+    @property
+    def sketch(self) -> str:
+        """Changes in this process if the classifier's weights do."""
+        return self.classifier.sketch
+
     @property
     def metadata(self) -> dict[str, Any]:
         """What a manifest says besides the job itself; of model and data only what was loaded by name."""
@@ -248,6 +257,15 @@ class AttackJob:
         return {**self.job.identity, "kind": "attack", "attack": self.attack, "settings": budget, "table": False}
 
 
+def require_unchanged(identity: Mapping[str, Any], fingerprint: str) -> None:
+    """Raise if a job's classifier or detector is no longer the one of its identity: rows of two must never mix."""
+    if fingerprint != identity["classifier"]:
+        raise ClassifierError(
+            f"the classifier changed since this job was made: its fingerprint was {identity['classifier'][:12]}…, and "
+            f"is {fingerprint[:12]}… now; make a new job"
+        )
+
+
 def created() -> dict[str, Any]:
     """When and by which versions a run is made."""
     return {"created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "versions": versions()}
@@ -262,11 +280,11 @@ def named_error(error: PatchCleanserError, name: str) -> PatchCleanserError:
     """The same error with the image's name and what to do about it."""
     message = str(error) if name in str(error) else f"image {name}: {error}"
     smaller = "use a smaller patch, or " if isinstance(error, ThreatError) else ""
-    return type(error)(f"{message}; {smaller}leave such images out with --unreadable skip")
+    return type(error)(f"{message}; {smaller}leave such images out with --unreadable skip (in Python skip=True)")
 
 
 def as_list(value: Pair) -> list[int] | None:
     """Both axes: 6 and (6, 6) are the same job."""
     if value is None:
         return None
-    return list(value) if isinstance(value, tuple) else [value, value]
+    return list(value) if isinstance(value, tuple | list) else [value, value]

@@ -50,7 +50,7 @@ def audited_labels(run: Run, classifier: Classifier, dataset: MultiLabelDataset)
     images = shared if picks == list(range(len(shared))) else shared.pick(picks)
     masks, stride = (tuple(pair) if pair else None for pair in (run.job["masks"], run.job["stride"]))
     job = MultiLabelJob(classifier, images, run.threat, masks, stride, outputs=run.job["outputs"], **options)
-    require_auditable(run, job.identity)
+    require_auditable(run, classifier, job.identity)
     return job
 
 

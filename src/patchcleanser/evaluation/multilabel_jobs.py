@@ -18,7 +18,15 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.data.multilabel_sets import MultiLabelDataset
 from patchcleanser.defenses.multilabel_masking import MultiLabelMasking, ScoreKind
 from patchcleanser.errors import DataError, InputError, ThreatError
-from patchcleanser.evaluation.jobs import CHECKED_IMAGES, Pair, as_list, created, init_fields, named_error
+from patchcleanser.evaluation.jobs import (
+    CHECKED_IMAGES,
+    Pair,
+    as_list,
+    created,
+    init_fields,
+    named_error,
+    require_unchanged,
+)
 
 SCORES = 1
 """Version of the scores. Raise it when a change of the code may change one: old and new rows then never mix."""
@@ -130,6 +138,15 @@ class MultiLabelJob:
             except (DataError, ThreatError) as error:
                 if not skip:
                     raise named_error(error, self.dataset.id(index)) from error
+
+    def check_unchanged(self) -> None:
+        """Raise if the classifier is no longer the one of the identity."""
+        require_unchanged(self.identity, self.classifier.fingerprint)
+
+    @property
+    def sketch(self) -> str:
+        """Changes in this process if the classifier's weights do."""
+        return self.classifier.sketch
 
     @property
     def metadata(self) -> dict[str, Any]:

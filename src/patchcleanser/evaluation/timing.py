@@ -75,7 +75,7 @@ def read_times(path: Path, key: str | None = None) -> Latencies:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("key") != key and key is not None:
-            raise RecordError(f"{path} holds the times of another job; use another --out")
+            raise RecordError(f"{path} holds the times of another job; use another folder (--out)")
         return Latencies(metadata=content.pop("about"), **content)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{path} is damaged ({error}); delete it and run again") from error

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from patchcleanser.attacks.flip_classes import attack_classes
 from patchcleanser.core.counts import counted
-from patchcleanser.errors import InputError
+from patchcleanser.core.geometry import is_integer
+from patchcleanser.errors import ClassifierError, InputError
 from patchcleanser.evaluation.attack_rows import attack_rows
 from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.evaluation.jobs import AttackJob, Job
@@ -108,14 +109,22 @@ class LocalRunner:
 
     def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
         work.check()
+        work.job.check_unchanged()
         return work.identity
 
     def results(self, work: Workload[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
         work.expect(tasks)
+        sketch = work.job.sketch
         with ThreadPoolExecutor(1) as reader:
             reads = deque(reader.submit(work.read, task) for task in tasks[:2])
             for number, task in enumerate(tasks):
-                yield task, work.process(task, reads.popleft().result())
+                result = work.process(task, reads.popleft().result())
+                if work.job.sketch != sketch:
+                    raise ClassifierError(
+                        "the classifier changed while it was in use, so the results since the last batch are dropped; "
+                        "go on with the weights as they were, or make a new job with a new folder"
+                    )
+                yield task, result
                 reads.extend(reader.submit(work.read, later) for later in tasks[number + 2 : number + 3])
 
 
@@ -346,10 +355,12 @@ def evaluate(
 ) -> Run:
     """Certify or attack every image of a job, and write a row for each into a folder.
 
-    A run that was stopped goes on where it was. `batch` is the number of images per shard, `skip` leaves out images
-    that cannot be read, with the reason in their rows. `metadata` goes into the manifest with that of the job, and
-    decides nothing. `progress` shows a bar, or lines where there is no terminal; by default a bar on a terminal or in a
-    notebook. Before the first batch ends, it shows `seconds` as left. Events go to the logger "patchcleanser".
+    A run that was stopped goes on where it was. A job whose classifier changed is refused: make a new one. `batch` is
+    the number of images per shard, `skip` leaves out images that cannot be read, with the reason in their rows; those
+    of a torch dataset or of pairs are all read when the job is made, and there each must be readable. `metadata` goes
+    into the manifest with that of the job, and decides nothing. `progress` shows a bar, or lines where there is no
+    terminal; by default a bar on a terminal or in a notebook. Before the first batch ends, it shows `seconds` as left.
+    Events go to the logger "patchcleanser".
 
     `runner` is where the work is done: here, or RayRunner(...). One may begin a run and the other finish it. Only this
     process writes.
@@ -359,6 +370,8 @@ def evaluate(
         raise InputError(
             f"evaluate takes a Job, AttackJob, DetectJob or MultiLabelJob, and the folder of the run; got {got}"
         )
+    if batch is not None and (not is_integer(batch) or batch < 1):
+        raise InputError(f"batch is a whole number of at least 1 image, got {batch!r}")
     runner, work = runner or LocalRunner(), workload_of(job, skip=skip)
     if isinstance(work.job, Job):
         _warn_of_other_names(work.job)

@@ -38,7 +38,7 @@ TIME = Column("milliseconds", "Milliseconds to answer, one image at a time", 1)
 BY_COUNT = Axis("masks per axis", lambda row, _: float(row.spec.masks))
 BY_TIME = Axis(
     "milliseconds to answer, one image at a time",
-    lambda _, measurement: float(measurement.values.get("milliseconds", float("nan"))),  # type: ignore[arg-type]
+    lambda _, measurement: float(measurement.values.get("milliseconds", float("nan"))),
     log=True,
 )
 

@@ -28,7 +28,8 @@ def require_free(folder: Path, ours: str = "rows-*.parquet") -> None:
     if names:
         more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
         raise RecordError(
-            f"{folder} is not empty and holds no run to continue, but {', '.join(names[:3])}{more}; use another --out"
+            f"{folder} is not empty and holds no run to continue, but {', '.join(names[:3])}{more}; "
+            "use another folder (--out)"
         )
 
 
@@ -39,7 +40,7 @@ def batch_of_shards(folder: Path, job: Mapping[str, Any], images: int) -> int | 
     ours = [header for header in headers if (header.get("key"), header.get("images")) == (key_of(job), images)]
     if shards and not ours:
         raise RecordError(
-            f"{folder} holds rows but no {MANIFEST}, and none of them belongs to this job; use another --out"
+            f"{folder} holds rows but no {MANIFEST}, and none of them belongs to this job; use another folder (--out)"
         )
     return int(ours[0]["batch"]) if ours else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,8 @@ class Proportion:
     Proportion(77/100 = 77.00% 95%: 67.8 to 84.2)
     >>> Proportion(77, 100).percent, tuple(round(b, 1) for b in Proportion(77, 100).interval)
     (77.0, (67.8, 84.2))
+    >>> float(Proportion(77, 100))
+    0.77
     """
 
     count: int
@@ -76,6 +78,10 @@ class Proportion:
         middle = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
         half = Z95 / (1 + Z95**2 / n) * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n * n))
         return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
+
+    def __float__(self) -> float:
+        """The share, from 0 to 1; NaN if the total is 0."""
+        return self.percent / 100
 
     def with_interval(self) -> str:
         low, high = self.interval
@@ -101,7 +107,7 @@ class Summary:
     shares: dict[str, Proportion]
     cases: dict[str, int]
     classifications: int
-    seconds: float
+    seconds: float = field(compare=False)
 
     def __add__(self, other: Summary) -> Summary:
         if not (self.images and other.images):  # without answers it is not known which shares there are

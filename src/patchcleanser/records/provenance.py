@@ -45,6 +45,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read and check the manifest of a run; one of an older version has no checksum and no columns."""
     path = folder / MANIFEST
     try:
+        if folder.is_file():
+            raise RecordError(f"{folder} is a file, not the folder of a run")
         if path.exists() and not path.is_file():  # reading a pipe or a device would never end
             raise RecordError(f"{path} is not a file; use another folder")
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -211,9 +211,9 @@ class Run:
             differs = [name for name in sorted({*run.job, *job}) if run.job.get(name) != job.get(name)]
             if differs:
                 changes = ", ".join(f"{n} ({short(run.job.get(n))}, now {short(job.get(n))})" for n in differs)
-                hint = " (other images: --data, --limit, --seed or --subset)" if "data" in differs else ""
+                hint = " (other images: the dataset, --limit, --seed or --subset)" if "data" in differs else ""
                 raise RecordError(
-                    f"{folder} holds a run of another job; it differs in {changes}{hint}; use another --out"
+                    f"{folder} holds a run of another job; it differs in {changes}{hint}; use another folder (--out)"
                 )
             return run
         require_no_links([folder / MANIFEST])
@@ -341,7 +341,12 @@ class Run:
         self._checksums[batch] = _stamp(path), checksum
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of all batches that are done, checked, in the order of the images."""
+        """The rows of all batches that are done, checked, in the order of the images; of some columns, or all."""
+        if isinstance(columns, str):
+            raise RecordError(f"columns are a list of names, as [{columns!r}], got {columns!r}")
+        for name in columns or ():
+            if name not in self.schema.names:
+                raise RecordError.unknown("column", name, self.schema.names)
         parts, damaged = [], []
         for batch in self._present():
             try:
@@ -417,17 +422,19 @@ class Run:
             lock.acquire(timeout=0)
         except Timeout as error:
             raise RecordError(
-                f"another process is working on {self.folder}; wait for it, or use another --out"
+                f"another process is working on {self.folder}; wait for it, or use another folder (--out)"
             ) from error
         except OSError as error:
-            raise DataError(f"cannot write into {self.folder}: {error.strerror}; use another --out") from error
+            raise DataError(f"cannot write into {self.folder}: {error.strerror}; use another folder (--out)") from error
         try:
             current = Run.open(self.folder)
             if (current.key, current.batch) != (
                 self.key,
                 self.batch,
             ):  # created by another command before we had the lock
-                raise RecordError(f"{self.folder} was taken by another run meanwhile; run again, or use another --out")
+                raise RecordError(
+                    f"{self.folder} was taken by another run meanwhile; repeat, or use another folder (--out)"
+                )
             yield
         finally:
             lock.release()

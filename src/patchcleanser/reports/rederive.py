@@ -43,7 +43,10 @@ def numbers_of(run: Run, defense: str | None = None, options: str | None = None)
     if run.threat.region is not None:
         raise RecordError(f"a claim is about patches anywhere; those of {run.folder} lie inside {run.threat.region}")
     if skipped := run.images - run.read(["skipped"])["skipped"].null_count:
-        raise RecordError(f"a claim counts every image; {run.folder} skipped {skipped}: certify with --unreadable stop")
+        raise RecordError(
+            f"a claim counts every image; {run.folder} skipped {skipped}: certify with --unreadable stop "
+            "(in Python skip=False)"
+        )
     own = ", ".join(f"{name}={value}" for name, value in sorted(run.job["options"].items())) or None
     numbers = {**_setting(run), "defense": run.job["defense"], "options": own, **_accuracies(run)}
     if defense not in (None, run.job["defense"]):

@@ -56,7 +56,9 @@ class Checkpoint:
             raise TrainingError(f"the checkpoint {self.path} is damaged ({error}); delete it to start again") from error
         different = [name for name, value in self.key.items() if key.get(name) != value]
         if different:
-            raise TrainingError(f"{self.path} belongs to another run (other {', '.join(different)}); use another --out")
+            raise TrainingError(
+                f"{self.path} belongs to another run (other {', '.join(different)}); use another folder (--out)"
+            )
         return state
 
     def write(self, state: Callable[[], Any], *, last: bool = False) -> None:

@@ -66,6 +66,6 @@ class TrainingState:
             for name, part in self.parts().items():
                 part.load_state_dict(state[name])
         except RuntimeError as error:
-            raise TrainingError("the checkpoint is of another architecture; use another --out") from error
+            raise TrainingError("the checkpoint is of another architecture; use another folder (--out)") from error
         self.generator.set_state(state["generator"].cpu())
         self.order.bit_generator.state, self.step = state["order"], state["step"]
