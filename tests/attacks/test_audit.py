@@ -180,13 +180,13 @@ def test_other_weights_or_other_images_are_refused(honest: Any, pictures: ArrayD
     run, job = honest()
     with torch.no_grad():
         job.classifier.module.scale.mul_(1.01)
-    with pytest.raises(RecordError, match="was made with another model: name it with --model"):
+    with pytest.raises(RecordError, match="was made with another model: give its own with --model"):
         audited_job(run, job.classifier, job.dataset)
     with torch.no_grad():
         job.classifier.module.scale.fill_(20.0)
     audited_job(run, job.classifier, job.dataset)
     changed = ArrayDataset("spots", pictures.images ^ 1, pictures.labels, pictures.classes)
-    with pytest.raises(RecordError, match="was made with another data: name them with --data, --root"):
+    with pytest.raises(RecordError, match="was made with another data: give its own with --data, --root"):
         audited_job(run, job.classifier, changed)
     fewer = pictures.subset(np.arange(5))
     with pytest.raises(RecordError, match="5 images that spots has not, such as 5"):

@@ -348,7 +348,7 @@ def test_the_image_that_is_too_small_is_named() -> None:
         ({"masks": "6"}, "masks is a whole number of at least 1, .*, got '6'"),
         ({"masks": True}, "masks is a whole number of at least 1, .*, got True"),
         ({"stride": 0}, "stride is a whole number of at least 1, or one for each axis, got 0"),
-        ({"masks": 2, "stride": 3}, "give masks= or stride=, not both; got masks=2 and stride=3"),
+        ({"masks": 2, "stride": 3}, r"give masks \(--masks\) or stride \(--stride\), not both; got 2×2 and 3×3"),
     ],
     ids=str,
 )

@@ -15,7 +15,12 @@ from .conftest import Command
 def test_a_run_that_was_audited_becomes_a_claim_that_passes_the_check(run: Command, tmp_path: Path) -> None:
     certify = ("certify", "--patch", "5", "--masks", "2", "--limit", "3", "--device", "cpu", "--out", "rows")
     assert run(*certify).code == 0
-    done = run("claim", "rows")
+    assert "this is not the root of the repository: add --by" in run("claim", "rows").err
+    assert "there is no leaderboard/claims here" in run("claim", "rows", "--by", "A. Author").err
+    assert not CLAIMS.parent.exists()
+    CLAIMS.mkdir(parents=True)
+    done = run("claim", "rows", "--out", "first.json")
+    assert DefenseClaim.read(tmp_path / "first.json").measured_by == "this repository"
     assert "no audit; make one: patchcleanser audit rows" in done.out
     assert run("audit", "rows", "--sample", "1", "--attack", "0").code == 0
     done = run("claim", "rows", "--by", "A. Author", "--paper", "Title", "--code", "https://example.org")

@@ -88,6 +88,7 @@ def test_a_coarse_round_is_an_option_of_the_run_and_a_case_of_its_answers(run: C
     assert coarse["cases"]["coarse"] > 0
     plain = json.loads(run("certify", *images, "--json").out)
     assert coarse["certified"]["count"] <= plain["certified"]["count"]
+    assert "masks, double-masking after a coarse round of 3×3: 6 images" in run("certify", *images, *words[:-1]).out
     report = run("report", coarse["run"], "--out", "page")
     assert report.code == 0
     assert "coarse round: all agree" in (Path("page") / "report.html").read_text(encoding="utf-8")
@@ -106,8 +107,8 @@ def test_the_authors_choice_of_images_can_be_had(run: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--masks", "abc"], "--masks takes a whole number, or one for each axis as 6x4, got 'abc'"),
-        (["--masks", "0"], "masks is a whole number of at least 1"),
+        (["--masks", "abc"], "--masks takes a whole number from 1, or one for each axis as 6x4, got 'abc'"),
+        (["--masks", "0"], "--masks takes a whole number from 1"),
         (["--patch", "huge"], "cannot read patch 'huge'"),
         (["--patch", "33"], "patch of 33 px does not fit an image side of 32 px"),
         (["--defense", "magic"], "--defense is double-masking, challenger-masking"),
@@ -120,9 +121,12 @@ def test_the_authors_choice_of_images_can_be_had(run: Command) -> None:
         (["--defense", "double-masking,double-maskin"], "got 'double-maskin'; did you mean double-masking?"),
         (["--unreadable", "ignore"], "--unreadable is stop or skip, got 'ignore'"),
         (["--batch", "0"], "--batch is at least 1"),
+        (["--limit", "1.5"], "--limit takes a whole number, got '1.5'"),
+        (["--seed", "x"], "--seed takes a whole number, got 'x'"),
+        (["--threshold", "high"], "--threshold takes a number, got 'high'"),
         (["--patches", "0"], "at least 1 patch"),
         (["--device", "toaster"], "device 'toaster' cannot be used here"),
-        (["--masks", "2", "--stride", "3"], "give masks= or stride=, not both"),
+        (["--masks", "2", "--stride", "3"], "give masks (--masks) or stride (--stride), not both"),
         (["--threshold", "0.5"], "--threshold belongs to --defense minority-reports"),
         (["--coarse", "1"], "coarse is the number of larger masks per axis that are tried first: 0 for none, or at"),
         (["--coarse", "3", "--defense", "ds"], "--coarse belongs to --defense double-masking or challenger-masking"),
@@ -381,6 +385,10 @@ def test_masks_prints_the_proof_and_draws(run: Command) -> None:
     facts = json.loads(run("masks", "--patch", "2%", "--patches", "2", "--masks", "3", "--json").out)
     assert facts["certify_classifications"] == 255
     assert run("masks", "--patch", "40", "--image", "32").code == 2
+    upright = run("masks", "--image", "1920x1080")
+    assert "on an image of 1920 high × 1080 wide px" in upright.out
+    assert "note: --image 1920x1080 is upright; for a picture that is wider than high write 1080x1920" in upright.err
+    assert run("masks", "--image", "1080x1920").err == ""
     assert "too many to draw" in run("masks", "--patches", "2", "--png", "many.png").err
 
 

@@ -17,6 +17,8 @@ from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.errors import InputError
 
+from .conftest import Command
+
 
 @dataclass(frozen=True)
 class Size:
@@ -104,10 +106,29 @@ def test_options_of_a_cluster_are_refused_without_one() -> None:
         (["--option", "confirm=all"], "--option takes name=value of the defense's own options (coarse), got"),
         (["--defense", "ds", "--option", "kep=4"], "(ablation, keep, threshold), got 'kep=4'; did you mean keep?"),
         (["--confirm", "all"], "--confirm belongs to --precision fast"),
-        (["--masks", "3x"], "--masks takes a whole number, or one for each axis as 6x4, got '3x'"),
+        (["--masks", "3x"], "--masks takes a whole number from 1, or one for each axis as 6x4, got '3x'"),
+        (["--masks", "0"], "--masks takes a whole number from 1, or one for each axis as 6x4, got '0'"),
+        (["--option", "keep=4"], "double-masking has no option keep; it belongs to ds"),
+        (["--stride", "5", "--masks", "3"], "give masks (--masks) or stride (--stride), not both; got 3×3 and 5×5"),
+        (["--coarse", "7"], "coarse masks are fewer per axis than the 6×6 masks after them, got 7"),
+        (["--coarse", "4", "--masks", "4x3"], "coarse masks are fewer per axis than the 4×3 masks after them, got 4"),
     ],
 )
 def test_an_option_that_would_be_ignored_or_guessed_is_refused(words: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["certify", "--limit", "2", "--device", "cpu", *words])
     assert isinstance(done.exception, InputError)
     assert message in str(done.exception)
+
+
+@pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
+def test_a_word_after_a_completion_option_is_refused_and_nothing_installed(option: str, run: Command) -> None:
+    done = run(option, "zsh2")
+    assert (done.code, done.out) == (2, "")
+    assert f"{option} takes no word: it is for the shell that runs it, got 'zsh2'" in done.err
+
+
+def test_audits_of_fewer_than_no_rows_are_refused_by_their_options(run: Command) -> None:
+    assert (
+        "--sample and --attack are 0 or more, one of them at least 1; got --sample -1"
+        in run("audit", "runs", "--sample", "-1").err
+    )

@@ -124,7 +124,7 @@ def test_a_wrong_number_of_coarse_masks_is_refused(wrong: Any) -> None:
 def test_coarse_masks_are_fewer_than_the_masks_after_them() -> None:
     DoubleMasking(linear(), THREAT, masks=(1, 4), coarse=3)
     for masks in (2, 3):
-        with pytest.raises(MaskError, match=f"fewer per axis than the masks after them; got coarse=3, masks={masks}"):
+        with pytest.raises(MaskError, match=f"fewer per axis than the {masks}×{masks} masks after them, got 3"):
             DoubleMasking(linear(), THREAT, masks=masks, coarse=3)
 
 

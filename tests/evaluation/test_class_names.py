@@ -67,3 +67,9 @@ def test_a_classifier_that_does_not_say_how_many_classes_it_has_is_asked_about_a
     matched, _ = match_labels(data("golf ball", "tench"), shy)
     assert matched.labels is not None
     assert matched.labels.tolist() == [574, 0]
+
+
+def test_data_of_fewer_classes_than_a_nameless_classifier_gives_scores_are_noted() -> None:
+    shy = CallableClassifier(lambda x: torch.zeros(len(x), 10), fingerprint="none")
+    _, note = match_labels(data("cat", "dog"), shy)
+    assert note == "the classifier has 10 classes and photos 2; label 0 is taken for class 0, and so on"

@@ -204,3 +204,11 @@ def test_folders_in_a_models_name_are_not_told() -> None:
     assert _shown("onnx:/home/bob/mean:v2/net.onnx") == "onnx:net.onnx"
     assert _shown("torchvision:mobilenet_v2?weights=/home/bob/mean:x/secret.pth") == "torchvision:mobilenet_v2"
     assert _shown("python:my_mean:make") == "python:my_mean:make"
+
+
+@pytest.mark.parametrize("field", ["labels", "masks"])
+def test_words_where_numbers_belong_are_refused_in_plain_words(field: str, kit: Any) -> None:
+    words = {"labels": "labels.0: takes class numbers; /v1/model has the names", "masks": "masks: takes a whole number"}
+    with TestClient(create_app(kit.toy())) as client:
+        answer = client.post("/v1/certify", files=kit.upload(kit.png()), data={"labels": "0", field: "cat"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (422, words[field])

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from patchcleanser import Client, DoubleMasking, Threat, load_classifier, load_dataset
+from patchcleanser.cli.serve import _listen
 from patchcleanser.errors import DataError, InputError, ServiceError
 
 
@@ -212,6 +213,7 @@ def test_a_port_that_is_taken_is_said(tiny_server: Any) -> None:
     )
     assert done.returncode == 2
     assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
+    assert "use another --port" in done.stderr
 
 
 def test_the_snippet_of_the_documentation_runs(tiny_server: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,3 +221,8 @@ def test_the_snippet_of_the_documentation_runs(tiny_server: Any, capsys: pytest.
     (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     exec(compile(block.replace("http://127.0.0.1:8000", tiny_server.address), "serve.md", "exec"), {})
     assert capsys.readouterr().out == "8 ship agreed\nTrue 1.0\n"
+
+
+def test_a_host_that_is_none_is_named_and_not_the_port() -> None:
+    with pytest.raises(InputError, match=r"cannot listen at host\.invalid:0: .*; use another --host$"):
+        _listen("host.invalid", 0)

@@ -182,7 +182,7 @@ def require_gradients(classifier: Classifier) -> None:
     if not isinstance(classifier, TorchClassifier):
         raise InputError(
             f"this attack needs gradients, and so a torch classifier, got {type(classifier).__name__}; "
-            "the square attack needs none"
+            "without gradients use --attack square (in Python: SquareAttack)"
         )
 
 

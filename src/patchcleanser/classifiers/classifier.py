@@ -129,10 +129,8 @@ class Classifier(ABC):
         if logits.shape[1] != self.classes or self.classes < 2:
             want = f"{self.classes} classes" if self.classes > 1 else "at least 2 classes (for a sigmoid z: [-z, z])"
             raise OutputError(f"the classifier must return {want}, got {logits.shape[1]}")
-        if (
-            not (self._scores_checked or self.multi_label or self.threshold is not None)
-            and logits.numel() >= ENOUGH_SCORES
-        ):
+        several = self.multi_label or self.threshold is not None
+        if not (several or self._scores_checked) and logits.numel() >= ENOUGH_SCORES:
             self._scores_checked = True
             _warn_of_probabilities(logits)
         return logits.to(torch.float32, copy=True)  # a classifier may use its output again

@@ -33,7 +33,7 @@ from patchcleanser.cli.report import report
 from patchcleanser.cli.reproduce import reproduce
 from patchcleanser.cli.serve import serve
 from patchcleanser.cli.train import train
-from patchcleanser.errors import PatchCleanserError
+from patchcleanser.errors import InputError, PatchCleanserError
 from patchcleanser.records.atomic import KeptInterrupt
 
 app = typer.Typer(
@@ -54,9 +54,9 @@ NOTHING_NEW = " before anything was kept of this step. The same command starts a
 class StoppedError(Exception):
     """Ctrl-C in the command that it names. Typer would swallow KeyboardInterrupt itself."""
 
-    def __init__(self, command: str, *, kept: bool = False) -> None:
+    def __init__(self, command: str, *, resumable: bool = False) -> None:
         super().__init__(command)
-        self.kept = kept
+        self.resumable = resumable
         """Whether the command wrote something from which it goes on."""
 
 
@@ -100,7 +100,7 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
             try:
                 function(**options)
             except KeyboardInterrupt as stop:
-                raise StoppedError(function.__name__, kept=isinstance(stop, KeptInterrupt)) from None
+                raise StoppedError(function.__name__, resumable=isinstance(stop, KeptInterrupt)) from None
 
     parameters.sort(key=group_order)
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -135,6 +135,8 @@ def main() -> None:
     """Run the command line. Our errors become one sentence; Ctrl-C prints the command that goes on, if it does."""
     console = Console(stderr=True, highlight=False)
     try:
+        if sys.argv[1:2] and sys.argv[1] in ("--install-completion", "--show-completion") and sys.argv[2:]:
+            raise InputError(f"{sys.argv[1]} takes no word: it is for the shell that runs it, got {sys.argv[2]!r}")
         app()
     except PatchCleanserError as error:
         if "--traceback" in sys.argv:
@@ -144,7 +146,7 @@ def main() -> None:
         sys.exit(2)
     except (StoppedError, KeyboardInterrupt) as stop:
         words = NOTHING_NEW if str(stop) in CONTINUED else ""
-        words = GOES_ON if isinstance(stop, StoppedError) and stop.kept else words
+        words = GOES_ON if isinstance(stop, StoppedError) and stop.resumable else words
         console.print(f"\nstopped{words}", soft_wrap=True)
         if words:
             console.print(f"  {shlex.join(['patchcleanser', *sys.argv[1:]])}", markup=False, soft_wrap=True)

@@ -51,7 +51,9 @@ def audit(
     from patchcleanser.records.run import Run
 
     if sample < 0 or attack < 0 or sample + attack < 1:
-        raise InputError(f"an audit checks at least 1 row, got --sample {sample} and --attack {attack}")
+        raise InputError(
+            f"--sample and --attack are 0 or more, one of them at least 1; got --sample {sample} --attack {attack}"
+        )
     stored = Run.open(run)
     for name, value in (("model", model), ("data", data)):
         if value is None and name not in stored.metadata:

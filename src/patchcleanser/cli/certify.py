@@ -148,7 +148,9 @@ def print_runs(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = 
         print(json.dumps({**rows[0], **(more or {})} if len(rows) == 1 else rows, indent=1))
         return
     for run, result in results:
-        print(f"\n{run.threat}, {_mask_count(run)}{run.job['defense']}: {counted(result.images, 'image')}")
+        coarse = run.job.get("options", {}).get("coarse")
+        rounds = f" after a coarse round of {coarse}×{coarse}" if coarse else ""
+        print(f"\n{run.threat}, {_mask_count(run)}{run.job['defense']}{rounds}: {counted(result.images, 'image')}")
         for name, share in result.shares.items():
             print(f"  {name.replace('_', ' '):20} {share.with_interval()}")
         if run.job["precision"] == "fast":

@@ -14,7 +14,9 @@ def claim(
     run: Annotated[Path, typer.Argument(help="A finished run of certify, in your copy of the repository.")],
     method: Annotated[str | None, typer.Option(help="Defense and classifier, as the table shows them.")] = None,
     data: Annotated[str | None, typer.Option(help="The images, if the run's own name for them is not clear.")] = None,
-    measured_by: Annotated[str, typer.Option("--by", help="Who measured it.")] = "this repository",
+    measured_by: Annotated[
+        str | None, typer.Option("--by", help="Who measured it; in the repository by default: this repository.")
+    ] = None,
     authors: Annotated[str | None, typer.Option(help="Authors of the paper, with the venue.")] = None,
     paper: Annotated[str | None, typer.Option(help="Title of the paper.")] = None,
     code: Annotated[str | None, typer.Option(help="Where the code is.")] = None,
@@ -32,12 +34,16 @@ def claim(
         raise InputError(
             f"a claim names its rows from the root of the repository, got {run}; go there, and name them so"
         )
+    if measured_by is None and not CLAIMS.is_dir():
+        raise InputError("a claim says who measured it, and this is not the root of the repository: add --by 'A. NAME'")
+    if out is None and not CLAIMS.is_dir():
+        raise InputError(f"there is no {CLAIMS} here; go to the root of the repository, or name a file with --out")
     title = defense_title(stored.job["defense"])
     entry = claim_of(
         stored,
         method=method or f"{title[0].upper()}{title[1:]}, {stored.metadata.get('model')}",
         data=data or str(stored.metadata.get("data")),
-        measured_by=measured_by,
+        measured_by=measured_by or "this repository",
         authors=authors,
         paper=paper,
         code=code,

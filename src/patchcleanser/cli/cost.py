@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from patchcleanser.cli.options import RunnerOptions
 from patchcleanser.cli.progress import resumed, shown, waiting
 from patchcleanser.core.counts import counted
+from patchcleanser.core.geometry import size_in_words
 from patchcleanser.errors import DataError, ThreatError
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def cost_of(job: CertifyJob | AttackJob, done: int, *, timed: bool) -> Cost | No
 
 def patch_on(threat: Threat, size: Size) -> str:
     """The patch in pixels, and its share of an image of this size."""
-    shapes, image = threat.shapes(size), f"{size[0]}×{size[1]}"
+    shapes, image = threat.shapes(size), size_in_words(size)
     if len(shapes) > 1:
         return f"{threat} in {len(shapes)} shapes on {image}"
     height, width = shapes[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -16,7 +16,7 @@ from patchcleanser.attacks import ATTACKS
 from patchcleanser.core.threats import Grid
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.engine import Confirm, Precision
-from patchcleanser.errors import InputError, did_you_mean
+from patchcleanser.errors import InputError, PatchCleanserError, did_you_mean
 
 GROUPS = {
     "Images and classifier": "task model data images split root labels limit subset seed unreadable teacher models "
@@ -115,6 +115,9 @@ def presented(parameter: Parameter) -> Parameter:
     information = copy.copy(information)  # several commands share an option
     if isinstance(information, OptionInfo):
         information.rich_help_panel = GROUP_OF.get(name)
+    kinds = [kind for kind in (int, float) if parameter.annotation.__origin__ in (kind, kind | None)]
+    if kinds and isinstance(information, OptionInfo) and information.min is None:
+        information.parser = number_parser(f"--{name.replace('_', '-')}", kinds[0])
     if name in CHOICES or name in ("model", "data"):
         information.autocompletion = lambda incomplete: completions(name, incomplete)
     if name in SHORT:
@@ -122,6 +125,20 @@ def presented(parameter: Parameter) -> Parameter:
         flags = () if information.default is not ... else (f"--{name.replace('_', '-')}",)
         information.param_decls = (*flags, *(information.param_decls or ()), f"-{SHORT[name]}")
     return parameter.replace(annotation=Annotated[parameter.annotation.__origin__, information])
+
+
+def number_parser(option: str, kind: type[int | float]) -> Callable[[Any], int | float]:
+    """Reads a number of this kind. Its error is no ValueError: Typer would put that into its own words."""
+
+    def parse(text: Any) -> int | float:
+        try:
+            return kind(text)
+        except ValueError as error:
+            noun = "whole number" if kind is int else "number"
+            raise PatchCleanserError(f"{option} takes a {noun}, got {text!r}") from error
+
+    parse.__name__ = kind.__name__
+    return parse
 
 
 def completions(name: str, start: str) -> list[str]:

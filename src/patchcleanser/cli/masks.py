@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchcleanser.cli.options import AsJson, MaskOptions, parse_threat, per_axis
+from patchcleanser.cli.progress import LOGGER
 from patchcleanser.core.counts import counted
+from patchcleanser.core.geometry import size_in_words
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,8 +55,10 @@ def masks(
         print(json.dumps(result, indent=1))
         return
     largest = max((w.area, w) for mask in mask_set.masks for w in mask)[1]
+    if size[0] > size[1]:
+        LOGGER.info("--image %s is upright; for a picture that is wider than high write %dx%d", image, size[1], size[0])
     number = counted(len(mask_set), "mask")
-    print(f"{threat} on an image of {size[0]}×{size[1]} px: {number}, the largest window {largest}")
+    print(f"{threat} on an image of {size_in_words(size)} px: {number}, the largest window {largest}")
     if len(shapes) == 1:
         print(f"the patch is {shapes[0][0]}×{shapes[0][1]} px, {shapes[0][0] * shapes[0][1] / size[0] / size[1]:.2%}")
     else:

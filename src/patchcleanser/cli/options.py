@@ -37,7 +37,8 @@ Option = Annotated[
     list[str] | None, typer.Option(help="An option of the --defense as name=value (ds: keep=4); repeatable.")
 ]
 Patch = Annotated[
-    str, typer.Option(help="Patch: 32 (px), 2% (of the area), 12x83 (height x width), any:1% (all rectangles).")
+    str,
+    typer.Option(help="Patch: 32 (px), 2% (of the area), 12x83 (height x width), any:1%, any:502 (rectangles)."),
 ]
 Precision = Annotated[str, typer.Option(help="exact (float32), or fast (half precision, uncertain labels rechecked).")]
 Root = Annotated[Path | None, typer.Option(help="Folder that holds the files of a named dataset.")]
@@ -302,6 +303,10 @@ def _add_option(values: dict[str, dict[str, Any]], types: dict[str, dict[str, ty
     """Add name=value to the options of every defense that takes it."""
     key, equals, value = text.partition("=")
     takers = [defense for defense in types if key in types[defense]]
+    if equals and not takers:
+        owners = [name for name, entry in DEFENSES.items() if key in _option_types(entry.load())]
+        if owners:
+            raise InputError(f"{' and '.join(values)} has no option {key}; it belongs to {', '.join(owners)}")
     if not equals or not takers:
         names = dict.fromkeys(key for keys in types.values() for key in keys)
         own, hint = ", ".join(names) or "none", did_you_mean(key, names)
@@ -330,9 +335,12 @@ def per_axis(text: str, option: str) -> tuple[int, int]:
     """6 or 6x4 as a number for each axis."""
     down, x, across = text.partition("x")
     try:
-        return int(down), int(across if x else down)
-    except ValueError as error:
-        raise InputError(f"--{option} takes a whole number, or one for each axis as 6x4, got {text!r}") from error
+        pair = int(down), int(across if x else down)
+    except ValueError:
+        pair = 0, 0
+    if min(pair) < 1:
+        raise InputError(f"--{option} takes a whole number from 1, or one for each axis as 6x4, got {text!r}")
+    return pair
 
 
 def parse_threat(patch: str, patches: int, grid: str | None) -> Threat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -128,4 +129,5 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # Python adds to it
-        raise InputError(f"cannot listen at {host}:{port}: {reason}; use another --port") from error
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise InputError(f"cannot listen at {host}:{port}: {reason}; use another {option}") from error

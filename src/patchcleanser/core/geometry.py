@@ -88,6 +88,16 @@ def image_window(image: Size) -> Window:
     return Window(0, 0, *image)
 
 
+def size_in_words(size: Size) -> str:
+    """A size in pixels, so that nobody takes the height for the width.
+
+    >>> size_in_words((32, 32)), size_in_words((1080, 1920))
+    ('32×32', '1080 high × 1920 wide')
+    """
+    height, width = size
+    return f"{height}×{width}" if height == width else f"{height} high × {width} wide"
+
+
 def is_integer(value: object) -> bool:
     """Whether a value is a whole number, Python's or numpy's."""
     return hasattr(value, "__index__") and not isinstance(value, bool)

@@ -289,7 +289,8 @@ def masks_per_axis(
 ) -> tuple[Size, Size | None]:
     """Masks per axis (6 by default), and the strides in pixels, if these are given instead."""
     if masks is not None and stride is not None:
-        raise MaskError(f"give masks= or stride=, not both; got masks={masks} and stride={stride}")
+        both = " and ".join("{}×{}".format(*_pair(value, "a number")) for value in (masks, stride))
+        raise MaskError(f"give masks (--masks) or stride (--stride), not both; got {both}")
     return _pair(6 if masks is None else masks, "masks"), None if stride is None else _pair(stride, "stride")
 
 

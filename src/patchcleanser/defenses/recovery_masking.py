@@ -48,7 +48,8 @@ class RecoveryMasking(MaskDefense[Verdict, Certificate]):
                 f"{FEWEST_COARSE}; got {coarse!r}"
             )
         if mask_set is None and stride is None and coarse >= max(masks_per_axis(masks, None)[0]):
-            raise MaskError(f"coarse masks are fewer per axis than the masks after them; got coarse={coarse}, {masks=}")
+            down, across = masks_per_axis(masks, None)[0]
+            raise MaskError(f"coarse masks are fewer per axis than the {down}×{across} masks after them, got {coarse}")
         self.coarse = coarse
         self._coarse_sets = MaskSets(self.threat, coarse) if coarse else None
 

@@ -120,8 +120,8 @@ def require_finished(run: Run) -> None:
 def require_auditable(run: Run, classifier: Classifier, identity: Mapping[str, Any]) -> None:
     """RecordError if model or data are not those of the run."""
     for name, fix in (
-        ("classifier", "model: name it with --model, or pass it to audited_job"),
-        ("data", "data: name them with --data, --root, or pass them to audited_job"),
+        ("classifier", "model: give its own with --model, or pass it to audited_job"),
+        ("data", "data: give its own with --data, --root, or pass them to audited_job"),
     ):
         if run.job[name] not in (identity[name], name == "classifier" and _without_code(classifier)):
             raise RecordError(

@@ -459,7 +459,7 @@ def _warn_of_other_names(job: Job) -> None:
         if name.lower() != other.lower() and not name.isdigit():
             LOGGER.warning(
                 "label %d is %r in %s and %r in the classifier, and labels are taken by number "
-                "(patchcleanser.evaluation.match_labels matches them by name)",
+                "(--labels name, in Python patchcleanser.evaluation.match_labels, matches them by name)",
                 number,
                 name,
                 job.dataset.name,
@@ -475,7 +475,7 @@ def warn_near_chance(state: Summary, job: Job) -> None:
         LOGGER.warning(
             "only %s of %d images are classified correctly without any patch, and chance gives %.2g%%: usually the "
             "preprocessing is wrong (mean, std, size), or the labels have other numbers than the classifier's classes "
-            "(in Python, patchcleanser.evaluation.match_labels matches them by name)",
+            "(--labels name, in Python patchcleanser.evaluation.match_labels, matches them by name)",
             undefended,
             state.images,
             100 / classes,

@@ -24,6 +24,10 @@ BODIES: dict[type[Options], type[PredictBody] | type[CertifyBody]] = {
 }
 
 
+NO_NUMBER = ("int_parsing", "int_type", "int_from_float")
+"""Pydantic's types of errors where a whole number is expected."""
+
+
 async def parse_request(request: Request, kind: type[OptionsT], limits: Limits) -> tuple[list[bytes], OptionsT]:
     """The encoded images and the options of a request, multipart or JSON; RefusedError if it cannot be used."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -97,7 +101,10 @@ def _invalid(error: ValidationError) -> RefusedError:
     if first["type"] == "json_invalid":
         return RefusedError("bad-request", "the body is not valid JSON")
     where = ".".join(str(part)[:40] for part in first["loc"])
-    return RefusedError("invalid", f"{where}: {first['msg']}" if where else first["msg"])
+    text = first["msg"]
+    if first["type"] in NO_NUMBER:
+        text = "takes class numbers; /v1/model has the names" if "labels" in where else "takes a whole number"
+    return RefusedError("invalid", f"{where}: {text}" if where else text)
 
 
 def _too_many(limits: Limits) -> RefusedError:
