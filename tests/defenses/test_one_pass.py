@@ -174,7 +174,7 @@ def test_images_of_different_sizes_get_masks_of_their_own() -> None:
 
 
 def test_half_precision_networks_and_other_networks_are_told_what_is_needed() -> None:
-    with pytest.raises(InputError, match="its labels cost nothing; use precision='exact'"):
+    with pytest.raises(InputError, match="one pass computes exact labels only; use precision='exact'"):
         OnePass(colours(), THREAT, precision="fast")
     for spec in ("zoo:tiny", "net:bagnet", "inpaint:zoo:tiny"):
         with pytest.raises(InputError, match="pools what is visible, such as visible:net:bagnet, got"):
@@ -192,7 +192,7 @@ def test_resized_images_need_a_threat_on_the_input_grid() -> None:
 def test_fields_that_the_network_does_not_have_are_refused() -> None:
     network = ColourBag()
     network.jump = 2  # type: ignore[misc]
-    with pytest.raises(OutputError, match=r"\(14, 14\) local scores where its receptive fields make \(7, 7\)"):
+    with pytest.raises(OutputError, match=r"\(14, 14\) local logits where its receptive fields make \(7, 7\)"):
         OnePass(TorchClassifier(VisiblePooling(network).eval(), classes=4), THREAT).predict(images()[:1])
     network = ColourBag()
     network.convolution.padding = (1, 1)
