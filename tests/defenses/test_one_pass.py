@@ -177,7 +177,7 @@ def test_half_precision_networks_and_other_networks_are_told_what_is_needed() ->
     with pytest.raises(InputError, match="one pass computes exact labels only; use precision='exact'"):
         OnePass(colours(), THREAT, precision="fast")
     for spec in ("zoo:tiny", "net:bagnet", "inpaint:zoo:tiny"):
-        with pytest.raises(InputError, match="pools what is visible, such as visible:net:bagnet, got"):
+        with pytest.raises(InputError, match="pools what is visible, such as visible:net:bagnet, or has a head"):
             OnePass(load_classifier(spec, device="cpu"), THREAT)
 
 

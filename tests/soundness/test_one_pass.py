@@ -334,19 +334,21 @@ def test_labels_with_a_head_are_those_of_double_masking_with_the_same_network(ca
     defense: Any = case.learnt(3, image)
     slow = DoubleMasking(defense.classifier, case.threat, mask_set=defense.mask_set(case.image))
     images = torch.cat([image[None], torch.rand(3, 1, *case.image).round()])
+    labels: set[int] = set()
     for ours, theirs in zip(
         defense.examine(images, [0] * 4, maps=True), slow.examine(images, [0] * 4, maps=True), strict=True
     ):
         assert (ours.table.labels == theirs.table.labels).all()
         assert (ours.table.margins == theirs.table.margins).all()  # to the last bit
-        assert len(set(ours.table.labels)) > 1
+        labels |= set(ours.table.labels.tolist())
+    assert len(labels) > 1
 
 
 class Leaking(RandomSplit):
-    """Features that move by a millionth of the image's mean, as if kernels rounded by what is beside them."""
+    """Features that move by a hundred thousandth of the image's mean, as if kernels rounded by what is beside them."""
 
     def features(self, images: Tensor) -> Tensor:
-        return super().features(images) + 1e-6 * images.mean((1, 2, 3), keepdim=True)
+        return super().features(images) + 1e-5 * images.mean((1, 2, 3), keepdim=True)
 
 
 def test_a_trunk_that_rounds_by_what_is_beside_a_feature_is_refused() -> None:

@@ -107,7 +107,7 @@ def whole_layers(layers: nn.Sequential, features: Tensor) -> Tensor:
 def whole_convolution(layer: nn.Conv2d, norm: nn.BatchNorm2d | None, features: Tensor) -> Tensor:
     """A convolution without padding, and the batch norm after it, in whole numbers."""
     weight, bias = whole_weights(layer, norm)
-    largest = float((weight.abs().sum((1, 2, 3)) * LARGEST * STEPS + bias.abs()).max())
+    largest = float((weight.abs().sum((1, 2, 3)) * LARGEST * STEPS + bias.abs()).detach().max())
     if not largest < 2**53:
         raise ClassifierError(
             f"sums inside the trunk may reach {largest:.3g}, but only those below 2^53 are exact; train it with more "
