@@ -106,7 +106,7 @@ class HeadEngine(ExactEngine):
     def __init__(self, classifier: TorchClassifier, *, grid: Grid, chunk: int | None = None) -> None:
         head = TorchClassifier(classifier.module.network.head, Preprocessing(), classes=classifier.classes)  # type: ignore[union-attr, arg-type]
         super().__init__(head, grid=grid, chunk=chunk)
-        self.whole = classifier
+        self.complete = classifier
         self.source = LocalFeatures(classifier, grid)
         self._features: WeakKeyDictionary[ImageState, Tensor] = WeakKeyDictionary()
         self._input_shapes: dict[torch.Size, torch.Size] = {}
@@ -120,7 +120,7 @@ class HeadEngine(ExactEngine):
 
     def logits(self, pairs: PairBatch) -> Tensor:
         logits = super().logits(pairs)
-        self.whole.classes = self.classifier.classes
+        self.complete.classes = self.classifier.classes
         return logits
 
     def input_shape(self, pixels: Tensor) -> torch.Size:
@@ -159,6 +159,11 @@ def engine_for(classifier: Classifier, *, grid: Grid, chunk: int | None = None) 
         "one pass takes a network of small receptive fields that pools what is visible, such as visible:net:bagnet, or "
         f"has a head for it, such as visible:net:split; got {classifier!r}"
     )
+
+
+def answers_in_one_pass(classifier: Classifier) -> bool:
+    """Whether the classifier is a network for one pass."""
+    return isinstance(getattr(classifier, "module", None), (VisiblePooling, VisibleFeatures))
 
 
 def _groups(images: Sequence[ImageState]) -> Iterator[list[ImageState]]:

@@ -48,11 +48,11 @@ class SplitNet(nn.Module):
             features: Tensor = self.blocks(self.stem(images))
             return features
         pixels = images.double().nan_to_num().permute(0, 2, 3, 1)
-        whole = whole_layers(self.stem, rounded(pixels * STEPS))
+        numbers = whole_layers(self.stem, rounded(pixels * STEPS))
         blocks: Any = self.blocks
         for block in blocks:
-            whole = whole_block(block, whole)
-        return (whole.permute(0, 3, 1, 2) / STEPS + 0.0).to(images.dtype, memory_format=torch.contiguous_format)
+            numbers = whole_block(block, numbers)
+        return (numbers.permute(0, 3, 1, 2) / STEPS + 0.0).to(images.dtype, memory_format=torch.contiguous_format)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits with all features visible."""
@@ -79,8 +79,8 @@ def rounded(numbers: Tensor) -> Tensor:
     >>> rounded(torch.tensor([2.4, -2.6, 1e30], dtype=torch.float64)).tolist()
     [2.0, -3.0, 4194304.0]
     """
-    whole: Tensor = _Rounded.apply(numbers)
-    return whole
+    integers: Tensor = _Rounded.apply(numbers)
+    return integers
 
 
 def whole_block(block: Block, features: Tensor) -> Tensor:
@@ -115,11 +115,11 @@ def whole_convolution(layer: nn.Conv2d, norm: nn.BatchNorm2d | None, features: T
         )
     kernel, stride = layer.kernel_size[0], layer.stride[0]
     down, across = ((side - kernel) // stride + 1 for side in features.shape[1:3])
-    seen = [
+    windows = [
         features[:, top : top + stride * (down - 1) + 1 : stride, left : left + stride * (across - 1) + 1 : stride]
         for top, left in product(range(kernel), repeat=2)
     ]
-    sums = torch.cat(seen, 3) @ weight.permute(2, 3, 1, 0).flatten(0, 2) + bias
+    sums = torch.cat(windows, 3) @ weight.permute(2, 3, 1, 0).flatten(0, 2) + bias
     return rounded(sums / WEIGHT_STEPS)
 
 
