@@ -2,11 +2,15 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer
+from torchvision.utils import save_image
 
+from patchcleanser import load_dataset
 from patchcleanser.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +63,27 @@ def test_the_commands_on_the_pages_exist_with_these_options(
     context = command.make_context(words[0], words[1:])  # parses, and runs nothing
     assert context.info_name == words[0]
     assert not context.args
+
+
+ENDLESS = ("serve", "demo")  # tests/service starts the service; `make demo` and `make wheel` run the demo
+RUN_PAGES = [
+    ROOT / "docs" / "guide" / "quickstart.md",
+    pytest.param(ROOT / "README.md", marks=pytest.mark.slow),
+    pytest.param(ROOT / "docs" / "guide" / "certify.md", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)
+def test_the_commands_of_a_page_work_as_written(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "options.toml").write_text(options_file(), encoding="utf-8")
+    save_image(load_dataset("sample").image(0), tmp_path / "photo.jpg")
+    lines = [shlex.split(line, comments=True) for name, line in command_lines() if name == page.name]
+    assert lines
+    for _, *words in lines:
+        if words[0] not in ENDLESS:
+            command = [sys.executable, "-m", "patchcleanser", *words]
+            outcome = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert outcome.returncode == 0, f"{words}: {outcome.stderr}"
 
 
 def test_links_to_files_lead_somewhere() -> None:

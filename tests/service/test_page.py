@@ -145,7 +145,7 @@ def test_samples_and_masks_can_be_chosen_with_the_keyboard(open_page: Any) -> No
     page.settle()
     page.page.wait_for_selector("#grid .cell:nth-child(25)")
     assert page.page.locator("#grid .cell").count() == 25
-    assert page.text("#masks-out") == "5×5, 25 looks an answer"
+    assert page.text("#masks-out") == "5×5, 25 classifications an answer"
 
 
 def test_a_clean_sample_is_agreed_on(open_page: Any) -> None:
@@ -248,7 +248,7 @@ def test_a_small_picture_does_not_change_the_masks_of_the_next_ones(open_page: A
     page.page.set_input_files("#upload-file", tmp_path / "small.png")
     page.page.wait_for_selector("#masks-out:has-text('2×2')")
     page.page.click("#samples button")
-    page.page.wait_for_selector("#masks-out:has-text('6×6, 36 looks an answer')")
+    page.page.wait_for_selector("#masks-out:has-text('6×6, 36 classifications an answer')")
     page.settle()
     assert page.page.locator("#grid .cell").count() == 36
 
@@ -333,7 +333,7 @@ def test_the_page_shows_the_coarse_masks_where_they_answered(browser: Any, kit: 
         page.page.check("input[value=none]", force=True)
         page.settle()
         page.page.wait_for_selector("#case:has-text('Coarse round: all agree')")
-        assert "9 looks through 9 masks" in page.text("#defended-note").replace("10 looks", "9 looks")
+        assert "9 classifications with 9 masks" in page.text("#defended-note").replace("10 class", "9 class")
         assert page.page.locator("#grid .cell").count() == 9
         assert page.text("#round-two-words") == "Not needed: the large masks agree."
         assert page.complaints == []

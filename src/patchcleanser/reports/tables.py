@@ -35,6 +35,7 @@ UNDEFENDED = Column("undefended", "Undefended, %")
 CLEAN = Column("clean", "Clean, %")
 CERTIFIED = Column("certified", "Certified, %")
 ROW_CERTIFIED = Column("row_certified", "Row-certified, %")
+CLASSIFICATIONS = Column("classifications", "Classifications an image", 1)
 DETECTION = Column("detection_certified", "Certified for detection, %")
 ALERTS = Column("alerts", "Alerts on clean images, %")
 

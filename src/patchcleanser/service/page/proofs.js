@@ -12,7 +12,8 @@ export async function loadCosts() {
   const able = state.model.may_choose_masks && state.model.grid === "source";
   $("cost-section").hidden = $("compare").hidden = !able;
   if (!able) return;
-  const numbers = Array.from({ length: state.model.limits.masks - FEWEST + 1 }, (_, i) => i + FEWEST);
+  const fewest = Math.max(FEWEST, state.model.coarse + 1); // the coarse masks are fewer
+  const numbers = Array.from({ length: state.model.limits.masks - fewest + 1 }, (_, i) => i + fewest);
   const address = (masks) => `v1/masks?height=${source.height}&width=${source.width}&masks=${masks}`;
   try {
     const all = await Promise.all(numbers.map((masks) => facts(address(masks))));
@@ -20,6 +21,7 @@ export async function loadCosts() {
     // On small pictures more masks are sometimes just the same ones.
     const more = (masks, i) => i === 0 || all[i].masks.length > all[i - 1].masks.length;
     state.costs = numbers.map((masks, i) => ({ masks, facts: all[i] })).filter(({ masks }, i) => more(masks, i));
+    $("masks").min = fewest;
     $("masks").max = state.costs.at(-1).masks;
     if (state.wish !== null) {
       $("masks").value = state.wish;
@@ -35,8 +37,8 @@ export function redrawCosts() {
   const shares = new Map([...state.proofs].map(([masks, proof]) => [masks, proof.proved_share ?? Number(proof.detection_certified)]));
   showCosts(state.costs, state.masks, shares);
   const cost = state.costs.find(({ masks }) => masks === state.masks);
-  const looks = cost ? `, ${count(cost.facts.predict_classifications, "look")} an answer` : "";
-  $("masks-out").textContent = state.masks === null ? "the service’s own" : `${state.masks}×${state.masks}${looks}`;
+  const price = cost ? `, ${count(cost.facts.predict_classifications, "classification")} an answer` : "";
+  $("masks-out").textContent = state.masks === null ? "the service’s own" : `${state.masks}×${state.masks}${price}`;
 }
 
 async function prove(masks) {

@@ -55,9 +55,9 @@ export function showAnswers(prediction, truth, model) {
   const details = prediction.details;
   const alert = prediction.kind === "detection" && prediction.alert;
   $("undefended").textContent = nameOf(details.undefended.label, model.names);
-  $("undefended-note").textContent = `one look at the whole picture, ${percent(details.undefended_confidence)} sure of itself`;
+  $("undefended-note").textContent = `one classification of the whole picture, confidence ${percent(details.undefended_confidence)}`;
   $("defended").textContent = alert ? "alert" : nameOf(prediction.label, model.names);
-  $("defended-note").textContent = `${count(prediction.classifications, "look")} through ${count(prediction.masks, "mask")}`;
+  $("defended-note").textContent = `${count(prediction.classifications, "classification")} with ${count(prediction.masks, "mask")}`;
   mark($("undefended-card"), truth === null ? null : details.undefended.label === truth);
   mark($("defended-card"), truth === null ? null : alert || prediction.label === truth);
 }
@@ -88,14 +88,14 @@ function decided(prediction, model) {
     return `${count(prediction.disagreers.length, "mask")} of ${prediction.masks} ${prediction.disagreers.length === 1 ? "disagrees" : "disagree"}. Masks of different labels challenged each other, two at a time, until one label was left: ${side}.`;
   }
   if (prediction.case === "agreed") {
-    return `Whichever piece is hidden, the model says ${name}. One of the masks hides the patch, if there is one, so it cannot be what makes the model say so.`;
+    return `Under every mask the model says ${name}. One of the masks hides the patch, if there is one, so it cannot be what makes the model say so.`;
   }
   if (prediction.case === "disagreer") {
     const mask = prediction.details.one_mask_labels.findIndex((label, i) => label === prediction.label && prediction.disagreers.includes(i) && sameBoxes(prediction.details.masks[i], prediction.suspected));
-    return `Hiding piece ${mask + 1} turns the answer into ${name}, and hiding any second piece as well changes nothing any more. That is how it looks when a patch is gone, so ${name} it is. The patch is suspected under that mask, dashed on the picture.`;
+    return `Mask ${mask + 1} turns the answer into ${name}, and any second mask beside it changes nothing any more. That is how it looks when a patch is gone, so ${name} it is. The patch is suspected under that mask, dashed on the picture.`;
   }
   const odd = prediction.disagreers.length;
-  return `${count(odd, "mask")} of ${prediction.masks} ${odd === 1 ? "disagrees" : "disagree"}, but a second mask changes each one's mind again: no single piece explains the difference. So the majority, ${name}, decides.`;
+  return `${count(odd, "mask")} of ${prediction.masks} ${odd === 1 ? "disagrees" : "disagree"}, but a second mask changes each one's mind again: no single mask explains the difference. So the majority, ${name}, decides.`;
 }
 
 function detected(prediction, model) {
@@ -157,8 +157,8 @@ export function showGrid(prediction, source, model, onShow) {
   grid.replaceChildren(...cells);
   if (focused >= 0) cells[focused]?.focus(); // a new answer must not take the keyboard away
   $("round-one-words").textContent = odd.size
-    ? `${count(odd.size, "mask")} of ${masks.length} ${odd.size === 1 ? "disagrees" : "disagree"}. Point at a piece to see it on the picture.`
-    : `All ${masks.length} agree. Point at a piece to see it on the picture.`;
+    ? `${count(odd.size, "mask")} of ${masks.length} ${odd.size === 1 ? "disagrees" : "disagree"}. Point at a mask to see it on the picture.`
+    : `All ${masks.length} agree. Point at a mask to see it on the picture.`;
 }
 
 // Masks on the network's input are drawn where they lie on the picture, as far as both have one shape.
@@ -234,7 +234,7 @@ export function showCosts(costs, chosen, shares) {
       element("td", { className: "extra", textContent: `${percent(share)} (${box.height}×${box.width} px)` }),
       element("td", { className: "num", textContent: facts.predict_classifications.toLocaleString("en") }),
       element("td", { className: "num", textContent: facts.certify_classifications.toLocaleString("en") }),
-      element("td", {}, proved === undefined ? "not looked at yet" : bar(proved)),
+      element("td", {}, proved === undefined ? "not computed yet" : bar(proved)),
     );
     return row;
   });
@@ -267,7 +267,7 @@ export function showCertificate(certificate, source, model, vouched) {
 
 function recoveryWords(certificate, model) {
   const name = nameOf(certificate.label, model.names);
-  const cost = `It took ${count(certificate.classifications, "look")}.`;
+  const cost = `It took ${count(certificate.classifications, "classification")}.`;
   if (certificate.row_certified) {
     return `Whatever an attacker prints, at every position of the threat (${model.threat}), the defended answer stays ${name}. ${cost}`;
   }
