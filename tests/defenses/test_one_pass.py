@@ -180,8 +180,9 @@ def test_half_precision_networks_and_other_networks_are_told_what_is_needed() ->
             OnePass(load_classifier(spec, device="cpu"), THREAT)
 
 
-def test_resized_images_need_a_threat_on_the_input_grid() -> None:
-    classifier = load_classifier("visible:net:bagnet?width=8&depth=3", device="cpu")
+@pytest.mark.parametrize("network", ["bagnet?width=8&depth=3", "split?width=8&depth=2&head=1&head_width=8"])
+def test_resized_images_need_a_threat_on_the_input_grid(network: str) -> None:
+    classifier = load_classifier(f"visible:net:{network}", device="cpu")
     with pytest.raises(InputError, match="use a threat on the input grid"):
         OnePass(classifier, THREAT).predict([torch.rand(3, 40, 40)])
     (verdict,) = OnePass(classifier, Threat.square(3, grid="input")).predict([torch.rand(3, 40, 40)])
