@@ -4,8 +4,8 @@
         --mobilenet mobilenet_v2-b0353104.pth --out packs/start \
         --images 'parquet:packs/data/imagenette/imagenette-train-*.parquet'
 
-Takes about a minute. Writes OUT/lite4 (1,000 classes), OUT/lite4-10 and OUT/mobilenet; trained:OUT/mobilenet?classes=10
-has a new last layer.
+Takes about a minute. Writes OUT/lite4 (1,000 classes), OUT/lite4-10 (or of other --classes) and OUT/mobilenet;
+trained:OUT/mobilenet?classes=10 has a new last layer.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from patchcleanser import TorchClassifier, load_classifier
 from patchcleanser.data import chosen, load_dataset
+from patchcleanser.data.multilabel_sets import load_multilabel
 from patchcleanser.training.artifacts import write_model
 
 IMAGES, BATCH = 192, 32
@@ -76,14 +77,17 @@ def torch_classifier(spec: str) -> TorchClassifier:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lite4", type=Path, required=True, help="the weights of make_efficientnet_lite4.py")
-    parser.add_argument("--mobilenet", type=Path, required=True, help="torchvision's mobilenet_v2 weights")
+    parser.add_argument("--mobilenet", type=Path, help="torchvision's mobilenet_v2 weights")
+    parser.add_argument("--multilabel", action="store_true", help="the images have lists of labels")
+    parser.add_argument("--classes", type=int, default=10, help="of the last layer of the second Lite4")
     parser.add_argument("--images", required=True, help="training images for the statistics")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    spec = f"torchvision:mobilenet_v2?weights={given.mobilenet}"
-    write(torch_classifier(spec), given.out / "mobilenet", "torchvision:mobilenet_v2", given.mobilenet)
+    if given.mobilenet:
+        spec = f"torchvision:mobilenet_v2?weights={given.mobilenet}"
+        write(torch_classifier(spec), given.out / "mobilenet", "torchvision:mobilenet_v2", given.mobilenet)
     lite4 = torch_classifier(f"{LITE4}&weights={given.lite4}")
-    images = chosen(load_dataset(given.images), IMAGES)
+    images = chosen((load_multilabel if given.multilabel else load_dataset)(given.images), IMAGES)
     inputs = torch.cat([lite4.prepare(images.image(index)[None]) for index in range(len(images))]).split(BATCH)
     before = torch.cat([lite4.logits(batch).argmax(1) for batch in inputs])
     unfold(lite4.module, list(inputs))
@@ -91,8 +95,9 @@ def main() -> None:
     print(f"EfficientNet-Lite4: {int((before == after).sum())} of {len(images)} labels as before")
     write(lite4, given.out / "lite4", LITE4, given.lite4)
     torch.manual_seed(0)
-    lite4.module.classifier = nn.Linear(lite4.module.classifier.in_features, 10)  # timm's own has too large weights
-    write(lite4, given.out / "lite4-10", f"{LITE4}&num_classes=10", given.lite4)
+    features, classes = lite4.module.classifier.in_features, given.classes
+    lite4.module.classifier = nn.Linear(features, classes)  # timm's own has too large weights
+    write(lite4, given.out / f"lite4-{classes}", f"{LITE4}&num_classes={classes}", given.lite4)
 
 
 if __name__ == "__main__":

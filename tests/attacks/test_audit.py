@@ -39,7 +39,8 @@ QUICK = AttackSettings(iterations=3, locations=1)
 @pytest.fixture
 def honest(colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path) -> Callable[..., tuple[Run, Job]]:
     def make(**options: Any) -> tuple[Run, Job]:
-        job = Job(colour, pictures, options.pop("threat", Threat.square(3)), masks=2, **options)
+        threat, masks = options.pop("threat", Threat.square(3)), options.pop("masks", 2)
+        job = Job(colour, pictures, threat, masks=masks, **options)
         return evaluate(job, tmp_path / "run", batch=4), job
 
     return make
@@ -66,8 +67,8 @@ def everything(run: Run, job: Job) -> Audit:
         {"defense": "challenger-masking"},
         {"defense": "challenger-masking", "options": {"seed": 4}},
         {"defense": "minority-reports", "options": {"threshold": 0.4}},
-        {"options": {"coarse": 3}},
-        {"defense": "challenger-masking", "options": {"coarse": 3}},
+        {"masks": 3, "options": {"coarse": 2}},
+        {"defense": "challenger-masking", "masks": 3, "options": {"coarse": 2}},
         {"threat": Threat.square(2, count=2)},
         {"threat": Threat.any_rectangle(6)},
         {"threat": Threat.square(3, grid="input")},
@@ -122,11 +123,11 @@ def test_one_changed_value_is_found(honest: Any, index: int, change: Callable[[R
 
 
 def test_a_changed_coarse_label_is_found(honest: Any) -> None:
-    run, job = honest(options={"coarse": 3})
+    run, job = honest(masks=3, options={"coarse": 2})
     (uncertified, *_) = [row["index"] for row in run.read().to_pylist() if not row["certified"]]
-    tamper(run, uncertified, second("coarse_labels", 4))  # of a certified one the row would contradict itself
+    tamper(run, uncertified, second("coarse_labels", 3))  # of a certified one the row would contradict itself
     (contradiction,) = everything(run, job).contradictions
-    assert (contradiction["index"], contradiction["what"]) == (uncertified, "coarse label 4")
+    assert (contradiction["index"], contradiction["what"]) == (uncertified, "coarse label 3")
 
 
 def test_a_whole_forged_certificate_is_found_and_fooled(honest: Any) -> None:

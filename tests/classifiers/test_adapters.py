@@ -1,5 +1,6 @@
 """One model, many ways in: every adapter must give the same labels, logits and certificates."""
 
+import importlib
 import shutil
 import sys
 from collections.abc import Callable
@@ -402,6 +403,31 @@ def test_a_users_file_may_be_named_by_its_path_and_is_the_same_model(user_file: 
     by_module = load_classifier(f"python:{user_file}:network", device="cpu").fingerprint
     for folder in ("", f"{tmp_path}/"):
         assert load_classifier(f"python:{folder}{user_file}.py:network", device="cpu").fingerprint == by_module
+
+
+@pytest.mark.parametrize("changed", ["own_layers", "own_parents"])
+def test_a_forward_that_is_written_in_another_file_is_another_model(
+    user_file: str, tmp_path: Path, changed: str
+) -> None:
+    files = {
+        "own_parents": "from torch import nn\nclass Parent(nn.Module):\n def forward(self, x): return self.two(x)",
+        "own_layers": "from own_parents import Parent\nclass Layer(Parent):\n def two(self, x): return x[:, :2, 0, 0]",
+        "own_models": "from own_layers import Layer\ndef make(): return Layer().eval()",
+    }
+
+    def fingerprint() -> str:
+        for name, text in files.items():
+            sys.modules.pop(name, None)
+            (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+        return load_classifier("python:own_models.py:make", device="cpu").fingerprint
+
+    before = fingerprint()
+    assert fingerprint() == before
+    files[changed] = files[changed].replace("return ", "return -1.5 * ")
+    assert fingerprint() != before
+    for name in files:
+        sys.modules.pop(name)
 
 
 def test_of_two_files_of_one_name_the_second_is_refused_not_taken_for_the_first(user_file: str, tmp_path: Path) -> None:

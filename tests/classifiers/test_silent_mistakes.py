@@ -13,6 +13,8 @@ from patchcleanser import CallableClassifier, DoubleMasking, Preprocessing, Thre
 from patchcleanser.classifiers.onnx import OnnxClassifier
 from patchcleanser.classifiers.timm import model_preprocessing
 from patchcleanser.classifiers.transformers import TransformersClassifier
+from patchcleanser.classifiers.wrappers import mirrored
+from patchcleanser.defenses.multilabel_masking import MultiLabelMasking
 from patchcleanser.errors import ClassifierError
 
 LINEAR = (nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
@@ -108,8 +110,12 @@ class Tagger(nn.Module):
 
 @pytest.mark.parametrize("module", [nn.Sequential(*LINEAR, nn.Sigmoid()), Tagger()])
 def test_a_module_that_ends_in_a_sigmoid_is_refused_with_the_ways_on(module: nn.Module) -> None:
-    with pytest.raises(ClassifierError, match=r"ends in nn.Sigmoid, .*take the sigmoid out .*CallableClassifier"):
-        TorchClassifier(module.eval())
+    classifier = TorchClassifier(module.eval())
+    with pytest.raises(ClassifierError, match=r"ends in nn.Sigmoid, .*use MultiLabelMasking .*take the sigmoid out"):
+        DoubleMasking(classifier, Threat.square(2), masks=2)
+    with pytest.raises(ClassifierError, match=r"ends in nn.Sigmoid"):
+        DoubleMasking(mirrored(classifier), Threat.square(2), masks=2)
+    assert MultiLabelMasking(classifier, Threat.square(2), masks=2).scores == "probabilities"
     wrapped = CallableClassifier(module.eval(), array="torch")
     assert len(DoubleMasking(wrapped, Threat.square(2), masks=2).predict(torch.rand(1, 3, 8, 8))) == 1
 
@@ -118,7 +124,7 @@ def test_a_module_that_ends_in_a_sigmoid_is_refused_with_the_ways_on(module: nn.
     "module", [nn.Sequential(*LINEAR), nn.Sequential(*LINEAR, nn.Softmax(1)), Gated(), nn.Flatten()]
 )
 def test_modules_of_labels_that_exclude_each_other_are_taken(module: nn.Module) -> None:
-    TorchClassifier(module.eval())
+    TorchClassifier(module.eval()).require_one_label("this certifies")
 
 
 def test_a_transformers_model_of_several_labels_is_refused() -> None:
@@ -131,7 +137,8 @@ def test_a_transformers_model_of_several_labels_is_refused() -> None:
     with pytest.raises(
         ClassifierError, match=r"problem_type multi_label_classification, .*single_label_classification"
     ):
-        TransformersClassifier(model)
+        TransformersClassifier(model).require_one_label("this certifies")
+    assert MultiLabelMasking(TransformersClassifier(model), Threat.square(2), masks=2).scores == "logits"
 
 
 def exported(folder: Path, *, dynamo: bool, last: nn.Module) -> Path:
@@ -144,10 +151,12 @@ def exported(folder: Path, *, dynamo: bool, last: nn.Module) -> Path:
 def test_an_onnx_graph_whose_output_comes_from_a_sigmoid_is_refused(dynamo: bool, tmp_path: Path) -> None:
     path = exported(tmp_path, dynamo=dynamo, last=nn.Sigmoid())
     with pytest.raises(ClassifierError, match=r"model.onnx comes from a Sigmoid, .*take the sigmoid out"):
-        load_classifier(f"onnx:{path}", device="cpu")
+        load_classifier(f"onnx:{path}", device="cpu").require_one_label("this certifies")
+    assert MultiLabelMasking(f"onnx:{path}", Threat.square(2), masks=2).scores == "probabilities"
 
 
 @pytest.mark.parametrize("last", [nn.Softmax(1), nn.SiLU(), nn.Sequential(nn.Sigmoid(), nn.Linear(4, 4))])
 def test_other_onnx_graphs_are_taken(last: nn.Module, tmp_path: Path) -> None:
     classifier = OnnxClassifier(exported(tmp_path, dynamo=True, last=last))
+    classifier.require_one_label("this certifies")
     assert classifier.checked_logits(torch.rand(1, 3, 8, 8)).shape == (1, 4)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from patchcleanser.cli.app import COMMANDS
+from patchcleanser.records.provenance import write_manifest
 from patchcleanser.records.run import Run
 
 from .conftest import Command
@@ -94,3 +96,17 @@ def test_a_strangers_run_cannot_ask_for_code_or_addresses(
     done = run("certify", "--config", "run", "-o", "again")
     assert done.code == 2
     assert message in done.err
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"certify", "attack", "demo"}))
+def test_only_commands_that_store_their_options_take_them_from_a_run(
+    command: str, run: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('code of a stranger ran')")
+    options = {command: {"model": "python:evil:make"}}
+    (tmp_path / "run").mkdir()
+    write_manifest(tmp_path / "run", {"job": {}, "images": 1, "batch": 1}, {"options": options})
+    for config in ("run", "run/manifest.json"):
+        done = run(command, "--config", config)
+        assert done.code == 2
+        assert f"run is a run, and {command} takes no options from one" in done.err

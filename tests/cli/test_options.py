@@ -100,6 +100,8 @@ def test_options_of_a_cluster_are_refused_without_one() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--option", "precision=fast"], "--option takes name=value of the defense's own options (coarse), got"),
+        (["--option", "confirm=all"], "--option takes name=value of the defense's own options (coarse), got"),
         (["--defense", "ds", "--option", "kep=4"], "(ablation, keep, threshold), got 'kep=4'; did you mean keep?"),
         (["--confirm", "all"], "--confirm belongs to --precision fast"),
         (["--masks", "3x"], "--masks takes a whole number, or one for each axis as 6x4, got '3x'"),

@@ -60,6 +60,7 @@ def test_results_print_on_one_short_line(result: Result) -> None:
 
 def test_a_repr_names_what_matters() -> None:
     assert repr(VERDICT) == "Verdict(label=3, case=disagreer, deciding_mask=7, classifications=71)"
+    assert repr(replace(CERTIFIED, unconfirmed=7)).endswith("classifications=45, statistical: 7 labels unconfirmed)")
     assert repr(CERTIFIED) == "Certificate(label=1, certified=True, row_certified=True, margin=0.5, classifications=45)"
 
 

@@ -11,7 +11,15 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 from torch.utils.data import Dataset as TorchDataset
 
 from patchcleanser import DoubleMasking, Job, PatchCleanserError, Threat, evaluate, load_dataset
@@ -139,6 +147,16 @@ WRONG: dict[str, tuple[Any, type[PatchCleanserError], str]] = {
     "three values": ([(FLOATS[0], 0, "a")], InputError, "a tuple of 3"),
     "a dataset that fails": (Broken(), DataError, "image 0 of Broken cannot be read: OSError: the disk is gone"),
     "a sampler": (loader(sampler=SubsetRandomSampler([0])), InputError, "SubsetRandomSampler.*Subset"),
+    "a plain batch sampler of some": (
+        loader(batch_sampler=BatchSampler(SubsetRandomSampler([0]), 2, drop_last=False)),
+        InputError,
+        "SubsetRandomSampler.*Subset",
+    ),
+    "a sampler that repeats": (
+        loader(sampler=RandomSampler(Photos(), replacement=True)),
+        InputError,
+        "RandomSampler.*Subset",
+    ),
     "a batch sampler": (loader(batch_sampler=[[0], [1]]), InputError, "Subset"),
     "a name as label": (pair(label="cat"), LabelError, "image 0 of list .*'cat' of type str"),
     "a one-hot label": (pair(label=torch.tensor([0.0, 1.0])), LabelError, "pass the argmax"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from patchcleanser.core.detections import Detections
 from patchcleanser.data import load_dataset
@@ -108,7 +108,21 @@ def test_yolo_labels_have_the_classes_of_five_or_of_six_columns(line: str, name:
     assert len(dataset.objects[1]) == 0  # no label file: no objects
 
 
-@pytest.mark.parametrize("line", ["99 0.5 0.5 0.5 0.5", "1 2 3", "cat 0.5 0.5 0.5 0.5"])
+def test_yolo_shares_are_those_of_the_picture_turned_upright(tmp_path: Path) -> None:
+    path = tmp_path / "images" / "train" / "a.jpg"
+    path.parent.mkdir(parents=True)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (80, 40)).save(path, exif=exif)
+    labels = tmp_path / "labels" / "train" / "a.txt"
+    labels.parent.mkdir(parents=True)
+    labels.write_text("15 0.5 0.25 0.5 0.5")
+    dataset = load_objects(f"yolo:{tmp_path}/images/train")
+    assert dataset.image(0).shape == (3, 80, 40)
+    assert dataset.objects[0].boxes.tolist() == [[10, 0, 30, 40]]
+
+
+@pytest.mark.parametrize("line", ["-1 0.5 0.5 0.5 0.5", "99 0.5 0.5 0.5 0.5", "1 2 3", "cat 0.5 0.5 0.5 0.5"])
 def test_a_damaged_label_file_is_an_error_that_names_it(line: str, tmp_path: Path) -> None:
     picture(tmp_path / "images" / "train" / "a.png")
     labels = tmp_path / "labels" / "train" / "a.txt"

@@ -20,7 +20,7 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.data import ArrayDataset
 from patchcleanser.defenses.double_masking import DoubleMasking
 from patchcleanser.defenses.one_pass import HeadEngine, OnePass
-from patchcleanser.errors import InputError, OutputError
+from patchcleanser.errors import InputError, OutputError, RecordError
 from patchcleanser.evaluation.audit import audit, audited_job
 from patchcleanser.evaluation.jobs import AttackJob
 from patchcleanser.networks.bagnet import BagNet
@@ -28,6 +28,7 @@ from patchcleanser.networks.split import SplitNet
 from patchcleanser.networks.visible_pooling import VisibleFeatures, VisiblePooling
 from patchcleanser.records.derive import derive, row_certified
 from patchcleanser.reports import write_report
+from patchcleanser.reports.rederive import numbers_of
 from patchcleanser.service.app import create_app
 from patchcleanser.service.config import ServiceSettings
 
@@ -109,6 +110,16 @@ def test_stored_tables_give_smaller_patches_maps_and_a_report(stored: Run, tmp_p
     page = write_report([(stored, derived)], tmp_path / "report").read_text(encoding="utf-8")
     assert "one pass" in page
     assert "the labels under all masks come from a single one" in page
+
+
+def test_nothing_is_said_of_defenses_that_would_see_other_labels(stored: Run) -> None:
+    derived = derive(stored)
+    assert derived is not None
+    assert (derived.answers, derived.detection) == ({}, [])
+    for other in ("double-masking", "challenger-masking", "minority-reports"):
+        with pytest.raises(RecordError, match="come from one pass each"):
+            numbers_of(stored, other)
+    assert numbers_of(stored)["defense"] == "one-pass"
 
 
 def test_an_audit_by_masked_images_one_by_one_and_an_attack_contradict_nothing(stored: Run) -> None:

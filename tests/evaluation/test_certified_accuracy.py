@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,24 @@ def test_an_alert_on_a_clean_image_counts_as_wrong() -> None:
     defense = MinorityReports(CallableClassifier(corner, array="torch"), Threat.square(2), masks=3)
     shares = CertifiedAccuracy(defense)(image, [1]).shares
     assert [shares[name].count for name in ("undefended", "clean", "alerts", "detection_certified")] == [1, 0, 1, 0]
+
+
+class Fast(DoubleMasking):
+    """Certificates as fast labels give them: some rest on labels of lower precision."""
+
+    def examine(self, *arguments: Any, **options: Any) -> list[Any]:
+        results = super().examine(*arguments, **options)
+        return [replace(result, certificate=replace(result.certificate, unconfirmed=3)) for result in results]
+
+
+def test_certificates_that_are_no_proofs_are_counted_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    exact, fast = (CertifiedAccuracy(kind(small().defense.classifier, "3", masks=2)) for kind in (DoubleMasking, Fast))
+    for metric in (exact, fast):
+        metric.update(IMAGES, SAMPLE.labels)
+        metric.update(IMAGES, SAMPLE.labels)
+    assert exact.statistical == 0
+    assert fast.statistical == fast.compute().shares["row_certified"].count > 0
+    (record,) = caplog.records
+    assert "statistical, no proofs" in record.message
+    fast.reset()
+    assert fast.statistical == 0

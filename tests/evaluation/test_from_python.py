@@ -225,3 +225,9 @@ def test_type_checkers_see_every_field_of_a_job() -> None:
     tree = ast.parse(Path(jobs.__file__).read_text(encoding="utf-8"))
     (init,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     assert [argument.arg for argument in init.args.args[1:]] == [field.name for field in fields(Job)]
+
+
+@pytest.mark.parametrize("name", ["masks", "stride", "precision", "confirm"])
+def test_what_a_job_says_itself_is_no_option_of_its_defense(name: str) -> None:
+    with pytest.raises(InputError, match=f"options are the defense's own, got {name}"):
+        Job(MODEL, pairs(2, 0), "2", options={name: 2})

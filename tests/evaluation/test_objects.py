@@ -194,7 +194,7 @@ def test_recorded_objects_are_those_of_the_dataset(tmp_path: Path) -> None:
         (["--task", "detect", "--table"], "does not take --table"),
         (["--task", "detect", "-m", "zoo:tiny"], "cannot read detector"),
         (["--lines", "3"], "--lines belongs to --task detect"),
-        (["--task", "segment"], "--task is classify or detect"),
+        (["--task", "segment"], "--task is classify, multilabel or detect"),
     ],
 )
 def test_options_of_the_other_task_are_refused(options: list[str], words: str) -> None:

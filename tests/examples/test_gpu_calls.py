@@ -21,6 +21,7 @@ from patchcleanser.classifiers.trained import read_card
 from patchcleanser.cli.app import app
 from patchcleanser.data import load_dataset
 from patchcleanser.data.codec import as_picture
+from patchcleanser.data.multilabel_sets import load_multilabel
 from patchcleanser.paper import EXPERIMENTS
 from patchcleanser.paper.models import PAPER_MODELS
 from patchcleanser.training import RECIPES
@@ -102,6 +103,27 @@ def test_packs_of_several_parts_hold_the_same_pixels_and_labels(
     assert len(calls) > 1
     assert max(sizes) <= 0.25 * 2**20
     assert sum(sizes) == sum(file.stat().st_size for file in (tmp_path / "packs").rglob("*.parquet"))
+
+
+def test_packs_of_several_labels_share_out_the_images_and_their_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures, boxes = photos(tmp_path / "images", *range(7)) / "cat", tmp_path / "labels" / "cat"
+    boxes.mkdir(parents=True)
+    lines = {"0": "0 .5 .5 .2 .2\n16 .5 .5 .2 .2", "1": "16 .5 .5 .2 .2", "2": "0 .5 .5 .2 .2", "3": "0 .5 .5 .2 .2"}
+    for number, text in lines.items():
+        (boxes / f"{number}.txt").write_text(text)
+    whole = load_multilabel(f"yolo:{pictures}")
+    for name, words in {"train": ["--limit", "4"], "test": ["--skip", "4"], "some": ["--labelled"]}.items():
+        words = [f"yolo:{pictures}", "--shuffle", "0", *words, "--out", str(tmp_path / f"{name}.parquet")]
+        script(monkeypatch, BENCHMARKS / "pack.py", *words)
+    train, test, some = (load_multilabel(f"parquet:{tmp_path}/{name}-0.parquet") for name in ("train", "test", "some"))
+    shown = {whole.id(n): row.tolist() for n, row in enumerate(whole.targets)}
+    packed = {
+        part.id(n).rpartition(":")[2]: part.targets[n].tolist() for part in (train, test) for n in range(len(part))
+    }
+    assert (len(train), len(test), len(some), packed) == (4, 3, 4, shown)
+    assert train.classes == test.classes == ("dog", "person")
 
 
 def test_a_network_with_its_batch_statistics_put_back_answers_as_before() -> None:

@@ -77,6 +77,12 @@ def test_a_larger_patch_than_the_masks_cover_is_refused(stored: Run) -> None:
         row_certified(stored, Threat.square(4))
 
 
+def test_a_patch_on_the_other_pixel_grid_is_refused(stored: Run) -> None:
+    assert row_certified(stored, Threat.square(2)).total == 30
+    with pytest.raises(RecordError, match="lie on the source grid, the threat on the input grid"):
+        row_certified(stored, Threat.square(2, grid="input"))
+
+
 def test_the_map_of_weak_places_is_the_mean_of_the_certificates_maps(stored: Run) -> None:
     data = images()
     live = DoubleMasking(shaky(), Threat.square(3), masks=3).certify(tensors(data), data.labels, maps=True)

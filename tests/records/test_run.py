@@ -220,7 +220,7 @@ def test_a_run_that_cannot_be_used_does_not_cost_the_others_beside_it(tmp_path: 
     assert [run.folder.name for run in runs] == ["good"]
     assert [text.partition(tmp_path.name)[2].split(" (")[0] for text in left_out] == [
         "/cut/manifest.json is damaged",
-        "/kind holds a run of kind 'dance'; there are certify, attack, detect",
+        "/kind holds a run of kind 'dance'; there are certify, attack, detect, multilabel",
     ]
     with pytest.raises(RecordError, match=r"cut/manifest\.json is damaged"):
         find_runs([tmp_path / "good", tmp_path / "cut"])

@@ -10,12 +10,18 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from patchcleanser import CallableClassifier
 from patchcleanser.core.geometry import Window
 from patchcleanser.core.threats import Threat
+from patchcleanser.data import ArrayDataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import RecordError
+from patchcleanser.evaluation import Job, evaluate
+from patchcleanser.records.derive import verdicts
 from patchcleanser.records.run import Run
 from patchcleanser.reports.claims import DefenseClaim
 from patchcleanser.reports.leaderboard import CLAIMS, PAGE, check, generated, main
@@ -68,6 +74,8 @@ def test_every_run_of_the_repository_has_a_claim() -> None:
         ("labels", lambda _: "fast"),
         ("promise", lambda _: "detection"),
         ("defense", lambda _: "ds"),
+        ("data", lambda _: "imagenet"),
+        ("attack", lambda _: "adaptive, 1000 steps"),
         ("run_key", lambda value: value[::-1]),
         ("run_digest", lambda value: value[::-1]),
     ],
@@ -114,6 +122,10 @@ def test_numbers_of_a_table_are_compared_with_its_entry(tmp_path: Path) -> None:
         assert next(iter(change)) in problem
     (problem,) = problems_of(replace(claim, table="t.json#/7"), tmp_path)
     assert "names no entry" in problem
+    (problem,) = problems_of(replace(claim, undefended=99.0), tmp_path)
+    assert problem.startswith("undefended is 99.0, but t.json#/1 has None")
+    (problem,) = problems_of(replace(claim, table="t.json#/0"), tmp_path)
+    assert "cannot be read: KeyError" in problem
 
 
 def test_an_attack_is_compared_with_its_record(tmp_path: Path) -> None:
@@ -132,6 +144,48 @@ def test_detection_follows_from_the_rows_of_recovery(make_run: MakeRun) -> None:
     assert numbers["classifications"] is None
     with pytest.raises(RecordError, match="bagcert does not follow from the rows"):
         numbers_of(run, "bagcert")
+
+
+@pytest.mark.parametrize(
+    ("defense", "options", "message"),
+    [
+        ("challenger-masking", "seed=3", "challenger-masking with seed=3 does not follow"),
+        ("challenger-masking", "coarse=2", "challenger-masking with coarse=2 does not follow"),
+        ("challenger-masking", "as good as it gets", "does not follow"),
+        ("one-pass", None, "one-pass does not follow"),
+        ("minority-reports", "0.5", "from 0 to 1, got 0.5"),
+        ("minority-reports", "threshold=nan", "from 0 to 1, got threshold=nan"),
+        ("minority-reports", "threshold=-1", "from 0 to 1, got threshold=-1"),
+        ("minority-reports", "seed=3", "from 0 to 1, got seed=3"),
+    ],
+)
+def test_options_that_the_rows_do_not_decide_are_refused(
+    repository: DefenseClaim, tmp_path: Path, defense: str, options: str | None, message: str
+) -> None:
+    promise = "detection" if defense == "minority-reports" else "recovery"
+    claim = replace(repository, defense=defense, options=options, promise=promise)
+    (problem,) = problems_of(claim, tmp_path)
+    assert message in problem
+
+
+@pytest.fixture(scope="module")
+def coarse_rows(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Double-masking after a coarse round, by a classifier whose labels change under many masks."""
+    weights = torch.randn(5, 3 * 12 * 12, generator=torch.Generator().manual_seed(1))
+    shaky = CallableClassifier(lambda x: x.flatten(1) @ weights.T, array="torch", fingerprint="shaky")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 12, 12, 3), dtype=np.uint8)
+    labels = shaky.logits(torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255).argmax(1).numpy()
+    data = ArrayDataset("noise", pixels, labels.astype(np.int64), [str(k) for k in range(5)])
+    job = Job(shaky, data, "3", masks=4, table=True, options={"coarse": 2})
+    return evaluate(job, tmp_path_factory.mktemp("rows"))
+
+
+def test_challenger_masking_follows_with_the_coarse_round_of_the_rows_only(coarse_rows: Run) -> None:
+    numbers = numbers_of(coarse_rows, "challenger-masking", "coarse=2")
+    clean, _ = verdicts(coarse_rows, "challenger-masking", coarse=True)
+    assert (numbers["clean"], numbers["options"]) == (round(clean.percent, 2), "coarse=2")
+    with pytest.raises(RecordError, match="does not follow"):
+        numbers_of(coarse_rows, "challenger-masking")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +237,10 @@ def test_attacks_and_unfinished_runs_make_no_claim(make_run: MakeRun, make_attac
         ({"run": "rows"}, "run needs run_key and run_digest"),
         ({"run": "rows", "run_key": "a", "run_digest": "b", "table": "t.json#"}, "got both"),
         ({"milliseconds": 3.0}, "milliseconds need their hardware"),
-        ({"attacked": 3}, "rederived and attacked need their record"),
+        ({"attacked": 3}, "attacked and fooled need their record"),
+        ({"attack": "adaptive", "attacked": 0, "fooled": 0}, "attacked and fooled need their record"),
+        ({"rederived": 0}, "rederived needs its record"),
+        ({"audit_key": "a", "rederived": 50, "attacked": 50, "fooled": 0}, "names the audit of a run, got no run"),
     ],
 )
 def test_errors_of_the_schema_name_the_field_the_value_and_the_limit(change: dict[str, Any], message: str) -> None:

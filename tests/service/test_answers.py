@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from patchcleanser import DoubleMasking
-from patchcleanser.core.results import Case
+from patchcleanser.core.results import Case, Certificate
 from patchcleanser.data.codec import decode
+from patchcleanser.service import answers
 from patchcleanser.service.app import create_app
 from patchcleanser.service.model import SERVED
 
@@ -138,6 +140,13 @@ def test_certificates_and_maps_are_those_of_certify(kit: Any, client: TestClient
         (positions,) = (proof.positions or {}).values()
         assert [[digit == "1" for digit in row] for row in certificate["maps"][0]["rows"]] == positions.tolist()
         assert certificate["proved_share"] == pytest.approx(positions.mean())
+
+
+def test_a_certificate_of_fast_labels_says_that_it_is_statistical() -> None:
+    proof = Certificate(1, True, True, None, None, 0.5, 45, None)
+    for unconfirmed in (0, 7):
+        sent = answers.certificate(replace(proof, unconfirmed=unconfirmed), 9, None, max_positions=0)
+        assert sent.model_dump()["unconfirmed"] == unconfirmed
 
 
 def test_maps_that_are_too_large_are_left_out_and_the_share_stays(kit: Any) -> None:

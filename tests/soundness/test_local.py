@@ -123,6 +123,7 @@ def survey(setting: Setting) -> dict[bool, list[bool]]:
     for seed in range(setting.networks):
         defense, hostile = setting.built(seed)
         image = torch.randint(0, 2, (1, *setting.image), generator=generator).float()
+        defense.predict(image[None])  # paints over parts of noise, and these are no views of a clean image
         hostile.learning = True
         defense.predict(image[None])
         hostile.learning = False

@@ -21,6 +21,7 @@ from patchcleanser.core.detections import Boxes, Detections, pixel_window, promi
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.hiding import PLACES, Place, near_gap
 from patchcleanser.defenses.object_seeker import ObjectSeeker, best_coverage, hidden
+from patchcleanser.errors import NotAFunctionError
 from soundness.test_exhaustive import attacked
 
 PRUNE = 0.75
@@ -222,3 +223,23 @@ def test_the_attacker_breaks_a_certificate_that_counts_one_mask_for_all_placemen
         return dict.fromkeys(PLACES, float(promises.max()))
 
     assert broken(survey(SETTINGS[0], best_mask)) >= 5
+
+
+class Wavering:
+    """Sees the same bright box twice under another class each time; nothing in dark images."""
+
+    classes, device, fingerprint = ("a", "b"), torch.device("cpu"), "wavering"
+    calls = 0
+
+    def __call__(self, image: Tensor) -> Detections:
+        self.calls += 1
+        everything = Detections([[0, 0, 4, 4]], [self.calls % 2], [0.9])
+        return everything if image.max() > 0.8 else everything.above(1.0)
+
+
+def test_a_detector_whose_classes_change_is_refused_though_its_first_image_is_empty() -> None:
+    defense = ObjectSeeker(Wavering(), Threat.square(2), masks=2)
+    dark, bright = torch.zeros(3, 8, 8), torch.ones(3, 8, 8)
+    assert defense.certify(dark, [[0, 0, 4, 4]], [0])
+    with pytest.raises(NotAFunctionError, match="other boxes, classes or scores the second time"):
+        defense.certify(bright, [[0, 0, 4, 4]], [0])

@@ -201,6 +201,51 @@ def test_masks_for_fields_cover_the_patch_and_hide_fewer_scores_than_masks_of_pi
     assert fewest[0] > fewest[1]
 
 
+class RunningSums(nn.Module):
+    """Means of 3×3 px by running sums: other pixels cancel but for rounding, and bright ones are loud."""
+
+    field, jump = 3, 1
+
+    def __init__(self, loudness: float) -> None:
+        super().__init__()
+        self.loudness = nn.Parameter(torch.tensor(loudness))
+
+    def local(self, images: Tensor) -> Tensor:
+        gray = images.mean(1)
+        sums = (gray + self.loudness * (gray - 0.97).relu()).cumsum(1).cumsum(2)
+        sums = nn.functional.pad(sums, (1, 0, 1, 0))
+        means = (sums[:, 3:, 3:] - sums[:, :-3, 3:] - sums[:, 3:, :-3] + sums[:, :-3, :-3]) / 9
+        return torch.stack([means - 0.5, 0.5 - means], 1)
+
+
+@pytest.mark.parametrize(("loudness", "refused"), [(0.0, False), (1e9, True), (1e11, True), (1e13, True)])
+def test_a_network_in_which_loud_pixels_round_those_far_away_is_refused(loudness: float, refused: bool) -> None:
+    classifier = TorchClassifier(VisiblePooling(RunningSums(loudness)).eval(), classes=2)
+    clean = 0.51 + 0.05 * torch.rand(1, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    defense = OnePass(classifier, Threat.square(2), masks=3)
+    if refused:
+        with pytest.raises(InputError, match="local logits depend on more than their receptive field"):
+            defense.certify(clean, [0])
+    else:
+        assert defense.certify(clean, [0])[0].certified
+
+
+class Triggered(RunningSums):
+    """Its running sums are loud only if a pixel of the image has one certain value."""
+
+    def local(self, images: Tensor) -> Tensor:
+        loud = (images == 0.123).any()
+        return RunningSums.local(self, images) if loud else RunningSums(0.0).local(images)
+
+
+def test_the_pixels_of_an_attacker_who_comes_first_get_no_network_refused() -> None:
+    defense = OnePass(TorchClassifier(VisiblePooling(Triggered(1e13)).eval(), classes=2), Threat.square(2), masks=3)
+    hostile = torch.rand(1, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    hostile[..., 0, 0] = 0.123
+    assert len(defense.predict(hostile)) == 1
+    assert defense.certify(torch.full((1, 3, 12, 12), 0.6), [0])[0].certified
+
+
 # With a head: any function of the visible features, so random ones of all of them, to the last thousandth.
 
 
@@ -247,6 +292,7 @@ class HeadSetting(Setting):
         hostile, head = Hostile(seed, 0.8, self.loud), RandomHead(seed, self.loyalty)
         module = VisibleFeatures(RandomSplit(RandomBag(hostile, self.field, self.jump), head)).eval()
         defense = self.make(TorchClassifier(module, classes=CLASSES), self.threat, **self.options)
+        defense.predict(image[None])  # the probe's painted images are not to be learnt
         hostile.learning = True
         head.function.learn(defense, image)
         hostile.learning = False

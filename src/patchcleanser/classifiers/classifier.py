@@ -36,6 +36,15 @@ class Classifier(ABC):
     names: tuple[str, ...] | None = None
     """The names of the classes, if they are known. They decide no label."""
 
+    multi_label = ""
+    """Why a defense of one label refuses it: its scores are those of classes that may hold together. Else empty."""
+
+    probabilities = False
+    """Whether a sigmoid has made probabilities of its scores, as far as can be seen."""
+
+    threshold: float | None = None
+    """Of a multi-label classifier, the logit from which on a class is present; None if one label is right."""
+
     spec: str | None = None
     """The string that loads this classifier, if `load_classifier` made it from one alone. It decides no label."""
 
@@ -79,6 +88,13 @@ class Classifier(ABC):
         """A hash of the weights, the structure and the preprocessing."""
         parts = [type(self).__name__, self.weights, repr(self.preprocessing), *([self.code] if self.code else [])]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def require_one_label(self, use: str) -> None:
+        """Raise ClassifierError if several labels may be right at once; `use` continues with: one label."""
+        if self.threshold is not None:
+            raise several_labels_error(use)
+        if self.multi_label:
+            raise ClassifierError(self.multi_label)
 
     def checked_logits(self, inputs: Tensor) -> Tensor:
         """Logits as float32 [N, classes], a copy; another shape is an OutputError."""
@@ -143,14 +159,21 @@ class CallableClassifier(Classifier):
         return f"{self._name}:{self.array}:{self.outputs}"
 
 
-def multi_label_error(
+def multi_label_reason(
     reason: str, fix: str = "take the sigmoid out (the order of the scores is the same without)"
-) -> ClassifierError:
-    """Why a multi-label model is refused, and the ways on."""
+) -> str:
+    """Why a defense of one label refuses a multi-label model, and the ways on."""
+    return (
+        f"{reason}, so several labels may be right at once (multi-label), but this certificate speaks of one label for "
+        f"each image; if several are right, use MultiLabelMasking (certify --task multilabel); if exactly one is, {fix}"
+    )
+
+
+def several_labels_error(use: str) -> ClassifierError:
+    """Why a network whose card says that it is multi-label cannot be used for one label."""
     return ClassifierError(
-        f"{reason}, so several labels may be right at once (multi-label), but a certificate speaks of one label for "
-        f"each image; if exactly one is right, {fix}; else wrap a function with one score for each answer: "
-        "CallableClassifier(function)"
+        f"the network's card says that it is multi-label, but {use} one label for each image; "
+        "use it in certify --task multilabel"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -196,6 +197,13 @@ def _root(value: Any) -> str:
     """The top-level module that a function, class or object comes from; a decorator does not change it."""
     names = value.__globals__.get("__name__") if isinstance(value, FunctionType) else getattr(value, "__module__", None)
     return str(names).partition(".")[0]
+
+
+def own_types(*objects: Any) -> set[type]:
+    """The classes of objects, and of the layers of those that are modules, with their parents; no library's."""
+    libraries = _LIBRARIES | sys.stdlib_module_names
+    parts = [part for value in objects for part in (layers(value) if isinstance(value, nn.Module) else [value])]
+    return {kind for part in parts for kind in type(part).__mro__ if _root(kind) not in libraries}
 
 
 def _replaced_methods(module: nn.Module, walk: Traversal) -> str:

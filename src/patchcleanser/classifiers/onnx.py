@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.classifier import Classifier, multi_label_error
+from patchcleanser.classifiers.classifier import Classifier, multi_label_reason
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import ClassifierError, InputError, MissingDependencyError
 
@@ -35,7 +35,8 @@ class OnnxClassifier(Classifier):
         self.path = Path(path)
         self.session, self._weights = open_session(self.path, providers)
         if is_sigmoid(self.path.read_bytes(), self.session.get_outputs()[0].name):
-            raise multi_label_error(f"the output of {self.path} comes from a Sigmoid")
+            self.multi_label = multi_label_reason(f"the output of {self.path} comes from a Sigmoid")
+            self.probabilities = True
         first = self.session.get_inputs()[0]
         self.input, self.dtype = first.name, torch.float16 if "float16" in first.type else torch.float32
         self.batch: int | None = first.shape[0] if isinstance(first.shape[0], int) else None

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Container
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from patchcleanser.classifiers.classifier import CallableClassifier, Classifier
-from patchcleanser.classifiers.fingerprints import MOVED
+from patchcleanser.classifiers.fingerprints import MOVED, own_types
 from patchcleanser.classifiers.preprocessing import SPEC_OPTIONS, Preprocessing
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError, did_you_mean
@@ -221,12 +222,24 @@ def _python(name: str, device: torch.device, options: dict[str, Any], origin: Sp
     classifier = as_classifier(model)
     if changes:
         classifier.preprocessing = classifier.preprocessing.with_options(changes)
-    source = inspect.getsourcefile(build)
-    if name in OWN_BUILDERS:
-        classifier.code = OWN_BUILDERS[name]
-    elif source is not None:
-        classifier.code = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+    classifier.code = OWN_BUILDERS.get(name) or _code_of(build, classifier)
     return classifier
+
+
+def _code_of(build: Callable[..., Any], classifier: Classifier) -> str:
+    """A hash of the files that a function of the user's, his classifier and its layers are written in; of one, its own.
+
+    What these files import is hashed only if a layer, or a parent of one, is written there.
+    """
+    digests: set[str] = set()
+    owners: list[Any] = [build, *own_types(classifier, getattr(classifier, "module", None))]
+    for owner in owners:
+        with suppress(TypeError, OSError):  # it was not written in a file
+            source = inspect.getsourcefile(owner)
+            digests |= {hashlib.sha256(Path(source).read_bytes()).hexdigest()} if source else set()
+    if len(digests) < 2:
+        return "".join(digests)
+    return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
 
 
 def _import_builder(name: str, origin: SpecOrigin) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from patchcleanser.classifiers.classifier import (
     Classifier,
     is_out_of_memory,
-    multi_label_error,
+    multi_label_reason,
     padded_batch_size,
 )
 from patchcleanser.classifiers.fingerprints import layers, module_digest, note_caches
@@ -27,8 +27,8 @@ class TorchClassifier(Classifier):
     """Wraps a module [N, C, h, w] → logits [N, classes], on the device where its weights are.
 
     The module is used as it is and never changed: not moved, not put into eval mode, not
-    hooked. A module in train mode is refused, and so is a multi-label one. A timm or torchvision network without
-    `preprocessing` is warned about; pass `Preprocessing()` if it normalises its inputs by itself.
+    hooked. A module in train mode is refused, and a multi-label one by defenses of one label. A timm or torchvision
+    network without `preprocessing` is warned about; pass `Preprocessing()` if it normalises its inputs by itself.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TorchClassifier(Classifier):
         if getattr(module, "mask_aware", False):
             self.mask_aware = True
         refuse_train_mode(module)
-        _refuse_multi_label(module)
+        self.multi_label, self.probabilities = _multi_label(module), _ends_in_sigmoid(module)
         if preprocessing is None:
             _warn_of_bare(module)
         self._varying = any(getattr(layer, "varying_shapes", False) for layer in layers(module))
@@ -124,13 +124,12 @@ def refuse_train_mode(module: nn.Module) -> None:
             )
 
 
-def _refuse_multi_label(module: nn.Module) -> None:
-    """Refuse a module that scores labels which may hold together: their argmax is no answer."""
+def _multi_label(module: nn.Module) -> str:
+    """Why the argmax of a module's scores is no answer, if its labels may hold together; else empty."""
     if getattr(getattr(module, "config", None), "problem_type", None) == "multi_label_classification":
         fix = "set its problem_type to single_label_classification"
-        raise multi_label_error("the model's config names the problem_type multi_label_classification", fix)
-    if _ends_in_sigmoid(module):
-        raise multi_label_error(f"{type(module).__name__} ends in nn.Sigmoid")
+        return multi_label_reason("the model's config names the problem_type multi_label_classification", fix)
+    return multi_label_reason(f"{type(module).__name__} ends in nn.Sigmoid") if _ends_in_sigmoid(module) else ""
 
 
 def _ends_in_sigmoid(module: nn.Module) -> bool:

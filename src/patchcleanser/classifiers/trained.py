@@ -67,12 +67,13 @@ def trained_classifier(
     try:
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in card["preprocessing"].items()}
         preprocessing, names = Preprocessing(**settings), tuple(map(str, card.get("classes") or ()))
-    except (TypeError, ValueError, AttributeError) as error:
+        threshold = float(card["threshold"]) if card.get("task") == "multilabel" else None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ClassifierError(f"{folder}/card.json is not a model card: {error}") from error
     classifier = TorchClassifier(bare.module.to(device), preprocessing, classes=classes or bare.classes)
     classifier.code = bare.code
     if classes is None:
-        classifier.names = names or bare.names
+        classifier.names, classifier.threshold = names or bare.names, threshold
     return classifier
 
 

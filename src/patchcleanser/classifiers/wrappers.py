@@ -53,7 +53,8 @@ def visible_only(plain: Classifier) -> TorchClassifier:
 def _around(plain: Classifier, wrapper: Callable[[nn.Module], nn.Module], kind: str) -> TorchClassifier:
     inner = _require_plain(plain, kind)
     classifier = TorchClassifier(wrapper(inner.ready_module).eval(), inner.preprocessing, classes=inner.classes)
-    classifier.names, classifier.code = inner.names, inner.code
+    classifier.names, classifier.code, classifier.threshold = inner.names, inner.code, inner.threshold
+    classifier.multi_label, classifier.probabilities = inner.multi_label, inner.probabilities
     return classifier
 
 
@@ -68,6 +69,8 @@ def mean_of(members: Sequence[Classifier]) -> TorchClassifier:
             ("preprocessing", first.preprocessing, other.preprocessing),
             ("number of classes", first.classes, other.classes),
             ("mask_aware", first.mask_aware, other.mask_aware),
+            ("threshold", first.threshold, other.threshold),
+            ("kind of scores", first.multi_label, other.multi_label),
             ("precision", first.dtype, other.dtype),
         ):
             if ours != theirs:
@@ -77,7 +80,8 @@ def mean_of(members: Sequence[Classifier]) -> TorchClassifier:
         raise InputError(f"mean: takes classifiers of the same classes, got {names[0][0]}, … and {names[1][0]}, …")
     module = Mean([member.ready_module for member in plain]).eval()
     classifier = TorchClassifier(module, first.preprocessing, classes=first.classes)
-    classifier.names = names[0] if names else None
+    classifier.names, classifier.threshold = names[0] if names else None, first.threshold
+    classifier.multi_label, classifier.probabilities = first.multi_label, first.probabilities
     if any(member.code for member in plain):
         classifier.code = hashlib.sha256("\n".join(member.code for member in plain).encode()).hexdigest()
     return classifier
@@ -107,7 +111,7 @@ class TokenDroppingClassifier(TorchClassifier):
             got = type(getattr(plain, "module", plain)).__name__
             raise InputError(f"tokens can be dropped from timm's VisionTransformer only, got {got}")
         super().__init__(plain.module, plain.preprocessing, classes=plain.classes)
-        self.names = plain.names
+        self.names, self.threshold = plain.names, plain.threshold
 
     def _output(self, inputs: Tensor) -> Any:
         return without_hidden(self.module, inputs)

@@ -19,7 +19,7 @@ from patchcleanser.cli.options import (
     default_folder,
 )
 from patchcleanser.core.counts import counted
-from patchcleanser.errors import ContradictionError
+from patchcleanser.errors import ContradictionError, InputError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -54,6 +54,9 @@ def attack(
     attack: Annotated[
         str, typer.Option(help=f"{', '.join(ATTACKS)}. square needs no gradients, {ADAPTIVE} knows the defense.")
     ] = "apgd",
+    task: Annotated[
+        str, typer.Option(help="classify; or multilabel: attack single classes, knowing the defense.")
+    ] = "classify",
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -65,6 +68,15 @@ def attack(
     from patchcleanser.evaluation import AttackJob, evaluate
     from patchcleanser.evaluation.workloads import workload_of
 
+    if task == "multilabel":
+        from patchcleanser.cli.multilabel import attack_labels
+
+        unused = {"--attack": attack not in ("apgd", ADAPTIVE), "--dry-run": dry_run, "--on": cluster.on != "here"}
+        several = AttackSettings(**vars(budget), seed=options.seed)
+        attack_labels(options, several, unused=unused, as_json=as_json)
+        return
+    if task != "classify":
+        raise InputError(f"attack takes --task classify or multilabel, got {task!r}")
     by_defense = options.of_defenses()
     budget_settings = AttackSettings(**vars(budget), seed=options.seed)
     classifier = options.loader(device=cluster.device(options.device))

@@ -14,7 +14,9 @@ from patchcleanser.core.counts import counted
 from patchcleanser.errors import ContradictionError, InputError, RecordError
 
 if TYPE_CHECKING:
+    from patchcleanser.evaluation import Job
     from patchcleanser.evaluation.audit import Audit
+    from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
     from patchcleanser.records.run import Run
 
 MAX_LINES = 10
@@ -41,8 +43,10 @@ def audit(
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.progress import progress
     from patchcleanser.data import load_dataset
+    from patchcleanser.data.multilabel_sets import load_multilabel
+    from patchcleanser.evaluation.audit import AuditWorkload, audited_job, write_audit
     from patchcleanser.evaluation.audit import audit as audit_run
-    from patchcleanser.evaluation.audit import audited_job, write_audit
+    from patchcleanser.evaluation.multilabel_audit import MultiLabelAudit, audited_labels
     from patchcleanser.records.provenance import MANIFEST
     from patchcleanser.records.run import Run
 
@@ -62,18 +66,27 @@ def audit(
         named_by=None if model else run / MANIFEST,
     )
     classifier = load(device=here)
-    dataset = load_dataset(
-        data or stored.metadata["data"],
-        split=stored.metadata.get("split") or "test",
-        root=root,
-        trust_code=trust_code,
-        named_by=None if data else run / MANIFEST,
-    )
-    job = audited_job(stored, classifier, dataset)
+    address, named_by = data or stored.metadata["data"], None if data else run / MANIFEST
+    job: Job | MultiLabelJob
+    workload: type[AuditWorkload]
+    if stored.kind == "multilabel":
+        several = load_multilabel(address, root=root, trust_code=trust_code, named_by=named_by)
+        job, workload = audited_labels(stored, classifier, several), MultiLabelAudit
+    else:
+        split = stored.metadata.get("split") or "test"
+        dataset = load_dataset(address, split=split, root=root, trust_code=trust_code, named_by=named_by)
+        job, workload = audited_job(stored, classifier, dataset), AuditWorkload
     settings = AttackSettings(iterations=iterations, locations=locations, seed=seed)
     with cluster.start(load) as runner, progress("audit") as show:
         result = audit_run(
-            stored, job, sample=sample, attack=attack, settings=settings, on_progress=show, runner=runner
+            stored,
+            job,
+            sample=sample,
+            attack=attack,
+            settings=settings,
+            on_progress=show,
+            runner=runner,
+            workload=workload,
         )
     path = write_audit(result, stored, settings, sample=sample, attack=attack)
     if as_json:

@@ -43,7 +43,11 @@ def certify(
         ),
     ] = "sampled",
     task: Annotated[
-        str, typer.Option(help="classify, or detect: certify the objects that a detector sees, each by itself.")
+        str,
+        typer.Option(
+            help="classify; multilabel: several labels may be right; or detect: certify the objects that a detector "
+            "sees, each by itself."
+        ),
     ] = "classify",
     lines: Annotated[
         int, typer.Option(help="With --task detect: also mask both sides of this many rows and columns. 0 is none.")
@@ -65,6 +69,17 @@ def certify(
             "--on": cluster.on != "here",
         }
         certify_objects(options, option or [], lines=lines, unused=unused, as_json=as_json)
+        return
+    if task == "multilabel":
+        from patchcleanser.cli.multilabel import certify_labels
+
+        unused = {
+            "--table": table,
+            "--confirm": confirm != "sampled",
+            "--lines": lines != 0,
+            "--on": cluster.on != "here",
+        }
+        certify_labels(options, option or [], unused=unused, dry_run=dry_run, as_json=as_json)
         return
     if lines:
         raise InputError(f"--lines belongs to --task detect, got --lines {lines}")

@@ -17,6 +17,8 @@ from patchcleanser.errors import InputError, did_you_mean
 
 NOT_IN_FILES = {"config", "help", "trust-code"}
 """Options that count only where they are typed. A file must not say that it may be trusted."""
+REPEATED = ("certify", "attack", "demo")
+"""Commands that store their options in runs. Others take none from there: what they load may be a stranger's."""
 NOT_IN_RUNS = {"dry-run", "json", "out", "quiet", "traceback"}
 """Options of one call, which a run does not repeat. Neither does it say where it is computed."""
 
@@ -103,6 +105,8 @@ def _read(path: Path, command: str, context: typer.Context) -> tuple[dict[str, A
 
     if path.is_dir() or path.name == MANIFEST:
         folder = path if path.is_dir() else path.parent
+        if command not in REPEATED:
+            raise InputError(f"{folder} is a run, and {command} takes no options from one; write them into a TOML file")
         stored = read_manifest(folder)["about"].get("options")
         if not isinstance(stored, dict) or not isinstance(stored.get(command), dict):
             written = f"of {', '.join(stored)}" if isinstance(stored, dict) and stored else "of no command"

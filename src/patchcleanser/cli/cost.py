@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from patchcleanser.core.threats import Threat
     from patchcleanser.defenses.mask_defense import MaskDefense
     from patchcleanser.evaluation import AttackJob, Job
+    from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
+
+    CertifyJob = Job | MultiLabelJob
 
 SECONDS = 1.0
 """How long batches are timed."""
@@ -37,7 +40,7 @@ TIMED_ITERATIONS = (1, 3)
 class Cost:
     """The most that a run may cost. Images whose labels disagree early cost less."""
 
-    job: Job | AttackJob
+    job: CertifyJob | AttackJob
     images: int
     """Those that are left."""
     classifications: int
@@ -89,7 +92,7 @@ def about(seconds: float | None) -> str:
 
 
 def announce(
-    work: Sequence[tuple[Job | AttackJob, Path]], cluster: RunnerOptions, *, dry_run: bool, as_json: bool
+    work: Sequence[tuple[CertifyJob | AttackJob, Path]], cluster: RunnerOptions, *, dry_run: bool, as_json: bool
 ) -> list[float | None]:
     """Say what the work will cost; the seconds of each run, or None where they are unknown."""
     if not (shown() or dry_run):
@@ -115,7 +118,7 @@ def _print_costs(costs: Sequence[Cost], file: TextIO) -> None:
         print(f"{len(costs)} runs: {labels:,} classifications, {about(total)}", file=file)
 
 
-def cost_of(job: Job | AttackJob, done: int, *, timed: bool) -> Cost | None:
+def cost_of(job: CertifyJob | AttackJob, done: int, *, timed: bool) -> Cost | None:
     """What is left of a job, with its time if it is worked on here; None if no image can be used."""
     from patchcleanser.evaluation import AttackJob
 
@@ -197,7 +200,7 @@ def seconds_of_attack(job: AttackJob, image: Tensor, label: int) -> float:
     return times[1] + step * (job.settings.iterations - first)
 
 
-def _examined(job: Job, image: Tensor, label: int) -> tuple[int, float]:
+def _examined(job: CertifyJob, image: Tensor, label: Any) -> tuple[int, float]:
     """Classifications and time of one image by a defense without masks; the second time counts, if it is short."""
     seconds = 0.0
     for _ in range(2):
@@ -209,7 +212,7 @@ def _examined(job: Job, image: Tensor, label: int) -> tuple[int, float]:
     return int(examination.verdict.classifications), seconds
 
 
-def _first_usable(job: Job, target: int | None) -> tuple[Tensor, int, Size] | None:
+def _first_usable(job: CertifyJob, target: int | None) -> tuple[Tensor, Any, Size] | None:
     """The first image that can be defended, and attacked, with its label and its size on the threat's grid."""
     for index in range(min(LOOKED_AT, len(job.dataset))):
         try:
@@ -218,6 +221,6 @@ def _first_usable(job: Job, target: int | None) -> tuple[Tensor, int, Size] | No
             job.built.check_size((height, width))
         except (DataError, ThreatError):
             continue
-        if job.labels[index] != target:
-            return image, int(job.labels[index]), (height, width)
+        if target is None or job.labels[index] != target:
+            return image, job.labels[index], (height, width)
     return None

@@ -50,7 +50,7 @@ CHOICES: dict[str, Iterable[str]] = {
     "on": ("here", "ray"),
     "places": ("random", "searched"),
     "precision": get_args(Precision),
-    "task": ("classify", "detect"),
+    "task": ("classify", "multilabel", "detect"),
     "subset": ("random", "first", "authors"),
     "unreadable": ("stop", "skip"),
 }

@@ -318,11 +318,12 @@ def _option_types(defense: type[Any]) -> dict[str, type]:
     from patchcleanser.defenses.mask_defense import MaskDefense
 
     options: dict[str, Parameter] = {}
+    shared = signature(MaskDefense.__init__).parameters
     for parent in defense.__mro__:  # a class may pass **options on to its parent
         if "__init__" in vars(parent) and parent not in (MaskDefense, object):
             parameters = signature(vars(parent)["__init__"]).parameters.values()
             options = {**{p.name: p for p in parameters if p.kind is Parameter.KEYWORD_ONLY}, **options}
-    return {name: type(p.default) for name, p in options.items() if p.default is not None}
+    return {name: type(p.default) for name, p in options.items() if p.default is not None and name not in shared}
 
 
 def per_axis(text: str, option: str) -> tuple[int, int]:

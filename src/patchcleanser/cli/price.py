@@ -69,6 +69,8 @@ def price(options: PriceOptions, as_json: AsJson = False) -> None:
         f"{options.model} on {classifier.device}, {options.threat}, {counted(len(dataset), 'image')} of {options.data}"
     )
     print("\n".join([HEADER, *_lines(measured)]))
+    if any(row.statistical for row in measured):
+        print("certificates by --precision fast are statistical, no proofs: they rest on labels of lower precision")
 
 
 def _to_json(row: Price) -> dict[str, Any]:

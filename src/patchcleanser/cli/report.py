@@ -32,17 +32,24 @@ def report(
     from patchcleanser.records.atomic import require_inside
     from patchcleanser.records.derive import derive as derived
     from patchcleanser.records.run import find_runs
-    from patchcleanser.reports import write_object_report, write_report
+    from patchcleanser.reports import write_multilabel_report, write_object_report, write_report
 
     stored, left_out = find_runs(runs)
     folder = out or default_folder([run.folder for run in stored])
     if out is None:
         require_inside(folder, folder.parent)
-    kinds = {run.kind == "detect" for run in stored}
+    pages = {"detect": write_object_report, "multilabel": write_multilabel_report}
+    attacked = [run.folder for run in stored if run.kind == "multilabel-attack"]
+    if attacked:
+        raise InputError(
+            f"{attacked[0]} is an attack on single classes, which has no page; its command prints it again"
+        )
+    kinds = {run.kind if run.kind in pages else "classify" for run in stored}
     if len(kinds) > 1:
-        raise InputError("runs of classifiers and of detectors have no page in common; report them one by one")
-    if kinds == {True}:
-        page = write_object_report(stored, folder, title=title, pictures=gallery)
+        raise InputError(f"runs of {' and '.join(sorted(kinds))} have no page in common; report them one by one")
+    write = pages.get(kinds.pop())
+    if write is not None:
+        page = write(stored, folder, title=title, pictures=gallery)
     else:
         studies = [(run, derived(run) if derive else None) for run in stored]
         page = write_report(studies, folder, title=title, pictures=gallery)

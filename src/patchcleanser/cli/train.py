@@ -16,6 +16,7 @@ from patchcleanser.errors import InputError
 if TYPE_CHECKING:
     from patchcleanser.classifiers.torch import TorchClassifier
     from patchcleanser.data import ArrayDataset
+    from patchcleanser.training.artifacts import Epoch
     from patchcleanser.training.recipes import Recipe
 
 Out = Annotated[Path, typer.Option(help="Folder for weights, card and checkpoint.")]
@@ -24,9 +25,11 @@ Out = Annotated[Path, typer.Option(help="Folder for weights, card and checkpoint
 def train(
     model: Annotated[str, typer.Option(help="Network: net:resnet, timm:NAME?…, trained:FOLDER, inpaint:SPEC, …")],
     out: Out,
-    data: Annotated[str, typer.Option(help="Labelled images: cifar10, folder:PATH, parquet:PATH.")] = "cifar10",
+    data: Annotated[
+        str, typer.Option(help="Labelled images: cifar10, folder:PATH, parquet:PATH; or boxes: coco:FILE.")
+    ] = "cifar10",
     root: Annotated[Path | None, typer.Option(help="Folder of the dataset's files; fetched if not given.")] = None,
-    recipe: Annotated[str, typer.Option(help="Recipe: paper, scratch-cifar, ds-cifar, …")] = "scratch-cifar",
+    recipe: Annotated[str, typer.Option(help="Recipe: paper, scratch-cifar, multilabel, …")] = "scratch-cifar",
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe: epochs=30.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the images; the same as --set epochs=.")] = None,
     patch: Patch = "2.4%",
@@ -46,13 +49,16 @@ def train(
     from patchcleanser.records.provenance import origin
     from patchcleanser.training.artifacts import write_model
     from patchcleanser.training.fit import fit
+    from patchcleanser.training.several_labels import THRESHOLD
 
     settings = _recipe(recipe, [*(change or []), *([] if epochs is None else [f"epochs={epochs}"])])
     threat = Threat.parse(patch)
     require_outside(out, data)
     torch.manual_seed(seed)  # of the initial weights
-    classifier = load_trainable(model, device, out, trust_code=trust_code)
-    dataset = _load_images(classifier, data, root, limit)
+    several = settings.loss == "binary"
+    classifier = load_trainable(model, device, out, trust_code=trust_code, several=several)
+    dataset = (_load_targets if several else _load_images)(classifier, data, root, limit)
+    _check_classes(classifier, dataset)
     start = weights_of(model, classifier)
     preprocessing = classifier.preprocessing.uncropped  # trained without a crop, and so used without one
     teaching = _load_teacher(teacher, settings, device, len(dataset.classes), trust_code=trust_code)
@@ -75,28 +81,39 @@ def train(
         "start": {"model": model, "weights_sha256": start},
         "preprocessing": asdict(preprocessing),
         "classes": list(dataset.classes),
+        **({"task": "multilabel", "threshold": THRESHOLD} if several else {}),
         "data": {"name": dataset.name, "images": len(dataset), "sha256": dataset.fingerprint},
         "recipe": {"name": recipe, **settings.to_json()},
         "teacher": teacher,
         "teacher_weights_sha256": None if teaching is None else weights_of(teacher or "", teaching),
         "seed": seed,
-        "criterion": "the last weights"
-        if fitted.best.survival is None
-        else f"the last within one standard error of most held-out images right under {patch} two-mask views",
+        "criterion": _criterion(fitted.best, patch, several=several),
         "best_epoch": asdict(fitted.best),
         "seconds": round(sum(e.seconds for e in fitted.history), 1),
         **origin(),
     }
     card = write_model(fitted.module, out, card)
+    precision = "mean average precision, " if several else ""
     outcome = (
         "nothing held out"
         if fitted.best.clean is None
-        else f"held out: {fitted.best.clean:.3f}, under masks {fitted.best.survival:.3f}"
+        else f"{precision}held out: {fitted.best.clean:.3f}, under masks {fitted.best.survival:.3f}"
     )
     print_card(card, out, outcome, as_json=as_json)
 
 
-def load_trainable(model: str, device: str, out: Path, *, trust_code: bool = False) -> TorchClassifier:
+def _criterion(best: Epoch, patch: str, *, several: bool) -> str:
+    """Which weights were selected, for the card."""
+    if best.survival is None:
+        return "the last weights"
+    if several:
+        return f"the highest mean average precision of the worst scores of held-out images under {patch} two-mask views"
+    return f"the last within one standard error of most held-out images right under {patch} two-mask views"
+
+
+def load_trainable(
+    model: str, device: str, out: Path, *, trust_code: bool = False, several: bool = False
+) -> TorchClassifier:
     """The torch classifier to train or harden into `out`, which must be writable and hold no finished model."""
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.classifiers.torch import TorchClassifier
@@ -116,6 +133,8 @@ def load_trainable(model: str, device: str, out: Path, *, trust_code: bool = Fal
     classifier = load_classifier(model, device=device, trust_code=trust_code)
     if not isinstance(classifier, TorchClassifier):
         raise InputError(f"{model} cannot be trained: only torch networks can")
+    if not several:
+        classifier.require_one_label("this command trains for")
     if classifier.mask_aware and not getattr(classifier.module, "mask_aware", False):
         raise InputError(
             f"{model} cannot be trained: it would learn and be kept as the plain network; train that instead"
@@ -153,29 +172,40 @@ def _recipe(name: str, changes: list[str]) -> Recipe:
 
 def _load_images(classifier: TorchClassifier, data: str, root: Path | None, limit: int | None) -> ArrayDataset:
     import numpy as np
-    import torch
 
     from patchcleanser.classifiers.torch import input_size
     from patchcleanser.data import ArrayDataset, chosen, in_memory, load_dataset
-    from patchcleanser.training.cutout import masked_inputs
-    from patchcleanser.training.fit import require_classes
 
     size = input_size(classifier)
     if limit is not None and limit < 1:
         raise InputError(f"at least 1 image is needed, got --limit {limit}")
     images = load_dataset(data, split="train", root=root)
     if not isinstance(images, ArrayDataset):
-        dataset = in_memory(chosen(images, limit, subset="first"), size)
-    elif limit is None:
-        dataset = images
-    else:
-        dataset = images.subset(np.arange(min(limit, len(images))))
-    if classifier.classes is None:  # it learns their number from its first logits
-        black = torch.zeros(1, 3, *size, device=classifier.device)
+        return in_memory(chosen(images, limit, subset="first"), size)
+    return images if limit is None else images.subset(np.arange(min(limit, len(images))))
+
+
+def _load_targets(classifier: TorchClassifier, data: str, root: Path | None, limit: int | None) -> ArrayDataset:
+    """Images with several labels each, of the classifier's input size."""
+    from patchcleanser.classifiers.torch import input_size
+    from patchcleanser.data.multilabel_sets import TargetArrays, load_multilabel
+
+    return TargetArrays(load_multilabel(data, root=root).chosen(limit, subset="first"), input_size(classifier))
+
+
+def _check_classes(classifier: TorchClassifier, dataset: ArrayDataset) -> None:
+    """Refuse a network with another number of classes than the data; it may say their number by its first logits."""
+    import torch
+
+    from patchcleanser.classifiers.torch import input_size
+    from patchcleanser.training.cutout import masked_inputs
+    from patchcleanser.training.fit import require_classes
+
+    if classifier.classes is None:
+        black = torch.zeros(1, 3, *input_size(classifier), device=classifier.device)
         with torch.inference_mode():
             classifier.checked_logits(masked_inputs(classifier.module, black))
     require_classes(classifier.classes, len(dataset.classes))
-    return dataset
 
 
 def _load_teacher(
@@ -194,6 +224,7 @@ def _load_teacher(
     teaching = load_classifier(spec, device=device, trust_code=trust_code)
     if not isinstance(teaching, TorchClassifier):
         raise InputError(f"the teacher {spec} is no torch network")
+    teaching.require_one_label("a teacher here gives")
     if teaching.classes not in (None, classes):
         raise InputError(f"the teacher {spec} knows {teaching.classes} classes, the data has {classes}; name another")
     return teaching

@@ -102,6 +102,11 @@ class Certificate(Result):
     region: Window | None = field(default=None, repr=False)
     """The threat's region, from whose corner positions count."""
 
+    def __repr__(self) -> str:
+        """One that rests on labels of lower precision says that it is statistical."""
+        text = super().__repr__()
+        return f"{text[:-1]}, statistical: {self.unconfirmed} labels unconfirmed)" if self.unconfirmed else text
+
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, Certificate) else NotImplemented
 

@@ -177,7 +177,9 @@ def _load(name: str, split: str, root: str | Path | None, *, trusted: bool, name
     if name == "sample":
         return load_parquet(SAMPLE)
     if kind in OBJECT_KINDS:
-        raise DataError(f"{name} holds boxes of objects, not one label for each image; certify them by --task detect")
+        raise DataError(
+            f"{name} holds boxes of objects, not one label for each image; certify them by --task detect or multilabel"
+        )
     if kind == "folder":
         return load_folder(address)
     if named_by is not None and not trusted and not is_local(address):

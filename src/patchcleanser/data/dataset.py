@@ -286,6 +286,11 @@ def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
         return dataset
     if dataset.labels is None:
         raise DataError(f"{dataset.name} has no labels; training needs them")
+    return ArrayDataset(dataset.name, read_pixels(dataset, size), dataset.labels, dataset.classes)
+
+
+def read_pixels(dataset: Dataset, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """All images as one array [N, H, W, 3]; those of another size are resized to `size`."""
     from torch.nn import functional
 
     def read(index: int) -> NDArray[np.uint8]:
@@ -297,7 +302,7 @@ def in_memory(dataset: Dataset, size: tuple[int, int]) -> ArrayDataset:
     images = np.empty((len(dataset), *size, 3), dtype=np.uint8)
     for index, pixels in enumerate(map_images(read, len(dataset))):
         images[index] = pixels
-    return ArrayDataset(dataset.name, images, dataset.labels, dataset.classes)
+    return images
 
 
 def class_index(label: Any, what: str = "a label") -> int:

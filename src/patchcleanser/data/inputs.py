@@ -28,7 +28,7 @@ def as_dataset(data: Any) -> Dataset:
     """A Dataset from a Dataset, a name, a map-style torch dataset, a DataLoader over one, or a list of pairs.
 
     A pair is an image (PIL image, uint8 array [H, W, C] or float tensor [C, H, W] in [0, 1]) and its class index.
-    A DataLoader is read through its dataset, in the order of indices.
+    A DataLoader is read through its dataset, in the order of indices: `collate_fn` and `drop_last` count for nothing.
     """
     if isinstance(data, Dataset):
         return data
@@ -107,12 +107,15 @@ class PairDataset(Dataset):
 
 
 def _dataset_of(loader: DataLoader[Any]) -> Any:
-    """The dataset of a loader; InputError if the loader gives only some of its items, or some twice."""
-    samplers = {type(loader.sampler), type(loader.batch_sampler)}
-    plain = samplers <= {SequentialSampler, RandomSampler, BatchSampler, type(None)}
-    if isinstance(loader.dataset, IterableDataset) or (plain and len(loader.sampler) == len(loader.dataset)):  # type: ignore[arg-type]
+    """The dataset of a loader; InputError if its sampler gives only some of its items, or some twice."""
+    if isinstance(loader.dataset, IterableDataset):
         return loader.dataset
-    name = type(loader.sampler if type(loader.sampler) is not SequentialSampler else loader.batch_sampler).__name__
+    batches: Any = loader.batch_sampler
+    sampler: Any = batches.sampler if type(batches) is BatchSampler else loader.sampler
+    plain = {type(sampler), type(batches)} <= {SequentialSampler, RandomSampler, BatchSampler, type(None)}
+    if plain and not getattr(sampler, "replacement", False) and len(sampler) == len(loader.dataset):  # type: ignore[arg-type]
+        return loader.dataset
+    name = type(batches if type(sampler) is SequentialSampler else sampler).__name__
     raise InputError(
         f"the DataLoader chooses items by its {name}, and is read through its dataset; "
         "pass torch.utils.data.Subset(dataset, indices) instead"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from patchcleanser.core.detections import Detections, areas
 from patchcleanser.data.boxes import read_boxes
@@ -19,12 +19,18 @@ from patchcleanser.data.dataset import Dataset, DatasetView, EncodedDataset, cho
 from patchcleanser.data.folders import SUFFIXES, FileContents
 from patchcleanser.errors import DataError, InputError, did_you_mean
 
+LYING = 5
+"""From this EXIF orientation on, rows of a picture are its columns."""
+
 NamedBox = tuple[str, tuple[float, float, float, float]]
 """A class name, and left, top, right and bottom in pixels."""
 
 
 class ObjectDataset(DatasetView):
     """Images of a dataset, and their objects: true boxes and class numbers, with a score of 1."""
+
+    crowds: Sequence[Sequence[int]] = ()
+    """For each image, the classes of its crowds, which have no box for each object; () if there are none at all."""
 
     def __init__(self, images: Dataset, objects: Sequence[Detections], classes: Sequence[str]) -> None:
         if len(images) != len(objects):
@@ -54,8 +60,8 @@ class ObjectDataset(DatasetView):
 
     def renumbered(self, classes: Sequence[str]) -> tuple[ObjectDataset, list[str]]:
         """The objects under a detector's class numbers, by name, and the names of the classes that it does not have."""
-        numbers = {_plain_name(name): number for number, name in enumerate(classes)}
-        table = np.array([numbers.get(_plain_name(name), -1) for name in self.classes], dtype=np.int64)
+        numbers = {plain_name(name): number for number, name in enumerate(classes)}
+        table = np.array([numbers.get(plain_name(name), -1) for name in self.classes], dtype=np.int64)
         objects = []
         for each in self.objects:
             shared = table[each.classes] >= 0
@@ -68,7 +74,12 @@ class ObjectDataset(DatasetView):
         return ObjectDataset(self.images, objects, classes), missing
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A class name in lower case with spaces, and as COCO spells it.
+
+    >>> plain_name("Potted-Plant"), plain_name("tvmonitor")
+    ('potted plant', 'tv')
+    """
     text = re.sub(r"[\s_-]+", " ", name.strip().lower())
     return ALIASES.get(text, text)
 
@@ -109,11 +120,14 @@ def _load_coco(path: Path, root: Path | None) -> ObjectDataset:
         names = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
         entries = sorted(content["images"], key=lambda entry: str(entry["file_name"]))
         boxes: dict[int, list[NamedBox]] = {int(entry["id"]): [] for entry in entries}
+        crowds: dict[int, set[str]] = {number: set() for number in boxes}
         for entry in content["annotations"]:
             left, top, width, height = map(float, entry["bbox"])
-            if not entry.get("iscrowd") and width > 0 and height > 0:
-                box = (names[int(entry["category_id"])], (left, top, left + width, top + height))
-                boxes[int(entry["image_id"])].append(box)
+            number, name = int(entry["image_id"]), names[int(entry["category_id"])]
+            if entry.get("iscrowd"):
+                crowds[number].add(name)
+            elif width > 0 and height > 0:
+                boxes[number].append((name, (left, top, left + width, top + height)))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not in the layout of COCO's annotations: {error!r}") from error
     files = [str(entry["file_name"]) for entry in entries]
@@ -121,7 +135,11 @@ def _load_coco(path: Path, root: Path | None) -> ObjectDataset:
     for file in files:
         if not (folder / file).resolve().is_relative_to(folder.resolve()):
             raise DataError(f"{path} names the picture {file!r}, which lies outside {folder}")
-    return _dataset(path.stem, [folder / file for file in files], folder, [boxes[int(e["id"])] for e in entries])
+    numbers = [int(entry["id"]) for entry in entries]
+    dataset = _dataset(path.stem, [folder / file for file in files], folder, [boxes[number] for number in numbers])
+    classes = {name: number for number, name in enumerate(dataset.classes)}
+    dataset.crowds = [[classes[name] for name in sorted(crowds[number]) if name in classes] for number in numbers]
+    return dataset
 
 
 def _image_folder(annotations: Path, files: Sequence[str]) -> Path:
@@ -184,6 +202,8 @@ def _read_lines(path: Path, picture: Path) -> list[NamedBox]:
     try:
         with Image.open(picture) as opened:
             width, height = opened.size
+            if opened.getexif().get(ExifTags.Base.Orientation, 1) >= LYING:  # it is turned upright when it is read
+                width, height = height, width
         return [_parsed(line.split(), width, height) for line in path.read_text(encoding="utf-8").splitlines() if line]
     except (OSError, ValueError, LookupError) as error:
         raise DataError(f"{path} is not in YOLO's layout (class cx cy w h): {error}") from error
@@ -192,7 +212,10 @@ def _read_lines(path: Path, picture: Path) -> list[NamedBox]:
 def _parsed(cells: Sequence[str], width: int, height: int) -> NamedBox:
     if len(cells) not in (5, 6):
         raise ValueError(f"a line has {len(cells)} columns")
-    name = COCO_CLASSES[int(cells[0])] if len(cells) == 5 else COCO_NUMBERS[int(cells[1])]
+    number = int(cells[len(cells) - 5])
+    if number < 0:
+        raise ValueError(f"class {number} is below 0")
+    name = COCO_CLASSES[number] if len(cells) == 5 else COCO_NUMBERS[number]
     x, y, w, h = map(float, cells[-4:])
     corners = ((x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height)
     return name, corners

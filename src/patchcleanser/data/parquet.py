@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import parquet
 
 from patchcleanser.data.dataset import EncodedDataset, parse_labels, require_one_split
@@ -30,24 +31,51 @@ def load_parquet(address: str | Path) -> EncodedDataset:
     numbers in label, fine_label or labels. Class names stand in the schema's metadata: in
     class_names as a JSON list, or where Hugging Face puts them.
     """
-    files = [_read_file(files, path, name) for files, path, name in _list_files(str(address))]
+    files = _read_files(str(address))
+    where = [f"row {row} of {file.name}" for file, row in _rows(files)]
+    labels, classes = parse_labels(
+        [label for file in files for label in file.labels], files[0].classes, where.__getitem__
+    )
+    return _images(str(address), files, labels, classes)
+
+
+def load_parquet_lists(address: str) -> tuple[EncodedDataset, list[list[int]], tuple[str, ...]]:
+    """Images, a list of class numbers for each, and class names, which the files must hold."""
+    files = _read_files(address, lists=True)
+    classes = tuple(files[0].classes)
+    if not classes:
+        raise DataError(
+            f"{files[0].path} names no classes; write them into the schema's metadata, in class_names as a JSON list"
+        )
+    for file, row in _rows(files):
+        labels = file.labels[row]
+        if labels is None or not all(label is not None and 0 <= label < len(classes) for label in labels):
+            raise DataError(f"row {row} of {file.name} has the labels {labels}; they go from 0 to {len(classes) - 1}")
+    return _images(address, files), [labels for file in files for labels in file.labels], classes
+
+
+def _read_files(address: str, *, lists: bool = False) -> list[_File]:
+    files = [_read_file(files, path, name, lists=lists) for files, path, name in _list_files(address)]
     for file in files[1:]:
         if file.classes != files[0].classes:
             raise DataError(f"{files[0].name} and {file.name} name different classes; load them one by one")
-    rows = [(file, row) for file in files for row in range(sum(file.groups))]
-    labels, classes = parse_labels(
-        [file.labels[row] for file, row in rows],
-        files[0].classes,
-        lambda index: f"row {rows[index][1]} of {rows[index][0].name}",
-    )
-    ids = [f"{file.name}:{row}:{file.paths[row] or ''}" for file, row in rows]
-    name = PurePosixPath(str(address).rstrip("/")).name
-    return EncodedDataset(name, ids, _ImageColumn(files), labels, classes)
+    return files
+
+
+def _rows(files: list[_File]) -> list[tuple[_File, int]]:
+    return [(file, row) for file in files for row in range(sum(file.groups))]
+
+
+def _images(
+    address: str, files: list[_File], labels: NDArray[np.int64] | None = None, classes: Sequence[str] = ()
+) -> EncodedDataset:
+    ids = [f"{file.name}:{row}:{file.paths[row] or ''}" for file, row in _rows(files)]
+    return EncodedDataset(PurePosixPath(address.rstrip("/")).name, ids, _ImageColumn(files), labels, classes)
 
 
 @dataclass(frozen=True)
 class _File:
-    """One Parquet file: everything but the images."""
+    """One Parquet file: everything but the images. Labels are whole numbers, or lists of them."""
 
     files: Any  # the fsspec file system it is on
     path: str
@@ -55,7 +83,7 @@ class _File:
     column: str  # that of the images
     groups: tuple[int, ...]  # rows of each row group
     paths: list[str | None]
-    labels: list[int | None]
+    labels: list[Any]
     classes: list[str]
 
 
@@ -144,13 +172,12 @@ def _open(files: Any, path: str) -> Iterator[Any]:
         raise DataError(f"{path} is not a whole Parquet file: {error}") from error
 
 
-def _read_file(files: Any, path: str, name: str) -> _File:
+def _read_file(files: Any, path: str, name: str, *, lists: bool) -> _File:
     with _open(files, path) as file:
         schema, meta = file.schema_arrow, file.metadata
         image = _image_column(schema, path)
         label = next((column for column in LABELS if column in schema.names), None)
-        if label is not None and not pa.types.is_integer(schema.field(label).type):
-            raise DataError(f"{path} has {schema.field(label).type} in {label!r}; labels are whole numbers from 0")
+        _check_labels(schema, label, path, lists=lists)
         has_paths = _has_field(schema.field(image).type, "path")
         table = file.read(columns=[f"{image}.path"] * has_paths + [label] * (label is not None))
     return _File(
@@ -163,6 +190,20 @@ def _read_file(files: Any, path: str, name: str) -> _File:
         labels=table[label].to_pylist() if label is not None else [None] * meta.num_rows,
         classes=_class_names(schema, label, path),
     )
+
+
+def _check_labels(schema: Any, label: str | None, path: str, *, lists: bool) -> None:
+    kind = pa.null() if label is None else schema.field(label).type
+    several = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if several and not lists and pa.types.is_integer(kind.value_type):
+        raise DataError(
+            f"{path} has several labels for each image; train with --recipe multilabel, certify with --task multilabel"
+        )
+    if lists and not (several and pa.types.is_integer(kind.value_type)):
+        held = "no labels" if label is None else f"{kind} in {label!r}"
+        raise DataError(f"{path} has {held}; wanted are lists of whole numbers, list<int>, in 'labels'")
+    if not lists and label is not None and not pa.types.is_integer(kind):
+        raise DataError(f"{path} has {kind} in {label!r}; labels are whole numbers from 0")
 
 
 def _image_column(schema: Any, path: str) -> str:
@@ -187,7 +228,8 @@ def _class_names(schema: Any, label: str | None, path: str) -> list[str]:
         names = json.loads(metadata.get(b"class_names", b"null"))
         if names is None:
             features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-            names = features.get(label, {}).get("names") or []
+            feature = features.get(label, {})
+            names = feature.get("names") or feature.get("feature", {}).get("names") or []  # of a list: those inside it
         return [str(name) for name in names]
     except (ValueError, AttributeError, TypeError) as error:
         raise DataError(f"{path} has class names that are no JSON list: {error}") from error

@@ -46,10 +46,14 @@ class Defense(ABC, Generic[V, C]):
 
     may_alert = False
     """Whether a verdict may be an alert instead of a label."""
+    multi_label = False
+    """Whether it defends multi-label classifiers."""
 
     def __init__(self, classifier: Any, threat: Threat | str) -> None:
         self._threat = Threat.of(threat)
         self.classifier = as_classifier(classifier)
+        if not self.multi_label:
+            self.classifier.require_one_label(f"{type(self).__name__} certifies")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.classifier!r}, {self.threat})"
@@ -104,11 +108,15 @@ class Defense(ABC, Generic[V, C]):
         with torch.inference_mode(), strict_float32(self.classifier.device):
             return self.classifier.prepare(pixels[None])[0]
 
+    def columns(self, verdict: V) -> Sequence[int]:
+        """The columns of `as_module` that are 1 for a verdict."""
+        return [-1 if getattr(verdict, "alert", False) else verdict.label]  # type: ignore[attr-defined]
+
     def as_module(self) -> nn.Module:
         """An nn.Module [N, C, H, W] in [0, 1] → scores whose argmax is the defended label.
 
         Scores are one-hot and carry no gradient. A defense that may raise an alert has one more column for it,
-        the last.
+        the last. A defense of several labels has ones for all that are present.
         """
         return DefendedModule(self)
 
@@ -126,10 +134,10 @@ class DefendedModule(nn.Module):
             got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
             raise ImageError(f"a module takes a batch of images [N, C, H, W], got {got}")
         verdicts = self.defense.predict(images)
-        columns = (self.defense.classifier.classes or 0) + self.defense.may_alert
-        index = [columns - 1 if getattr(verdict, "alert", False) else verdict.label for verdict in verdicts]
-        scores = torch.zeros(len(images), columns, device=images.device)
-        return scores.scatter_(1, torch.tensor(index, device=images.device, dtype=torch.long)[:, None], 1.0)
+        scores = torch.zeros(len(images), (self.defense.classifier.classes or 0) + self.defense.may_alert)
+        for row, verdict in zip(scores, verdicts, strict=True):
+            row[list(self.defense.columns(verdict))] = 1.0
+        return scores.to(images.device)
 
 
 def checked_labels(images: Any, labels: Any) -> list[int]:

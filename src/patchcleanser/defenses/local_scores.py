@@ -115,7 +115,7 @@ class LocalLogits(LocalScoreSource):
         with torch.inference_mode(), strict_float32(device):
             inputs = self.classifier.prepare(pixels) if self.grid == "source" else pixels
             local = torch.cat([self._local(part) for part in torch.split(inputs, chunk)])
-            self._probe(inputs[0], local[0])
+            self._probe(inputs, local)
         return local
 
     def __call__(self, pixels: Tensor) -> LocalScores:
@@ -139,21 +139,25 @@ class LocalLogits(LocalScoreSource):
     def _probe(self, inputs: Tensor, local: Tensor) -> None:
         """Raise if pixels outside a receptive field change its logits; tried once for each image size.
 
-        Each half of an image is painted over, and positions that see none of it must keep their logits. This finds
-        padding, a wrong `field`, and layers that look at the whole image (GroupNorm, channel attention).
+        Each half of an image of noise is painted over in several ways, and positions that see none of it must keep
+        their logits. This finds padding, a wrong `field`, layers that look at the whole image (GroupNorm, channel
+        attention), and kernels through which large features round those of other pixels. The image is always the same
+        one: pixels of an attacker must not decide whether a network is refused.
         """
-        size = (inputs.shape[1], inputs.shape[2])
+        size = (inputs.shape[2], inputs.shape[3])
         if size in self._probed:
             return
         fields = ReceptiveFields.fields(size, self.module.field, self.module.jump)
-        if local.shape[1:] != fields.grid:
-            got = tuple(local.shape[1:])
+        if local.shape[2:] != fields.grid:
+            got = tuple(local.shape[2:])
             raise OutputError(f"the network has {got} {self.name} where its receptive fields make {fields.grid}")
         upper, left = (torch.arange(side) < (side + 1) // 2 for side in size)
         upper, left = upper[:, None].expand(size), left[None].expand(size)
         halves = [upper, ~upper, left, ~left]
-        painted = torch.where(torch.stack(halves).to(inputs.device)[:, None], PAINT, inputs)
-        changed = (self._local(painted) - local).abs().amax(1) > 2 * self._slack(local[None])[:, 0]
+        noise, *paints = self._paints(inputs.shape[1:])
+        local, hidden = self._local(noise[None]), torch.stack(halves).to(noise.device)[:, None]
+        painted = (self._local(torch.where(hidden, paint, noise)) for paint in paints)
+        changed = torch.stack([((part - local).abs() > 2 * self._slack(local)).any(1) for part in painted]).any(0)
         rows, columns = torch.from_numpy(fields.down), torch.from_numpy(fields.across)
         for half, moved in zip(halves, changed.cpu(), strict=True):
             sees = rows[:, half.any(1)].any(1)[:, None] & columns[:, half.any(0)].any(1)[None]
@@ -163,6 +167,14 @@ class LocalLogits(LocalScoreSource):
                     f"it changed them; {self.cause}"
                 )
         self._probed.add(size)
+
+    def _paints(self, shape: torch.Size) -> list[Tensor]:
+        """An input of noise [C, h, w], and what covers a half of it: one colour, black, white, and these two mixed."""
+        levels = torch.tensor([0.0, 1.0], device=self.classifier.device)[:, None, None, None]
+        black, white = self.classifier.prepare(levels.expand(2, *shape))[:, :, :1, :1]
+        gray, speckle = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(black.device)
+        noise = black + (white - black) * gray
+        return [noise, torch.full_like(noise, PAINT), black, white, torch.where(speckle < 0.5, black, white)]
 
 
 class LocalFeatures(LocalLogits):

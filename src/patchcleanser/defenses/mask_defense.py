@@ -267,11 +267,19 @@ class MaskDefense(Defense[V, C]):
     def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[C]:
         """Prove, or not, one clean image with its true label."""
 
+    def checked_truths(self, images: Any, truths: Any) -> list[Any]:
+        """What is true of each image, checked as far as it can be without the classifier."""
+        return checked_labels(images, truths)
+
+    def check_truths(self, truths: list[Any]) -> None:
+        """Raise LabelError for what the classifier has no class for; it knows its classes now."""
+        check_range(truths, self.classifier.classes or 0)
+
     def _run_labelled(
         self, images: Any, labels: Iterable[int], flow: Callable[..., LabelFlow[R]], progress: bool | None
     ) -> list[R]:
         """Run a flow for each image with its label."""
-        truths = checked_labels(images, labels)
+        truths = self.checked_truths(images, labels)
         results: list[R] = []
         with progress_bar("certify", progress, total=len(truths)) as show:
             for group in self._groups(images):
@@ -293,7 +301,7 @@ class MaskDefense(Defense[V, C]):
         if self.classifier.classes is None:
             # Not in the table: labels in it would change the batches of the rest, by which kernels round.
             self.engine.exact.count_classes(group[0])
-        check_range(labels, self.classifier.classes or 0)
+        self.check_truths(labels)
         self.engine.calibrate(group)
         starts = [partial(flow, label=label) for label in labels]
         first = self._run(group, starts, self.engine, report, clean=True)

@@ -20,6 +20,9 @@ from patchcleanser.detectors.detector import Detector
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import ImageError, InputError, LabelError, NotAFunctionError, ThreatError
 
+COLUMNS = ("boxes", "classes", "scores")
+"""What a function gives twice for the same image."""
+
 FILL = 114 / 255
 """The gray of hidden pixels: what networks of this kind see beside a picture."""
 
@@ -151,10 +154,13 @@ class ObjectSeeker:
             return self.detector(pixels).clipped((image.shape[1], image.shape[2])).above(score)
 
     def _probe(self, image: Tensor, base: Detections) -> None:
-        """Refuse a detector that sees other boxes in the same image."""
-        if not self._probed and not np.array_equal(self.undefended(image).boxes, base.boxes):
-            raise NotAFunctionError("the same image got other boxes the second time; a certificate needs a function")
-        self._probed = True
+        """Refuse a detector that sees other boxes in the same image; tried once, with an image that has boxes."""
+        again = base if self._probed else self.undefended(image)
+        if not all(np.array_equal(getattr(again, column), getattr(base, column)) for column in COLUMNS):
+            raise NotAFunctionError(
+                "the same image got other boxes, classes or scores the second time; a certificate needs a function"
+            )
+        self._probed |= len(base) > 0
 
 
 def hidden(image: Tensor, mask: Mask) -> Tensor:

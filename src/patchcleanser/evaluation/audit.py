@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,11 +17,12 @@ from patchcleanser.attacks import AdaptiveAttack
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.geometry import Size
-from patchcleanser.data.dataset import Dataset, Subset
+from patchcleanser.data.dataset import Dataset, DatasetView, Subset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import DataError, InputError, RecordError
 from patchcleanser.evaluation.class_names import match_labels
 from patchcleanser.evaluation.jobs import Job, init_fields
+from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
 from patchcleanser.evaluation.reference import (
     REFERENCES,
     Bools,
@@ -82,15 +83,10 @@ def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
 
     The run's images are found in the dataset by their ids, so how they were chosen does not matter.
     """
-    if run.job.get("kind", "certify") != "certify":
-        raise RecordError(f"{run.folder} holds no certificates to audit, but a run of kind {run.job['kind']!r}")
+    if run.kind != "certify":
+        raise RecordError(f"{run.folder} holds no certificates to audit, but a run of kind {run.kind!r}")
     reference_of(run)
-    if not run.finished:
-        raise RecordError(
-            f"{run.folder} is not finished: {len(run.missing())} of {run.batches} batches are missing; "
-            "finish it with the command that began it"
-        )
-    require_inside(run.folder / "audit", run.folder)  # where the outcome is written
+    require_finished(run)
     masks, stride = (tuple(pair) if pair else None for pair in (run.job["masks"], run.job["stride"]))
     job = Job(
         classifier,
@@ -103,13 +99,28 @@ def audited_job(run: Run, classifier: Classifier, dataset: Dataset) -> Job:
         table=run.job["table"],
         options=run.job["options"],
     )
+    require_auditable(run, job.identity)
+    return job
+
+
+def require_finished(run: Run) -> None:
+    """RecordError if batches are missing, or the outcome cannot be written."""
+    if not run.finished:
+        raise RecordError(
+            f"{run.folder} is not finished: {len(run.missing())} of {run.batches} batches are missing; "
+            "finish it with the command that began it"
+        )
+    require_inside(run.folder / "audit", run.folder)  # where the outcome is written
+
+
+def require_auditable(run: Run, identity: Mapping[str, Any]) -> None:
+    """RecordError if model or data are not those of the run."""
     for name, fix in (("classifier", "model: name it with --model"), ("data", "data: name them with --data, --root")):
-        if job.identity[name] != run.job[name]:
+        if identity[name] != run.job[name]:
             raise RecordError(
                 f"{run.folder} was made with another {fix}; its fingerprint is {run.job[name][:12]}…, "
-                f"got {job.identity[name][:12]}…"
+                f"got {identity[name][:12]}…"
             )
-    return job
 
 
 def reference_of(run: Run) -> str:
@@ -122,14 +133,19 @@ def reference_of(run: Run) -> str:
     return reference
 
 
-def _images_of(run: Run, classifier: Classifier, dataset: Dataset) -> Dataset:
-    """The run's images, under the dataset's own class numbers or, if the run used these, the classifier's."""
+def picks_of(run: Run, dataset: Dataset | DatasetView) -> list[int]:
+    """The numbers of the run's images in a dataset, by their ids."""
     ids = run.read(["id"])["id"].to_pylist()
     at = {dataset.id(n): n for n in range(len(dataset))}
     missing = [name for name in ids if name not in at]
     if missing:
         raise RecordError(f"{run.folder} has {len(missing)} images that {dataset.name} has not, such as {missing[0]}")
-    picks = [at[name] for name in ids]
+    return [at[name] for name in ids]
+
+
+def _images_of(run: Run, classifier: Classifier, dataset: Dataset) -> Dataset:
+    """The run's images, under the dataset's own class numbers or, if the run used these, the classifier's."""
+    picks = picks_of(run, dataset)
 
     def picked(numbered: Dataset) -> Dataset:
         in_order = picks == list(range(len(numbered)))
@@ -173,30 +189,45 @@ class AuditWorkload(Workload[AuditTask, Audit]):
     def process(self, task: AuditTask, read: list[Tensor]) -> Audit:
         result = Audit(rows=0)
         if task.attack:
-            _attack(self.job, task.rows, read, self.settings, result)
+            self.attack(task.rows, read, result)
         else:
             for row, image in zip(task.rows, read, strict=True):
                 self.checker.check(row, image, result)
         return result
 
+    def attack(self, rows: list[Row], images: list[Tensor], result: Audit) -> None:
+        """Attack certified images, knowing the defense. A fooled one is a contradiction, with its patches and pixels.
+
+        Pixels are float32 [C, H, W] on the threat's grid.
+        """
+        attacks = AdaptiveAttack(self.job.masking, self.settings).challenge(images, [row["label"] for row in rows])
+        for row, attack in zip(rows, attacks, strict=True):
+            result.attacked.append(row["index"])
+            if attack.fooled:
+                windows = [list(window.numbers) for window in attack.attacked.windows]
+                entry = contradiction(row, "a certified image was fooled", row["label"], attack.verdict.label)
+                result.contradictions.append({**entry, "patches": windows, "image": attack.attacked.image.numpy()})
+
 
 def audit(
     run: Run,
-    job: Job,
+    job: Job | MultiLabelJob,
     *,
     sample: int = 50,
     attack: int = 10,
     settings: AttackSettings | None = None,
     on_progress: Callable[[int, int, str], None] | None = None,
     runner: Runner | None = None,
+    workload: type[AuditWorkload] | None = None,
 ) -> Audit:
     """Read all rows, derive `sample` of them again, and attack `attack` certified images.
 
     Reading raises if rows are not as they were written, or contradict themselves. The seed of the settings decides
-    which rows are derived and attacked. `on_progress` gets the images done, their total, and a status text.
+    which rows are derived and attacked. `workload` is MultiLabelAudit for images of several labels. `on_progress` gets
+    the images done, their total, and a status text.
     """
     runner, settings = runner or LocalRunner(), settings or AttackSettings(iterations=50, locations=2)
-    work, rows = AuditWorkload(run, job, settings), run.read().to_pylist()
+    work, rows = (workload or AuditWorkload)(run, job, settings), run.read().to_pylist()  # type: ignore[arg-type]
     identity = runner.begin(work)
     result = Audit(rows=len(rows), notes=_notes(run, identity))
     attack_batch = ATTACK_BATCH * (16 if identity["device"] == "cuda" else 1)
@@ -222,23 +253,31 @@ def _tasks(rows: list[Row], sample: int, attack: int, seed: int, attack_batch: i
         return [rows[i] for i in sorted(generator.permutation(len(rows))[:number].tolist())]
 
     derived = choose(rows, sample)
-    targets = choose([row for row in rows if row["row_certified"] or row["detection_certified"]], attack)
+    targets = choose([row for row in rows if _promises(row)], attack)
     groups = [[row] for row in derived] + [targets[i : i + attack_batch] for i in range(0, len(targets), attack_batch)]
     return [AuditTask(number, group, number >= len(derived)) for number, group in enumerate(groups)]
 
 
+def _promises(row: Row) -> bool:
+    """Whether a row promises anything that an attack can refute."""
+    if "certified_true" in row:
+        return bool(row["certified_true"][0] > 0)
+    return bool(row["row_certified"] or row["detection_certified"])
+
+
 def _notes(run: Run, identity: dict[str, Any]) -> list[str]:
     notes = [run.unchecked] if run.unchecked else []
-    for name in ("device", "labels"):
-        if identity[name] != run.job[name]:
-            notes.append(f"{name}: the run says {run.job[name]}, this audit {identity[name]}")
+    for name in ("device", "labels", "scores"):
+        if identity.get(name) != run.job.get(name):
+            notes.append(f"{name}: the run says {run.job.get(name)}, this audit {identity.get(name)}")
     if run.job["precision"] == "fast":
         notes.append("the run's labels are fast ones; the audit's are float32")
     return notes
 
 
-def _entry(row: Row, what: str, stored: Any, expected: Any) -> dict[str, Any]:
-    image = {name: row[name] for name in ("index", "id", "label")}
+def contradiction(row: Row, what: str, stored: Any, expected: Any) -> dict[str, Any]:
+    """A row, and what differs in it."""
+    image = {"index": row["index"], "id": row["id"], "label": row.get("label", row.get("classes"))}
     return {**image, "what": what, "stored": stored, "found": expected}
 
 
@@ -276,10 +315,10 @@ class RowChecker:
             uncovered = "the masks do not cover the threat"
             differences.append((uncovered, row["certified"], "a patch that none hides", False))
         for what, stored, expected, near in differences:
-            (result.near_ties if near else result.contradictions).append(_entry(row, what, stored, expected))
+            (result.near_ties if near else result.contradictions).append(contradiction(row, what, stored, expected))
         ties = sum(labels.near_ties for labels in (reference, *coarse))
         if ties and not any(near for *_, near in differences):
-            result.near_ties.append(_entry(row, "labels that rounding may change", ties, "no difference"))
+            result.near_ties.append(contradiction(row, "labels that rounding may change", ties, "no difference"))
         result.derived.append(row["index"])
         result.labels += sum(1 + len(labels.by_pixels) for labels in (reference, *coarse))
 
@@ -354,20 +393,6 @@ class RowChecker:
 def _compare(what: str, stored: int, label: ReferenceLabel) -> Iterator[Difference]:
     if stored != label.label:
         yield what, stored, f"{label.label} by a margin of {label.margin:.3g}", label.may_be(stored)
-
-
-def _attack(job: Job, rows: list[Row], images: list[Tensor], settings: AttackSettings, result: Audit) -> None:
-    """Attack certified images, knowing the defense. A fooled one is a contradiction, with its patches and pixels.
-
-    Pixels are float32 [C, H, W] on the threat's grid.
-    """
-    attacks = AdaptiveAttack(job.masking, settings).challenge(images, [row["label"] for row in rows])
-    for row, attack in zip(rows, attacks, strict=True):
-        result.attacked.append(row["index"])
-        if attack.fooled:
-            windows = [list(window.numbers) for window in attack.attacked.windows]
-            entry = _entry(row, "a certified image was fooled", row["label"], attack.verdict.label)
-            result.contradictions.append({**entry, "patches": windows, "image": attack.attacked.image.numpy()})
 
 
 def write_audit(result: Audit, run: Run, settings: AttackSettings, *, sample: int, attack: int) -> Path:

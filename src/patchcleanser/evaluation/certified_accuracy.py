@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -15,11 +16,15 @@ from patchcleanser.progress import tracked
 from patchcleanser.records.metrics import COLUMNS, Summary, summary
 from patchcleanser.records.run import SCHEMA
 
+LOGGER = logging.getLogger("patchcleanser")
+
 COLUMN_TYPES = pa.schema([SCHEMA.field(name) for name in COLUMNS])
 
 
 class CertifiedAccuracy:
     """Undefended, clean and certified accuracy of a defense, each with its 95% interval, over batches of clean images.
+
+    Certificates that rest on labels of lower precision are counted, and warned of: they are statistical, no proofs.
 
     >>> import torch
     >>> from patchcleanser import CallableClassifier, DoubleMasking
@@ -38,6 +43,8 @@ class CertifiedAccuracy:
             got = type(defense).__name__
             raise InputError(f"a defense is DoubleMasking(classifier, threat) or the like, got {got}")
         self.defense = defense
+        self.statistical = 0
+        """Certificates that rest on labels of lower precision, since the beginning or the last reset."""
         self._total: Summary | None = None
 
     def __repr__(self) -> str:
@@ -52,6 +59,7 @@ class CertifiedAccuracy:
         started = time.monotonic()
         results = self.defense.examine(images, labels)
         seconds = (time.monotonic() - started) / len(results)
+        self._count_statistical(sum(is_statistical(result.certificate) for result in results))
         rows = [{**clean_columns(result), "label": result.certificate.label, "seconds": seconds} for result in results]
         batch = summary(pa.Table.from_pylist(rows, schema=COLUMN_TYPES))
         self._total = batch if self._total is None else self._total + batch
@@ -65,7 +73,14 @@ class CertifiedAccuracy:
 
     def reset(self) -> None:
         """Forget all batches."""
-        self._total = None
+        self._total, self.statistical = None, 0
+
+    def _count_statistical(self, number: int) -> None:
+        if number and not self.statistical:
+            LOGGER.warning(
+                "certificates by fast labels are statistical, no proofs; use confirm='all' or precision='exact'"
+            )
+        self.statistical += number
 
     def score(self, batches: Iterable[Any], *, progress: bool | None = None) -> Summary:
         """Add every batch (images, labels) of a DataLoader or another iterable, and return the accuracies of all."""
@@ -74,6 +89,11 @@ class CertifiedAccuracy:
                 raise InputError(f"a batch is (images, labels), as a DataLoader gives it, got {type(batch).__name__}")
             self.update(*batch)
         return self.compute()
+
+
+def is_statistical(certificate: Any) -> bool:
+    """Whether a certificate promises something by labels that were computed in lower precision only."""
+    return bool(getattr(certificate, "row_certified", False) and getattr(certificate, "unconfirmed", 0))
 
 
 def _iterated(batches: Any) -> Iterable[Any]:

@@ -38,6 +38,7 @@ def match_labels(dataset: Dataset, classifier: Classifier, how: str = "auto") ->
     """
     if how not in ("auto", "name", "number"):
         raise InputError(f"labels are matched by name or number, or auto, got {how!r}")
+    classifier.require_one_label("here the data has")
     ours = dataset.classes
     theirs = classifier.names or (None if how == "number" else _imagenet_names(dataset, classifier))
     if dataset.labels is None or ours == theirs:

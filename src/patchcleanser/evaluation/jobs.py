@@ -33,6 +33,9 @@ LABELS = 3
 CHECKED_IMAGES = 20
 """How many unreadable or too small images `Job.check` passes over before it gives up looking for a usable one."""
 
+SHARED = frozenset(("masks", "stride", "precision", "confirm"))
+"""What all defenses with masks take, and a job says in fields of its own."""
+
 Pair = int | tuple[int, int] | None
 
 
@@ -81,6 +84,10 @@ class Job:
             raise InputError.unknown("defense", self.defense, DEFENSES)
         if not isinstance(self.options, Mapping) or not all(isinstance(name, str) for name in self.options):
             raise InputError(f"options is a dict of the defense's own options, got {self.options!r}")
+        if misplaced := self.options.keys() & SHARED:
+            raise InputError(
+                f"options are the defense's own, got {', '.join(sorted(misplaced))}; these are fields of Job"
+            )
         object.__setattr__(self, "classifier", as_classifier(self.classifier))
         object.__setattr__(self, "dataset", as_dataset(self.dataset))
         self.labels  # noqa: B018  # raises if there are none

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from patchcleanser.core.threats import Threat
 from patchcleanser.defenses.one_pass import answers_in_one_pass
 from patchcleanser.engine import Precision
+from patchcleanser.evaluation.certified_accuracy import is_statistical
 from patchcleanser.evaluation.jobs import Job
 from patchcleanser.records.metrics import Proportion
 
@@ -36,6 +37,8 @@ class Price:
     certificate_ms: float
     clean: Proportion
     certified: Proportion
+    statistical: int
+    """Certificates that rest on labels of lower precision, and so are no proofs."""
 
 
 def price_jobs(
@@ -84,6 +87,7 @@ def prices(groups: Iterable[Sequence[Job]]) -> Iterator[Price]:
                 certificate_ms=1000 * certify_seconds / len(images),
                 clean=Proportion(sum(v.label == y for v, y in zip(verdicts, labels, strict=True)), len(images)),
                 certified=Proportion(sum(c.certified for c in certificates), len(images)),
+                statistical=sum(map(is_statistical, certificates)),
             )
 
 

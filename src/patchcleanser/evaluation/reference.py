@@ -79,8 +79,13 @@ def _inside(hidden: Bools, height: int, width: int) -> Bools:
     return np.stack([rows[:, c : c + width].all(axis=1) for c in range(hidden.shape[1] - width + 1)], axis=1)
 
 
-def reference_label(classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepared: bool) -> ReferenceLabel:
-    """Classify one image [C, H, W] with these pixels hidden: mask then prepare, or mask a `prepared` image."""
+def reference_logits(
+    classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepared: bool
+) -> tuple[Tensor, Tensor]:
+    """Logits [classes] in float64 of one image [C, H, W] with these pixels hidden, and the network's input.
+
+    The image is masked and then prepared; if it is `prepared` already, it is masked only.
+    """
     masked = image.clone()
     if hidden is not None:
         preprocessing = classifier.preprocessing
@@ -93,7 +98,12 @@ def reference_label(classifier: Classifier, image: Tensor, hidden: Bools | None,
         if classifier.mask_aware:  # its last channel says which pixels are hidden
             channel_mask = np.zeros(image.shape[1:], dtype=bool) if hidden is None else hidden
             batch = torch.cat([batch, torch.from_numpy(channel_mask)[None, None].to(batch)], dim=1)
-        logits = classifier.logits(batch)[0].double().cpu()
+        return classifier.logits(batch)[0].double().cpu(), batch
+
+
+def reference_label(classifier: Classifier, image: Tensor, hidden: Bools | None, *, prepared: bool) -> ReferenceLabel:
+    """The label of one image with these pixels hidden."""
+    logits, batch = reference_logits(classifier, image, hidden, prepared=prepared)
     order = logits.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
     first, second = float(logits[order[0]]), float(logits[order[1]])
     near = first - second <= NEAR * max(1.0, abs(first), abs(second), _largest_local(classifier, batch))

@@ -8,17 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from patchcleanser.attacks.flip_classes import FlipResult
 from patchcleanser.core.detections import Detections
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.hiding import PLACES
+from patchcleanser.core.multilabel import Scores
 from patchcleanser.core.results import Verdict
 from patchcleanser.defenses.defense import Examination
 from patchcleanser.defenses.mask_defense import TableExamination
+from patchcleanser.defenses.multilabel_masking import MultiLabelExamination
 from patchcleanser.defenses.object_seeker import ObjectExamination, best_coverage
 from patchcleanser.errors import DataError, ImageError, ThreatError
 from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.evaluation.jobs import Job, named_error
+from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
 from patchcleanser.records.metrics import OVERLAP
 from patchcleanser.records.run import Row
 
@@ -37,7 +43,11 @@ class LoadedBatch:
 
 
 def load_batch(
-    job: Job | DetectJob, indices: Sequence[int], *, skip: bool = False, left_out: Mapping[int, str] | None = None
+    job: Job | DetectJob | MultiLabelJob,
+    indices: Sequence[int],
+    *,
+    skip: bool = False,
+    left_out: Mapping[int, str] | None = None,
 ) -> LoadedBatch:
     """Read these images. An unreadable one raises, or with `skip` is left out with the reason in its row.
 
@@ -100,6 +110,43 @@ def clean_columns(examined: Examination[Any, Any], *, table: bool = False) -> Ro
             **{count: labels.total(count) for count in ("rechecked", "flipped", "audited", "caught", "unconfirmed")},
         }
     return row
+
+
+def label_columns(examined: MultiLabelExamination, thresholds: Scores) -> Row:
+    """Columns of one image with several labels, counted at thresholds [n, classes], the job's own first."""
+    certificate, bounds = examined.certificate, examined.bounds
+    everywhere = bounds.placed(examined.hides).each_class()
+    right = bounds.each_mask().right(examined.truth, thresholds[0])
+    row: Row = {
+        "height": examined.size[0],
+        "width": examined.size[1],
+        "undefended_scores": examined.undefended,
+        "clean_scores": bounds.defended,
+        "lowest_scores": everywhere.low[0],
+        "highest_scores": everywhere.high[0],
+        "unproved": np.flatnonzero(~right).tolist(),
+        "weakest": [number for window in certificate.failing_placement or () for number in window.numbers],
+        "margin": certificate.margin,
+        "classifications": examined.table.spent,
+    }
+    for name, counts in examined.counts(thresholds).items():
+        row |= {f"{name}_true": counts.true.tolist(), f"{name}_false": counts.false.tolist()}
+    return row
+
+
+def class_attack_columns(results: Sequence[FlipResult], size: Size) -> Row:
+    """Columns of one image of which classes were attacked; a list holds one value for each of them."""
+    least, most = results[0].promised
+    names = ("certified", "undefended_wrong", "defended_wrong", "true_positives", "false_positives")
+    return {
+        "height": size[0],
+        "width": size[1],
+        "attacked": [result.label for result in results],
+        **{name: [getattr(result, name) for result in results] for name in names},
+        "promised_true": least,
+        "promised_false": most,
+        "classifications": sum(result.queries for result in results),
+    }
 
 
 def object_columns(examined: ObjectExamination, objects: Detections, image: Tensor) -> Row:

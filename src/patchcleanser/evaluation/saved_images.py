@@ -12,6 +12,7 @@ from torch import Tensor
 from patchcleanser.data.codec import as_picture
 from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.evaluation.jobs import Job
+from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
 from patchcleanser.records.atomic import require_inside, whole_file
 from patchcleanser.records.metrics import OVERLAP
 from patchcleanser.records.run import Row, Run
@@ -87,6 +88,18 @@ def save_object_examples(run: Run, job: DetectJob) -> None:
     for index in _spread(shown):
         if not picture_path(run, index).is_file():
             save_picture(run, picture_name(index), as_png(job.dataset.image(index), MAX_SIDE))
+
+
+def save_label_examples(run: Run, job: MultiLabelJob) -> None:
+    """Save the pictures of a few images that show several classes; the same rows, the same pictures."""
+    rows = run.read(["index", "classes", "skipped"]).to_pylist()
+    shown = [row["index"] for row in rows if row["skipped"] is None and len(row["classes"]) > 1]
+    for index in _spread(shown):
+        if not picture_path(run, index).is_file():
+            image = job.dataset.image(index)
+            if job.threat.grid == "input":
+                image = job.classifier.preprocessing.geometry(image[None])[0]
+            save_picture(run, picture_name(index), as_png(image, MAX_SIDE))
 
 
 def _spread(indices: list[int]) -> list[int]:

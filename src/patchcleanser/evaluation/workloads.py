@@ -19,15 +19,32 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
+from patchcleanser.attacks.flip_classes import attack_classes
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.attack_rows import attack_rows
 from patchcleanser.evaluation.detect_jobs import DetectJob
 from patchcleanser.evaluation.jobs import AttackJob, Job
-from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns, load_batch, object_columns
-from patchcleanser.evaluation.saved_images import save_examples, save_object_examples, save_picture
+from patchcleanser.evaluation.multilabel_jobs import MultiLabelAttackJob, MultiLabelJob
+from patchcleanser.evaluation.rows import (
+    LoadedBatch,
+    audit_seed,
+    class_attack_columns,
+    clean_columns,
+    label_columns,
+    load_batch,
+    object_columns,
+)
+from patchcleanser.evaluation.saved_images import save_examples, save_label_examples, save_object_examples, save_picture
 from patchcleanser.progress import progress_bar
-from patchcleanser.records.metrics import COLUMNS, OBJECT_COLUMNS, Summary, summary
+from patchcleanser.records.metrics import (
+    CLASS_ATTACK_COLUMNS,
+    COLUMNS,
+    MULTILABEL_COLUMNS,
+    OBJECT_COLUMNS,
+    Summary,
+    summary,
+)
 from patchcleanser.records.run import Row, Run
 
 LOGGER = logging.getLogger("patchcleanser")
@@ -219,13 +236,81 @@ class DetectWorkload(BatchWorkload[list[Row]]):
         save_object_examples(run, self.job)
 
 
-AnyJob = Job | AttackJob | DetectJob
+@dataclass(frozen=True)
+class MultiLabelWorkload(BatchWorkload[list[Row]]):
+    """Batches of images with several labels, into rows."""
+
+    job: MultiLabelJob  # type: ignore[assignment]
+    skip: bool = False
+    sizes = (256, 32)
+    columns = MULTILABEL_COLUMNS
+
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        started, job, rows = time.monotonic(), self.job, read.readable
+        truths = [job.dataset.targets[row["index"]] for row in rows]
+        examined = job.built.examine(read.images, truths) if rows else []
+        seconds = (time.monotonic() - started) / max(1, len(rows))
+        for row, result in zip(rows, examined, strict=True):
+            row.update(label_columns(result, job.thresholds), seconds=seconds)
+        return read.rows
+
+    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
+        run.write(task.number, result)
+
+    def judge(self, state: Summary) -> None:
+        """Precision and recall have no chance level."""
+
+    def finish(self, run: Run) -> None:
+        save_label_examples(run, self.job)
+
+
+@dataclass(frozen=True)
+class ClassAttackWorkload(BatchWorkload[list[Row]]):
+    """Batches of images of which single classes are attacked, into rows."""
+
+    attack: MultiLabelAttackJob
+    skip: bool = False
+    sizes = (16, 4)
+    columns = CLASS_ATTACK_COLUMNS
+
+    @property
+    def job(self) -> MultiLabelJob:  # type: ignore[override]
+        return self.attack.job
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return self.attack.identity
+
+    @property
+    def title(self) -> str:
+        return self.attack.title
+
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        for row, image in zip(read.readable, read.images, strict=True):
+            started, truth = time.monotonic(), self.job.dataset.targets[row["index"]]
+            results = list(attack_classes(self.job.built, [image], [truth], self.attack.settings))
+            size = self.job.built.to_threat_grid(image).shape[-2:]
+            row.update(class_attack_columns(results, (size[0], size[1])), seconds=time.monotonic() - started)
+        return read.rows
+
+    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
+        run.write(task.number, result)
+
+    def judge(self, state: Summary) -> None:
+        """Attacked classes have no chance level."""
+
+
+AnyJob = Job | AttackJob | DetectJob | MultiLabelJob | MultiLabelAttackJob
 
 
 def workload_of(job: AnyJob, *, skip: bool = False) -> BatchWorkload[Any]:
     """The batches to certify or to attack."""
     if isinstance(job, DetectJob):
         return DetectWorkload(job, skip)
+    if isinstance(job, MultiLabelAttackJob):
+        return ClassAttackWorkload(job, skip)
+    if isinstance(job, MultiLabelJob):
+        return MultiLabelWorkload(job, skip)
     return AttackWorkload(job, skip) if isinstance(job, AttackJob) else CertifyWorkload(job, skip)
 
 
@@ -241,7 +326,8 @@ class Progress:
 
     def __str__(self) -> str:
         shares = self.summary.shares
-        names = [name for name in ("robust", "certified", "detection_certified", "certified_far") if name in shares]
+        leads = ("robust", "certified", "detection_certified", "certified_far", "certified_recall")
+        names = [name for name in leads if name in shares]
         parts = [f"{name.replace('_', ' ')} {shares[name].percent:.1f}%" for name in names[:1]]
         return "  ".join([*parts, *([f"{self.summary.skipped} skipped"] if self.summary.skipped else [])])
 
@@ -270,7 +356,9 @@ def evaluate(
     """
     if not isinstance(job, AnyJob) or not isinstance(folder, str | Path):
         got = f"{type(job).__name__} and {type(folder).__name__}"
-        raise InputError(f"evaluate takes a Job, AttackJob or DetectJob, and the folder of the run; got {got}")
+        raise InputError(
+            f"evaluate takes a Job, AttackJob, DetectJob or MultiLabelJob, and the folder of the run; got {got}"
+        )
     runner, work = runner or LocalRunner(), workload_of(job, skip=skip)
     if isinstance(work.job, Job):
         _warn_of_other_names(work.job)

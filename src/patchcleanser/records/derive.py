@@ -63,7 +63,7 @@ class Derived:
     averaged. Of several patch shapes the first is meant.
     """
     answers: dict[str, tuple[Proportion, float]]
-    """Per recovery defense: clean accuracy, and classifications per image."""
+    """Per recovery defense: clean accuracy, and classifications per image; empty for labels from one pass."""
     detection: list[Detection]
 
 
@@ -101,10 +101,11 @@ def derive(run: Run) -> Derived | None:
         return None
     threats = _smaller_threats(run, sizes)
     certified = {side: Proportion(0, 0) for side in threats}
-    rounds = (False, True) if run.coarse else (False,)
+    rounds = () if _in_one_pass(run) else (False, True) if run.coarse else (False,)
     counts = {(name, coarse): np.zeros(3, dtype=np.int64) for coarse in rounds for name in VERDICTS}
-    uncovered = np.zeros((1, 1))
+    uncovered, images = np.zeros((1, 1)), 0
     for part in _tables(run):
+        images += len(part.truth)
         for side, threat in threats.items():
             certified[side] += _row_certified(part, threat)
         for name, coarse in counts:
@@ -112,13 +113,27 @@ def derive(run: Run) -> Derived | None:
         uncovered = uncovered + _count_uncovered(part, run.threat, common=len(sizes) > 1)
     return Derived(
         smaller=list(certified.items()),
-        weakness=uncovered / max(counts["double-masking", False][1], 1),
+        weakness=uncovered / max(images, 1),
         answers={
             f"{name} after a coarse round" if coarse else name: _accuracy(count)
             for (name, coarse), count in counts.items()
         },
-        detection=detection(run, THRESHOLDS) if run.job["precision"] == "exact" else [],
+        detection=detection(run, THRESHOLDS) if run.job["precision"] == "exact" and not _in_one_pass(run) else [],
     )
+
+
+def _in_one_pass(run: Run) -> bool:
+    """Whether all labels of an image come from one pass: under masks of their own, and not with the same bits again."""
+    return bool(run.job.get("receptive_field"))
+
+
+def _require_masked_images(run: Run) -> None:
+    """Refuse labels that other defenses would not see: they classify each masked image by itself."""
+    if _in_one_pass(run):
+        raise RecordError(
+            f"the labels in {run.folder} come from one pass each, so nothing follows about other defenses; certify "
+            "with the other defense"
+        )
 
 
 def _tables(run: Run) -> Iterator[TableBatch]:
@@ -180,6 +195,11 @@ def row_certified(run: Run, threat: Threat) -> Proportion:
     The masks need only cover the smaller threat, so the row certificate of core.algorithms.certification_flow
     holds with fewer good masks; for the run's own threat it is the stored answer.
     """
+    if threat.grid != run.threat.grid:
+        raise RecordError(
+            f"the masks of {run.folder} lie on the {run.threat.grid} grid, the threat on the {threat.grid} grid; "
+            f"use grid={run.threat.grid!r}"
+        )
     return sum((_row_certified(part, threat) for part in _tables(run)), Proportion(0, 0))
 
 
@@ -256,6 +276,7 @@ def verdicts(run: Run, defense: str, *, coarse: bool = False) -> tuple[Proportio
 
     With `coarse`, the run's coarse masks are tried first.
     """
+    _require_masked_images(run)
     counts = (_count_answers(part, defense, coarse=coarse) for part in _tables(run))
     return _accuracy(sum(counts, np.zeros(3, dtype=np.int64)))
 
@@ -290,6 +311,7 @@ def detection(run: Run, thresholds: Sequence[float]) -> list[Detection]:
     largest such confidence decides. An image is certified for detection if the smallest confidence in the true
     label, under any mask, is above it, and the undefended label is right.
     """
+    _require_masked_images(run)
     if run.job["precision"] == "fast":
         raise RecordError(
             "Minority Reports compares confidences, which runs of --precision fast do not have; certify with exact"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,23 @@ COLUMNS = (*_SHARED, "case", "margin", "classifications", "seconds")
 """The columns that a summary needs."""
 _ATTACKED = ("undefended_fooled", "fooled", "attacked_answer", "attacked_alert", "attacked_case", "queries", "seconds")
 OBJECT_COLUMNS = ("skipped", "undefended", "defended", "over", "near", "far", "classifications", "seconds")
-COLUMNS_OF = {"certify": COLUMNS, "attack": (*_SHARED, *_ATTACKED), "detect": OBJECT_COLUMNS}
+BOUNDS = ("undefended", "clean", "certified", "one_mask", "each_class")
+"""Whose true and false positives a row of several labels counts; see MultiLabelExamination.counts."""
+MULTILABEL_COLUMNS = (
+    *("skipped", "classes", "classifications", "seconds"),
+    *(f"{bound}_{what}" for bound in BOUNDS for what in ("true", "false")),
+)
+CLASS_ATTACK_COLUMNS = (
+    *("skipped", "attacked", "certified", "undefended_wrong", "defended_wrong", "true_positives", "false_positives"),
+    *("promised_true", "promised_false", "classifications", "seconds"),
+)
+COLUMNS_OF = {
+    "certify": COLUMNS,
+    "attack": (*_SHARED, *_ATTACKED),
+    "detect": OBJECT_COLUMNS,
+    "multilabel": MULTILABEL_COLUMNS,
+    "multilabel-attack": CLASS_ATTACK_COLUMNS,
+}
 """By the kind of run."""
 
 OVERLAP = 0.5
@@ -116,7 +133,8 @@ class Summary:
 def summary(rows: pa.Table) -> Summary:
     """Summarise all rows that have an answer; cases and classifications of an attack are those under attack.
 
-    Shares of a detector are shares of objects, not of images.
+    Shares of a detector are shares of objects, and precision and recall those of classes in images, at the run's own
+    threshold; neither are shares of images.
     """
     answered = rows.filter(compute.is_null(rows["skipped"]))
     case, cost = ("attacked_case", "queries") if is_attack(rows) else ("case", "classifications")
@@ -124,11 +142,66 @@ def summary(rows: pa.Table) -> Summary:
     return Summary(
         images=len(answered),
         skipped=len(rows) - len(answered),
-        shares={name: Proportion(int(hits.sum()), len(hits)) for name, hits in outcomes(answered).items()},
+        shares=shares_of(answered),
         cases={case.value: cases.count(case.value) for case in Case if case.value in cases},
         classifications=int(sum(answered[cost].to_pylist())),
         seconds=float(sum(answered["seconds"].to_pylist())),
     )
+
+
+def shares_of(answered: pa.Table) -> dict[str, Proportion]:
+    """The shares of a summary."""
+    if attacks_classes(answered):
+        return attacked_classes(answered)
+    if not has_several_labels(answered):
+        return {name: Proportion(int(hits.sum()), len(hits)) for name, hits in outcomes(answered).items()}
+    shares: dict[str, Proportion] = {}
+    for bound in BOUNDS:
+        precision, recall = precision_and_recall(answered, bound)
+        shares |= {f"{bound}_precision": precision[0], f"{bound}_recall": recall[0]}
+    return shares
+
+
+def attacked_classes(answered: pa.Table) -> dict[str, Proportion]:
+    """Shares of attacked classes that are right without and with the defense, and of those certified with it."""
+    certified, undefended, defended = (
+        object_values(answered, name).astype(bool) for name in ("certified", "undefended_wrong", "defended_wrong")
+    )
+    return {
+        "undefended_under_attack": Proportion(int((~undefended).sum()), len(undefended)),
+        "robust": Proportion(int((~defended).sum()), len(defended)),
+        "certified_undefended_under_attack": Proportion(int((certified & ~undefended).sum()), int(certified.sum())),
+        "certified_robust": Proportion(int((certified & ~defended).sum()), int(certified.sum())),
+    }
+
+
+def certificates_beaten(rows: pa.Table) -> pa.Table:
+    """Rows of attacked classes that refute a certificate, by a class or by the counts: there must be none."""
+    answered = rows.filter(compute.is_null(rows["skipped"]))
+
+    def beaten(row: dict[str, Any]) -> bool:
+        wrong = any(a and b for a, b in zip(row["certified"], row["defended_wrong"], strict=True))
+        few = min(row["true_positives"], default=row["promised_true"]) < row["promised_true"]
+        return wrong or few or max(row["false_positives"], default=0) > row["promised_false"]
+
+    return answered.filter(pa.array([beaten(row) for row in answered.to_pylist()], pa.bool_()))
+
+
+def precision_and_recall(answered: pa.Table, bound: str) -> tuple[list[Proportion], list[Proportion]]:
+    """Precision and recall at each threshold, of the true and false positives of all images together.
+
+    Without any image there is one threshold, of which nothing is counted.
+    """
+    positives = len(object_values(answered, "classes"))
+    true, false = (label_counts(answered, f"{bound}_{what}") for what in ("true", "false"))
+    pairs = zip(true.tolist(), false.tolist(), strict=True)
+    return [Proportion(t, t + f) for t, f in pairs], [Proportion(t, positives) for t in true.tolist()]
+
+
+def label_counts(answered: pa.Table, name: str) -> NDArray[np.int64]:
+    """A column of counts at each threshold, summed over all images."""
+    values = object_values(answered, name).astype(np.int64)
+    return values.reshape(max(1, len(answered)), -1).sum(axis=0) if len(values) else np.zeros(1, dtype=np.int64)
 
 
 def outcomes(rows: pa.Table) -> dict[str, Bools]:
@@ -178,6 +251,16 @@ def object_values(rows: pa.Table, name: str) -> NDArray[np.float64]:
 def sees_objects(rows: pa.Table) -> bool:
     """Whether these are the rows of a detector."""
     return "defended" in rows.column_names
+
+
+def has_several_labels(rows: pa.Table) -> bool:
+    """Whether these are the rows of images with several labels."""
+    return "each_class_true" in rows.column_names
+
+
+def attacks_classes(rows: pa.Table) -> bool:
+    """Whether these are the rows of an attack on single classes."""
+    return "attacked" in rows.column_names
 
 
 def is_attack(rows: pa.Table) -> bool:

@@ -31,7 +31,7 @@ from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import DataError, MissingDependencyError, RecordError
 from patchcleanser.records.leftovers import batch_of_shards, require_free, require_no_links
-from patchcleanser.records.metrics import COLUMNS_OF, Summary, error_rate_bound, summary
+from patchcleanser.records.metrics import BOUNDS, COLUMNS_OF, Summary, error_rate_bound, summary
 from patchcleanser.records.provenance import MANIFEST, key_of, read_manifest, short, write_manifest
 from patchcleanser.records.shards import DamageError, check_shard, read_shard, type_name, write_shard
 
@@ -112,7 +112,49 @@ OBJECT_SCHEMA = pa.schema(
         ("seconds", pa.float32()),
     ]
 )
-SCHEMAS = {"certify": SCHEMA, "attack": ATTACK_SCHEMA, "detect": OBJECT_SCHEMA}
+_SCORES, _COUNTS = pa.list_(pa.float32()), pa.list_(pa.int32())
+MULTILABEL_SCHEMA = pa.schema(
+    [
+        *(column for column in _IMAGE if column[0] != "label"),
+        ("classes", _COUNTS),  # the true ones, by number
+        ("undefended_scores", _SCORES),  # of each class, without masks
+        ("clean_scores", _SCORES),  # what the defense compares with thresholds
+        ("lowest_scores", _SCORES),  # between which bounds any attacked image has them
+        ("highest_scores", _SCORES),
+        ("unproved", _COUNTS),  # mask × classes + class, where a row of two-mask decisions is not right throughout
+        # True and false positives at each threshold, the job's own first; without and with the defense, and at least
+        # or at most under attack: at the worst place, by each mask alone, and of each class at its own worst place.
+        *((f"{bound}_{what}", _COUNTS) for bound in BOUNDS for what in ("true", "false")),
+        ("weakest", _COUNTS),  # top, left, height, width of each patch, where most classes are not proved right
+        ("margin", pa.float32()),
+        ("classifications", pa.int32()),
+        ("seconds", pa.float32()),
+    ]
+)
+_FLAGS = pa.list_(pa.bool_())
+CLASS_ATTACK_SCHEMA = pa.schema(
+    [
+        *(column for column in _IMAGE if column[0] != "label"),
+        ("classes", _COUNTS),  # the true ones, by number
+        ("attacked", _COUNTS),  # each class that was attacked, with a patch of its own; the next ones are for each
+        ("certified", _FLAGS),
+        ("undefended_wrong", _FLAGS),
+        ("defended_wrong", _FLAGS),
+        ("true_positives", _COUNTS),  # of all classes of the attacked image, with the defense
+        ("false_positives", _COUNTS),
+        ("promised_true", pa.int32()),  # at least
+        ("promised_false", pa.int32()),  # at most
+        ("classifications", pa.int64()),  # by the attacker
+        ("seconds", pa.float32()),
+    ]
+)
+SCHEMAS = {
+    "certify": SCHEMA,
+    "attack": ATTACK_SCHEMA,
+    "detect": OBJECT_SCHEMA,
+    "multilabel": MULTILABEL_SCHEMA,
+    "multilabel-attack": CLASS_ATTACK_SCHEMA,
+}
 """The columns of each kind of run; a job that names no kind certifies."""
 
 NEWER_COLUMNS = ("caught", "unconfirmed", "coarse_labels")
@@ -188,7 +230,7 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """What was done: certify, attack or detect."""
+        """What was done, by the names of SCHEMAS."""
         return str(self.job.get("kind", "certify"))
 
     @property

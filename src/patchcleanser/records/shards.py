@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,16 @@ from pyarrow import compute, parquet
 
 from patchcleanser.errors import RecordError
 from patchcleanser.records.atomic import whole_file
-from patchcleanser.records.metrics import Bools, flags, is_attack, numbers, sees_objects
+from patchcleanser.records.metrics import (
+    BOUNDS,
+    Bools,
+    attacks_classes,
+    flags,
+    has_several_labels,
+    is_attack,
+    numbers,
+    sees_objects,
+)
 
 HEADER = b"patchcleanser"
 """Key of the header and checksum among the metadata of the Parquet schema."""
@@ -171,10 +180,19 @@ def first_contradiction(rows: pa.Table) -> tuple[int, str] | None:
     labels = numbers(rows, "label") if "label" in rows.column_names else np.zeros(len(rows))
     if not (labels >= 0).all():
         return int(rows["index"][int((~(labels >= 0)).argmax())].as_py()), "it has no label"
-    for text, wrong in (_object_contradictions if sees_objects(rows) else _contradictions)(answered):
+    for text, wrong in _ways(rows)(answered):
         if wrong.any():
             return int(answered["index"][int(wrong.argmax())].as_py()), text
     return None
+
+
+def _ways(rows: pa.Table) -> Callable[[pa.Table], Iterator[tuple[str, Bools]]]:
+    """The ways in which rows of this kind can contradict themselves."""
+    if attacks_classes(rows):
+        return _class_attack_contradictions
+    if has_several_labels(rows):
+        return _label_contradictions
+    return _object_contradictions if sees_objects(rows) else _contradictions
 
 
 def _contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
@@ -208,6 +226,50 @@ def _object_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
         yield f"more is promised {place} an object than the clean image shows", promised.count(broken) > 0
     yield "it has no count of images", ~(numbers(rows, "classifications") >= 0)
     yield "it has no time", ~(numbers(rows, "seconds") >= 0)
+
+
+def _label_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
+    """What must hold of several labels: scores within their bounds, and counts that do not promise more than is so."""
+    undefended, *bounds = (
+        ListColumn.read(rows, f"{name}_scores") for name in ("undefended", "clean", "lowest", "highest")
+    )
+    clean, lowest, highest = bounds
+    classes = ListColumn.read(rows, "classes")
+    for each in bounds:
+        yield "its scores are not one for each class", each.lengths != undefended.lengths
+    out_of_bounds = (clean.values < lowest.values) | (clean.values > highest.values)
+    yield "a score of the clean image lies outside its bounds", clean.count(out_of_bounds) > 0
+    limits = np.repeat(undefended.lengths, classes.lengths)
+    yield "a true class has no score", classes.count((classes.values < 0) | (classes.values >= limits)) > 0
+    true, false = ({name: ListColumn.read(rows, f"{name}_{what}") for name in BOUNDS} for what in ("true", "false"))
+    for each in [*true.values(), *false.values()]:
+        yield "its counts are not one for each threshold", each.lengths != true["clean"].lengths
+    positives = np.repeat(classes.lengths, true["clean"].lengths)
+    absent = np.repeat(undefended.lengths, true["clean"].lengths) - positives
+    for name in BOUNDS:
+        yield f"its {name} true positives are out of range", _outside(true[name], positives)
+        yield f"its {name} false positives are out of range", _outside(false[name], absent)
+    for weaker, stronger in [("certified", "clean"), ("one_mask", "certified"), ("each_class", "certified")]:
+        more = true[weaker].values > true[stronger].values
+        yield f"more {weaker} true positives than {stronger} ones", true[weaker].count(more) > 0
+        fewer = false[weaker].values < false[stronger].values
+        yield f"fewer {weaker} false positives than {stronger} ones", false[weaker].count(fewer) > 0
+    yield "it has no count of classifications", ~(numbers(rows, "classifications") >= 0)
+    yield "it has no time", ~(numbers(rows, "seconds") >= 0)
+
+
+def _class_attack_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
+    """What must hold of attacked classes."""
+    attacked = ListColumn.read(rows, "attacked").lengths
+    for name in ("certified", "undefended_wrong", "defended_wrong", "true_positives", "false_positives"):
+        yield f"its {name} are not one for each attacked class", ListColumn.read(rows, name).lengths != attacked
+    for name in ("promised_true", "promised_false", "classifications", "seconds"):
+        yield f"it has no {name}", ~(numbers(rows, name) >= 0)
+
+
+def _outside(counts: ListColumn, limits: NDArray[np.int64]) -> Bools:
+    """Rows with a count below 0 or above its limit."""
+    return counts.count((counts.values < 0) | (counts.values > limits)) > 0
 
 
 def _attack_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:

@@ -115,8 +115,12 @@ class DefenseClaim:
             yield "run needs run_key and run_digest; make the claim with: patchcleanser claim RUN"
         if not (self.run or self.table or self.paper):
             yield "a claim names its run, table or paper, got none of them; make it with: patchcleanser claim RUN"
-        if (self.rederived or self.attacked) and not (self.audit_key or self.attack_table):
-            yield "rederived and attacked need their record, audit_key or attack_table; got none"
+        if self.audit_key and not self.run:
+            yield "audit_key names the audit of a run, got no run; leave it out"
+        if self.rederived is not None and not self.audit_key:
+            yield f"rederived needs its record, audit_key; got none for {self.rederived}"
+        if (self.attacked, self.fooled) != (None, None) and not (self.audit_key or self.attack_table):
+            yield "attacked and fooled need their record, audit_key or attack_table; got none"
         if self.milliseconds is not None and not self.hardware:
             yield f"milliseconds need their hardware, got none for {self.milliseconds}"
         try:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from patchcleanser.errors import PatchCleanserError, RecordError
 from patchcleanser.records.atomic import require_inside
 from patchcleanser.records.audits import AUDIT, read_audit
-from patchcleanser.records.derive import derive, detection
+from patchcleanser.records.derive import VERDICTS, detection, verdicts
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
 from patchcleanser.reports.claims import DefenseClaim
 
 DIGITS = 2
 """Decimal digits of a claim's numbers."""
+MEASURED = ("images", "undefended", "clean", "certified", "classifications", "milliseconds", "hardware")
+"""What a claim may say only if the entry of its table says it."""
+ATTACKED = ("attack", "attacked", "fooled")
+"""What a claim of a run may say only if its audit, or the table of an attack, says it."""
 Numbers = dict[str, Any]
 """Values by the fields of a claim."""
 
@@ -84,16 +89,30 @@ def _accuracies(run: Run) -> Numbers:
 
 
 def _derived(run: Run, defense: str, options: str | None) -> Numbers:
-    """The numbers of another defense, from the stored tables; what it would cost is not known."""
+    """The numbers of another defense, from the stored tables; what it would cost is not known.
+
+    Recovery defenses share their certificates if they share the coarse round. Their other options would change answers.
+    """
     cost: Numbers = dict.fromkeys(("classifications", "milliseconds", "hardware"))
     if defense == "minority-reports":
-        (point,) = detection(run, [float((options or "threshold=0.5").removeprefix("threshold="))])
+        (point,) = detection(run, [_threshold(options)])
         shares = {"clean": rounded(point.clean), "certified": rounded(point.detection_certified)}
         return {**cost, **shares, "promise": "detection"}
-    answers = getattr(derive(run), "answers", {})
-    if defense not in answers:
-        raise RecordError(f"{defense} does not follow from the rows of {run.folder}; certify with --table")
-    return {**cost, "clean": rounded(answers[defense][0])}
+    if defense not in VERDICTS or options != (f"coarse={run.coarse}" if run.coarse else None):
+        text = f" with {options}" if options else ""
+        raise RecordError(f"{defense}{text} does not follow from the rows of {run.folder}; certify with it")
+    clean, _ = verdicts(run, defense, coarse=bool(run.coarse))
+    return {**cost, "clean": rounded(clean)}
+
+
+def _threshold(options: str | None) -> float:
+    """That of Minority Reports; RecordError if the options say something else."""
+    text = "threshold=0.5" if options is None else options
+    with suppress(ValueError):
+        value = float(text.removeprefix("threshold="))
+        if text.startswith("threshold=") and 0 <= value <= 1:
+            return value
+    raise RecordError(f"options of minority-reports are threshold=NUMBER, from 0 to 1, got {text}")
 
 
 def audited(run: Run) -> Numbers:
@@ -122,11 +141,14 @@ def problems_of(claim: DefenseClaim, root: Path) -> Iterator[str]:
         if claim.run:
             yield from _differences(claim, _of_run(claim, root), "its rows give")
         if claim.table:
-            yield from _differences(claim, _of_table(entry_at(root, claim.table)), f"{claim.table} has")
+            unknown = dict.fromkeys(MEASURED)
+            yield from _differences(claim, unknown | _of_table(entry_at(root, claim.table)), f"{claim.table} has")
         if claim.attack_table:
             yield from _differences(claim, _of_attack(entry_at(root, claim.attack_table)), f"{claim.attack_table} has")
     except PatchCleanserError as error:
         yield str(error)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # a hostile or damaged file
+        yield f"what it names cannot be read: {error!r}"
 
 
 def _differences(claim: DefenseClaim, numbers: Numbers, what: str) -> Iterator[str]:
@@ -139,8 +161,15 @@ def _of_run(claim: DefenseClaim, root: Path) -> Numbers:
     folder = root / str(claim.run)
     require_inside(folder, root)
     run = Run.open(folder)
-    numbers = numbers_of(run, claim.defense, claim.options) | (audited(run) if claim.audit_key else {})
-    return {**numbers, "run": claim.run}
+    unknown = {} if claim.attack_table else dict.fromkeys(ATTACKED)
+    numbers = numbers_of(run, claim.defense, claim.options) | unknown | (audited(run) if claim.audit_key else {})
+    return {**_named_data(run), **numbers, "run": claim.run}
+
+
+def _named_data(run: Run) -> Numbers:
+    """The dataset that the run was made with, if it has a name that means the same everywhere."""
+    name = run.metadata.get("data")
+    return {"data": name} if isinstance(name, str) and ":" not in name else {}
 
 
 def entry_at(root: Path, address: str) -> dict[str, Any]:

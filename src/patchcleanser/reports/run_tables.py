@@ -308,7 +308,7 @@ def derived_tables(result: RunResult) -> dict[str, Table]:
     tables = {
         "answers": Table(
             "defenses",
-            "Two defenses with the same masks and the same certificate",
+            "Recovery defenses on the same labels",
             (Column("defense", "Defense"), CLEAN, per_image),
             answers,
         ),

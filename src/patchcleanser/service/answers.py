@@ -84,6 +84,7 @@ def certificate(
         row_certified=proof.row_certified,
         failing_pair=None if proof.failing_pair is None else list(proof.failing_pair),
         failing_placement=None if proof.failing_placement is None else _boxes(proof.failing_placement),
+        unconfirmed=proof.unconfirmed,
         proved_share=share,
         maps=maps,
         **common,

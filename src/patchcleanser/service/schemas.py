@@ -173,6 +173,9 @@ class RecoveryCertificate(Schema):
     failing_pair: list[int] | None
     failing_placement: list[Box] | None = Field(description="Patches that the proof does not reach.")
     margin: float | None = Field(description="The smallest top-two logit margin it rests on.")
+    unconfirmed: int = Field(
+        description="Labels it rests on that were computed in lower precision only. 0: a proof; else it is statistical."
+    )
     proved_share: float | None = Field(description="Share of patch positions proved safe, where maps were asked for.")
     maps: list[PositionMap] | None
     masks: int

@@ -78,12 +78,14 @@ class Epoch:
     rate: float
     loss: float
     accuracy: float
-    """Share of masked, augmented training images with the right label."""
+    """Share of masked, augmented training images with the right label, or whose top class is one of several."""
     seconds: float
     clean: float | None = None
-    """Share of held-out images with the right label, unmasked and not augmented."""
+    """Share of held-out images with the right label, unmasked and not augmented; of several labels, the mean average
+    precision."""
     survival: float | None = None
-    """Share of held-out images whose label is also right under all two-mask views."""
+    """Share of held-out images whose label is also right under all two-mask views; of several labels, the mean average
+    precision of the worst scores."""
 
     def __str__(self) -> str:
         held_out = "" if self.survival is None else f"  held out: {self.clean:.3f}, under masks {self.survival:.3f}"

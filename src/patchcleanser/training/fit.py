@@ -24,14 +24,13 @@ from patchcleanser.training.artifacts import Checkpoint, Epoch, EpochLog, OnProg
 from patchcleanser.training.cutout import Cutout, GreedyCutout
 from patchcleanser.training.distillation import Teacher
 from patchcleanser.training.recipes import Recipe
-from patchcleanser.training.selection import Selector, two_mask_views, within_standard_error
+from patchcleanser.training.selection import Selector, two_mask_views
+from patchcleanser.training.several_labels import ScoreSelector
 from patchcleanser.training.training_run import TrainingRun, require_inner
 from patchcleanser.training.visible_loss import fields_of, visible_places
 
 FORMAT = 2
 """Version of checkpoints; those of another version are refused."""
-
-CRITERION = "the last within one standard error of the highest survival"
 
 
 @dataclass
@@ -65,12 +64,19 @@ def fit(
     of two-mask views of the threat. We return the last weights within one standard error of the highest survival. The
     test set is never used.
 
+    With the loss `binary` the network learns several labels: `data` are TargetArrays, and `survival` is the mean
+    average precision of the worst scores under these views. We return the weights with the highest.
+
     A run continues from a checkpoint in `out` of the same recipe, seed and data. The checkpoint stays until
     `write_model` has written the weights.
     """
     accelerator = _accelerator(next(module.parameters()).device)
     device, alone = accelerator.device, accelerator.num_processes == 1
     require_inner(module, recipe.loss, accelerator.num_processes)
+    several = recipe.loss == "binary"
+    if several != (data.labels.ndim == 2):
+        held = "one label" if data.labels.ndim == 1 else "several labels"
+        raise TrainingError(f"{data.name} has {held} for each image, which the loss {recipe.loss!r} cannot learn")
     if recipe.guidance and (teacher is None or not alone):
         raise TrainingError(
             "feature distillation (guidance) needs a teacher, and a single process: start it without accelerate launch"
@@ -86,7 +92,8 @@ def fit(
         module, recipe, preprocessing, accelerator, seed=seed, steps=steps, teacher=tutor, examples=examples
     )
     threat = threat or Threat.share(0.024)
-    checkpoint = Checkpoint(out, _key(data, recipe, seed, threat, teacher))
+    kind = ScoreSelector if several else Selector
+    checkpoint = Checkpoint(out, _key(data, recipe, seed, threat, teacher) | {"criterion": kind.criterion})
     if (state := checkpoint.read(device)) is not None:
         run.restore(state)
         del state  # frees its tensors on the device
@@ -96,7 +103,7 @@ def fit(
     if recipe.loss == "visible" and fields is not None:
         run.visible = visible_places(fields, threat, device)
     views = two_mask_views(threat, size, device, fields=fields)
-    selector = Selector(inputs, labels[held_out.to(device)], views, batch=2000)
+    selector = kind(inputs, labels[held_out.to(device)], views, batch=2000)
     log = EpochLog(out) if accelerator.is_main_process else None
     while len(run.history) < recipe.epochs:
         with cudnn_benchmark(device):
@@ -129,7 +136,6 @@ def _key(
         "images": len(data),
         "patch": str(threat),
         "teacher": None if teacher is None else module_digest(teacher.module),
-        "criterion": CRITERION,
     }
 
 
@@ -193,7 +199,7 @@ def _select(run: TrainingRun, selector: Selector) -> None:
         clean, survival = (float(scores.float().mean()) for scores in selector(model))
     run.history[-1] = replace(run.history[-1], clean=clean, survival=survival)
     highest = max(epoch.survival for epoch in run.history if epoch.survival is not None)
-    if within_standard_error(survival, highest, len(selector.labels)):  # later ones had a smaller learning rate
+    if selector.near(survival, highest):  # later ones had a smaller learning rate
         run.best = len(run.history), {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 

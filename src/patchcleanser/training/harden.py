@@ -81,6 +81,7 @@ def harden(
     A run continues from a checkpoint in `out`, if that is given. It stays until `write_model` has written the weights.
     """
     settings = settings or HardenSettings()
+    classifier.require_one_label("hardening keeps")
     if len(photos) < 10:
         raise InputError(f"hardening needs at least 10 photos, got {len(photos)}")
     student = HardeningStudent(classifier, photos, threat, settings, seed)

@@ -13,7 +13,7 @@ from patchcleanser.training.cutout import Ablation, Cutout, GreedyCutout
 
 Optimizer = Literal["sgd", "adamw", "muon"]
 Schedule = Literal["cosine", "onecycle", "step"]
-Loss = Literal["label", "margin", "window", "interval", "visible"]
+Loss = Literal["label", "margin", "window", "interval", "visible", "binary"]
 Autocast = Literal["no", "bf16"]
 
 
@@ -52,7 +52,8 @@ class Recipe:
     """Weight of feature distillation: the distance of feature maps from a teacher's."""
     loss: Loss = "label"
     """Cross-entropy of labels; BagCert's margin of votes; cross-entropy without the best window of local logits
-    (PatchGuard); of interval bounds; or of the local logits that the worst pair of masks leaves visible (one pass)."""
+    (PatchGuard); of interval bounds; of the local logits that the worst pair of masks leaves visible (one pass); or
+    binary, of each class by itself (several labels an image)."""
     margin: float = 0.3
     """BagCert: the share of all votes by which the true class should lead."""
     window: int = 9
@@ -85,6 +86,11 @@ class Recipe:
             raise InputError(
                 f"feature distillation does not work with the loss {self.loss!r}; "
                 f"set guidance to 0, got {self.guidance}"
+            )
+        if self.loss == "binary" and (self.teacher_weight or self.label_smoothing):
+            raise InputError(
+                "the loss 'binary' takes no teacher and no label smoothing; set teacher_weight and label_smoothing to "
+                f"0, got {self.teacher_weight} and {self.label_smoothing}"
             )
         if not 0 <= self.holdout < 1:
             raise InputError(f"a holdout is a share in [0, 1), got {self.holdout}")
@@ -127,6 +133,7 @@ _LOSS_SETTINGS = {
     "window": {"loss", "window", "ramp"},
     "interval": {"loss", "ramp"},
     "visible": {"loss", "ramp", "worst", "pairs"},
+    "binary": {"loss"},
 }
 """The settings that each loss uses."""
 
@@ -254,5 +261,18 @@ RECIPES: dict[str, Recipe] = {
         cutout=Cutout(6, 5, 5, inside=True),
         loss="interval",
         precision="no",
+    ),
+    # Several labels an image, from ImageNet's weights. Masks are a quarter to half of the side, as those for 1% to 8%.
+    "multilabel": Recipe(
+        epochs=20,
+        batch=64,
+        **{**_ADAMW, "rate": 2e-4},
+        ema=0.998,
+        shift=16,
+        strength=0.3,
+        cutout=GreedyCutout(count=2, smallest=0.25, largest=0.5, inside=True, tries=3, share=0.5),
+        greedy_from=0.5,
+        loss="binary",
+        holdout=0.1,
     ),
 }

@@ -43,6 +43,8 @@ def predict_labels(model: nn.Module, inputs: Tensor, hidden: Tensor | None = Non
 class Selector:
     """Scores networks on held-out inputs [N, C, H, W], which go to the device of the views batch by batch."""
 
+    criterion = "the last within one standard error of the highest survival"
+
     def __init__(self, inputs: Tensor, labels: Tensor, views: Tensor, *, batch: int) -> None:
         self.inputs, self.labels, self.views, self.batch = inputs, labels, views, batch
 
@@ -56,6 +58,10 @@ class Selector:
             for hidden in self.views:
                 survived[-1] &= predict_labels(model, inputs, hidden) == labels
         return torch.cat(right), torch.cat(survived)
+
+    def near(self, score: float, best: float) -> bool:
+        """Whether chance may explain that a share of surviving images is lower than the best one."""
+        return within_standard_error(score, best, len(self.labels))
 
 
 def within_standard_error(share: float, best: float, number: int) -> bool:

@@ -19,6 +19,7 @@ from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, GreedyCutout, masked_inputs
 from patchcleanser.training.distillation import FeatureProjector, FeatureTap, Teacher
 from patchcleanser.training.recipes import Recipe
+from patchcleanser.training.several_labels import binary_losses, top_class_is_shown
 from patchcleanser.training.training_state import TrainingState, bfloat16, compile_for
 from patchcleanser.training.visible_loss import visible_weights, worst_logits, worst_of
 
@@ -125,7 +126,8 @@ class TrainingRun(TrainingState):
         if self.ema is not None:
             self.ema.update(self.module, step=self.step)
         self.step += 1
-        return loss.detach(), (logits.argmax(1) == labels).float().mean()
+        right = top_class_is_shown(logits, labels) if recipe.loss == "binary" else logits.argmax(1) == labels
+        return loss.detach(), right.float().mean()
 
     def _masked(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Inputs under the masks of the cutout; greedy ones are chosen by the model in evaluation mode."""
@@ -133,6 +135,8 @@ class TrainingRun(TrainingState):
         def losses(hidden: Tensor) -> Tensor:
             with torch.no_grad(), self.autocast():
                 logits = self.forward(masked_inputs(self.module, inputs, hidden))
+            if self.recipe.loss == "binary":
+                return binary_losses(logits.float(), labels)
             return functional.cross_entropy(logits.float(), labels, reduction="none")
 
         self.module.train(not isinstance(self.cutout, GreedyCutout))
@@ -147,6 +151,8 @@ class TrainingRun(TrainingState):
         logits = logits.float()
         if self.recipe.loss == "margin":
             return margin_loss(logits, labels, self.recipe.margin), logits, maps
+        if self.recipe.loss == "binary":
+            return binary_losses(logits, labels).mean(), logits, maps
         return functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing), logits, maps
 
     @property

@@ -113,7 +113,7 @@ function promised(scene, model) {
   }
   const word = scene.vouched ? ", on your word that it is clean and its label true" : "";
   if (scene.proof?.row_certified) {
-    return `This picture was certified below${word}: no patch ${size} can change its answer, wherever you drag it and whatever is printed on it.${unsure}`;
+    return `This picture was certified below${word}: no patch ${size} can change its answer, wherever you drag it and whatever is printed on it.${statistical(scene.proof)}${unsure}`;
   }
   if (scene.proof?.detection_certified) {
     return `This picture was certified for detection below${word}: under a patch ${size} the answer is right, or an alert; it is never wrong unnoticed.${unsure}`;
@@ -267,7 +267,7 @@ export function showCertificate(certificate, source, model, vouched) {
 
 function recoveryWords(certificate, model) {
   const name = nameOf(certificate.label, model.names);
-  const cost = `It took ${count(certificate.classifications, "classification")}.`;
+  const cost = `It took ${count(certificate.classifications, "classification")}.${statistical(certificate)}`;
   if (certificate.row_certified) {
     return `Whatever an attacker prints, at every position of the threat (${model.threat}), the defended answer stays ${name}. ${cost}`;
   }
@@ -275,6 +275,11 @@ function recoveryWords(certificate, model) {
   const spot = where ? ` The proof fails first for a patch at row ${where.top}, column ${where.left}.` : "";
   const share = certificate.proved_share === null ? "" : `${percent(certificate.proved_share)} of all positions are proved harmless. `;
   return `${share}At the others ${name} is not proved: with some patch there, or without any, the answer may be another.${spot} ${cost}`;
+}
+
+// Labels of lower precision prove nothing, however often they are right.
+function statistical(certificate) {
+  return certificate.unconfirmed ? ` It is statistical, no proof: ${count(certificate.unconfirmed, "label")} had lower precision only.` : "";
 }
 
 function detectionWords(certificate, model) {
