@@ -10,6 +10,7 @@ make() { # train|harden NAME OPTION…
 train() { make train "$@"; }
 harden() { make harden "$@"; }
 certify() { python3 -m patchcleanser certify --model "trained:models/$1" --out "rows/$1" "${@:2}"; }
+price() { python3 -m patchcleanser price --model "trained:models/$1" "${@:2}" --json > "rows/price-$1.json"; }
 baselines() { # WEIGHTS DEFENSE…: rows for results/baselines.json, to be put there with --merge
   python3 code/benchmarks/baselines.py "${@:2}" --weights "$1" --models models --runs rows --out "rows/baselines-$1.json"
 }

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Make what a table of trainings needs, in runs/packs (CPU only): bash benchmarks/gpu/packs.sh cifar10|imagenette|imagenet|multilabel …
+# Make what a table of trainings needs, in runs/packs (CPU only):
+#   bash benchmarks/gpu/packs.sh cifar10|one-pass|imagenette|imagenet|multilabel …
 # SHARED: the folder of shared data and weights. IMAGENETTE, COCO, DOGS, COCO_BOXES, VOC: git directories of
 # thunderInfy/imagenette, hai4h/cnn-edge-detection, insallaholurum/Stanford_Dogs,
 # dyuan459/Efficient-Robust-Object-Detection-1 and nekloyh/VOC_2007_in_Coco_format. Files that are there are not made again.
@@ -43,9 +44,14 @@ starts() { # the statistics of Lite4 need images of Imagenette
 for table in "$@"; do
   paths="data/$table"
   case $table in
-  cifar10)
+  cifar10 | one-pass)
+    paths="data/cifar10"
     pack cifar10/cifar10-test cifar10 --webp 100 --split test
     pack cifar10/cifar10-train cifar10 --webp 100 --shuffle 0
+    ;;&
+  one-pass) # its teacher
+    paths="$paths zoo/cifar10-resnet"
+    mkdir -p "$packs/zoo" && cp -r zoo/cifar10-resnet "$packs/zoo/"
     ;;
   imagenette)
     starts

@@ -14,6 +14,7 @@ from gpu.always_float8 import AlwaysFloat8
 from patchcleanser import DoubleMasking, Threat, TorchClassifier, load_dataset
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.data import in_memory
+from patchcleanser.defenses.one_pass import OnePass
 from patchcleanser.engine.fast.backends import UnusableError
 from patchcleanser.engine.fast.float8.backend import Float8Backend
 from patchcleanser.engine.fast.float8.layers import (
@@ -27,6 +28,7 @@ from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, to_half
 from patchcleanser.networks.builders import build_network
 from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.networks.inpainting import Inpainting
+from patchcleanser.networks.visible_pooling import VisibleFeatures
 from patchcleanser.training import RECIPES, fit
 from patchcleanser.training.training_state import MIN_COMPILED_STEPS
 
@@ -52,6 +54,19 @@ def test_cuda_labels_equal_cpu_labels_where_the_margin_is_not_tiny() -> None:
         clear = cpu.margins[:-1] > 1e-3
         assert clear.mean() > 0.5
         assert (cpu.labels[:-1] == cuda.labels[:-1])[clear].all()
+
+
+def test_features_of_a_trunk_have_the_bits_of_the_cpu_and_labels_with_a_head_those_of_any_batch() -> None:
+    torch.manual_seed(0)
+    module = VisibleFeatures(build_network("split", {"width": 32, "depth": 3, "head": 2, "head_width": 32})).eval()
+    images = torch.rand(40, 3, 32, 32)
+    with torch.inference_mode():
+        on_cpu = module.features(images)
+        assert torch.equal(on_cpu, module.cuda().features(images.cuda()).cpu())
+    defense = OnePass(TorchClassifier(module, Preprocessing(), classes=10), Threat.square(5))
+    together = defense.examine(images, [0] * 40, maps=True)
+    (alone,) = OnePass(defense.classifier, defense.threat).examine(images[7:8], [0], maps=True)
+    assert (alone.table.margins[:-1] == together[7].table.margins[:-1]).all()
 
 
 def test_real_out_of_memory_makes_batches_smaller_and_loses_nothing() -> None:

@@ -58,7 +58,10 @@ def test_without_masks_it_is_the_network_that_it_wraps() -> None:
 
 @pytest.mark.parametrize("spec", ["zoo:tiny", "net:bagnet?votes=true", SPEC])
 def test_a_network_that_does_not_pool_local_logits_by_their_mean_is_refused(spec: str) -> None:
-    with pytest.raises(InputError, match="pools local logits by their mean, such as net:bagnet, got TorchClassifier"):
+    with pytest.raises(
+        InputError,
+        match="pools local logits by their mean, such as net:bagnet, or one with a head",
+    ):
         load_classifier(f"visible:{spec}", device="cpu")
 
 

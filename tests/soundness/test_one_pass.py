@@ -21,13 +21,14 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.defenses.defense import Defense
 from patchcleanser.defenses.mask_defense import MaskSets
-from patchcleanser.defenses.one_pass import OnePass, OnePassEngine, Pooled
-from patchcleanser.engine.masking import ImageState
+from patchcleanser.defenses.one_pass import HeadEngine, OnePass, OnePassEngine, Pooled
+from patchcleanser.engine.masking import ImageState, PairBatch
 from patchcleanser.errors import InputError
-from patchcleanser.networks.visible_pooling import VisiblePooling
+from patchcleanser.networks.visible_pooling import VisibleFeatures, VisiblePooling
 
 from . import test_local as local
-from .test_local import CLASSES, DOT, LINE, Hostile, RandomBag, narrower, survey
+from .test_exhaustive import RandomFunction, attacked
+from .test_local import CLASSES, DOT, LINE, TRUE, Hostile, RandomBag, narrower, survey
 
 
 @dataclass(frozen=True)
@@ -243,3 +244,204 @@ def test_the_pixels_of_an_attacker_who_comes_first_get_no_network_refused() -> N
     hostile[..., 0, 0] = 0.123
     assert len(defense.predict(hostile)) == 1
     assert defense.certify(torch.full((1, 3, 12, 12), 0.6), [0])[0].certified
+
+
+# With a head: any function of the visible features, so random ones of all of them, to the last thousandth.
+
+
+class RandomHead(nn.Module):
+    """A random function of all of its inputs; those of the clean image are loyal, all others speak for class 1."""
+
+    def __init__(self, seed: int, loyalty: float) -> None:
+        super().__init__()
+        self.function = RandomFunction(seed, loyalty)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.function(features).float()
+
+
+class RandomSplit(nn.Module):
+    """A trunk whose features are Hostile functions of the pixels they see, and a random head."""
+
+    def __init__(self, trunk: RandomBag, head: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.head, self.field, self.jump = trunk, head, trunk.field, trunk.jump
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.trunk.local(images)
+
+
+@dataclass(frozen=True)
+class HeadSetting(Setting):
+    """A defense by one pass of a trunk, and a head for each label."""
+
+    def outcomes(self) -> dict[bool, list[bool]]:
+        """For each random network: was the image certified, and did any patch change the answer?"""
+        outcomes: dict[bool, list[bool]] = {True: [], False: []}
+        generator = torch.Generator().manual_seed(0)
+        for seed in range(self.networks):
+            image = torch.randint(0, 2, (1, *self.image), generator=generator).float()
+            defense = self.learnt(seed, image)
+            (certificate,) = defense.certify(image[None], [TRUE])
+            verdicts = defense.predict(attacked(image, self.threat))
+            outcomes[certificate.row_certified].append(any(verdict.label != TRUE for verdict in verdicts))
+        return outcomes
+
+    def learnt(self, seed: int, image: Tensor) -> Defense[Any, Any]:
+        """The defense around a random network that knows the clean image."""
+        hostile, head = Hostile(seed, 0.8, self.loud), RandomHead(seed, self.loyalty)
+        module = VisibleFeatures(RandomSplit(RandomBag(hostile, self.field, self.jump), head)).eval()
+        defense = self.make(TorchClassifier(module, classes=CLASSES), self.threat, **self.options)
+        defense.predict(image[None])  # the probe's painted images are not to be learnt
+        hostile.learning = True
+        head.function.learn(defense, image)
+        hostile.learning = False
+        return defense
+
+
+def headed(name: str, threat: Threat, image: Size, field: int, jump: int = 1, **changes: Any) -> HeadSetting:
+    common: dict[str, Any] = {"make": OnePass, "loyalty": 0.93, "networks": 24}
+    return HeadSetting(name, threat=threat, image=image, field=field, jump=jump, **{**common, **changes})
+
+
+HEADED = [
+    headed("fields of 1 px", LINE, (3, 6), 1, options={"masks": 3}, loyalty=0.97),
+    headed("fields of 2 px", DOT, (5, 6), 2, options={"masks": 3}),
+    headed("a square of 2 px", Threat.square(2), (4, 7), 2, options={"masks": (1, 3)}),
+    headed("strides", LINE, (7, 9), 3, 2, options={"masks": (2, 3)}),
+    headed("two patches", Threat.square(1, count=2), (2, 5), 1, options={"masks": (1, 3)}, loyalty=0.85),
+    headed("any rectangle of 2 px", Threat.any_rectangle(2), (4, 4), 1, options={"masks": 2}, loyalty=0.9),
+    headed("the input grid", Threat.square(1, grid="input"), (5, 6), 2, options={"masks": 3}),
+    headed("features of huge size", DOT, (5, 6), 2, options={"masks": 3}, loud=1e30),
+    headed("features that are infinite", DOT, (5, 6), 2, options={"masks": 3}, loud=float("inf")),
+    headed("features that are NaN", DOT, (5, 6), 2, options={"masks": 3}, loud=float("nan")),
+]
+
+
+@pytest.mark.parametrize("case", HEADED, ids=lambda s: s.name)
+def test_images_certified_with_a_head_survive_every_patch(case: HeadSetting) -> None:
+    outcomes = case.outcomes()
+    assert len(outcomes[True]) >= 5
+    assert not any(outcomes[True])
+    assert sum(outcomes[False]) >= 5
+
+
+class ShowingEngine(HeadEngine):
+    """Says which features are hidden, and shows them all the same."""
+
+    def masked_inputs(self, pairs: PairBatch, dtype: torch.dtype | None = None) -> Tensor:
+        features = torch.stack([self.source.map(pairs.images[i].pixels[None])[0] for i in pairs.which])
+        return torch.cat([features, super().masked_inputs(pairs)[:, -1:]], 1)
+
+
+class MultiplyingEngine(HeadEngine):
+    """Multiplies hidden features by 0 instead of replacing them."""
+
+    def masked_inputs(self, pairs: PairBatch, dtype: torch.dtype | None = None) -> Tensor:
+        module, inputs = self.source.module.network, super().masked_inputs(pairs)
+        features = torch.stack([module.features(pairs.images[i].pixels[None])[0] for i in pairs.which])
+        return torch.cat([features * (1 - inputs[:, -1:]), inputs[:, -1:]], 1)
+
+
+class Showing(OnePass):
+    engine_class: type[HeadEngine] = ShowingEngine
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.engine = self.engine_class(self.classifier, grid=self.threat.grid)  # type: ignore[arg-type]
+
+
+class Multiplying(Showing):
+    engine_class = MultiplyingEngine
+
+
+WEAKENED_HEADED = [
+    headed("hidden features are shown", DOT, (5, 6), 2, options={"masks": 3}, make=Showing),
+    headed("hidden features are multiplied", DOT, (5, 6), 2, options={"masks": 3}, make=Multiplying, loud=float("nan")),
+    headed("masks of pixels hide features of 2 px", DOT, (5, 6), 2, options={"masks": 3}, make=SmallFootprint),
+    headed("a mask a pixel too small", Threat.square(2), (4, 7), 2, options={"masks": (1, 3)}, make=PixelMasks),
+]
+
+
+@pytest.mark.parametrize("case", WEAKENED_HEADED, ids=lambda s: s.name)
+def test_the_attacker_breaks_a_weakened_form_with_a_head(case: HeadSetting) -> None:
+    assert any(case.outcomes()[True])
+
+
+def test_multiplied_features_that_are_finite_do_not_break_so_it_is_nan_that_does() -> None:
+    outcomes = headed("finite", DOT, (5, 6), 2, options={"masks": 3}, make=Multiplying).outcomes()
+    assert len(outcomes[True]) >= 5
+    assert not any(outcomes[True])
+
+
+@pytest.mark.parametrize("case", HEADED, ids=lambda s: s.name)
+def test_labels_with_a_head_are_those_of_double_masking_with_the_same_network(case: HeadSetting) -> None:
+    image = torch.rand(1, *case.image).round()
+    defense: Any = case.learnt(3, image)
+    slow = DoubleMasking(defense.classifier, case.threat, mask_set=defense.mask_set(case.image))
+    images = torch.cat([image[None], torch.rand(3, 1, *case.image).round()])
+    labels: set[int] = set()
+    for ours, theirs in zip(
+        defense.examine(images, [0] * 4, maps=True), slow.examine(images, [0] * 4, maps=True), strict=True
+    ):
+        assert (ours.table.labels == theirs.table.labels).all()
+        assert (ours.table.margins == theirs.table.margins).all()  # to the last bit
+        labels |= set(ours.table.labels.tolist())
+    assert len(labels) > 1
+
+
+class Leaking(RandomSplit):
+    """Features that move by a hundred thousandth of the image's mean, as if kernels rounded by what is beside them."""
+
+    def features(self, images: Tensor) -> Tensor:
+        return super().features(images) + 1e-5 * images.mean((1, 2, 3), keepdim=True)
+
+
+def test_a_trunk_that_rounds_by_what_is_beside_a_feature_is_refused() -> None:
+    network = Leaking(RandomBag(Hostile(0, 0.8, 3.0), 2, 1), RandomHead(0, 0.9))
+    defense = OnePass(TorchClassifier(VisibleFeatures(network).eval(), classes=CLASSES), DOT, masks=3)
+    with pytest.raises(
+        InputError, match=r"features depend on more than their receptive field of 2 px: .* \(see net:split\)"
+    ):
+        defense.predict(torch.rand(1, 1, 5, 6))
+
+
+class CorruptFeatures(Corrupt):
+    """The same values as two features, and a head of two layers."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(value)
+        torch.manual_seed(0)
+        self.head = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 2))
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.local(images)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38, -1e30])
+def test_features_that_are_hidden_leave_no_trace_in_the_head_whatever_they_are(value: float) -> None:
+    defense = OnePass(
+        TorchClassifier(VisibleFeatures(CorruptFeatures(value)).eval(), classes=2), Threat.square(2), masks=3
+    )
+    clean, patched = torch.zeros(1, 9, 9), torch.zeros(1, 9, 9)
+    patched[:, 3:5, 5:7] = 1.0
+    tables = []
+    for image in (clean, patched):
+        state = defense.image_state(image)
+        unions = np.arange(len(state.table.mask_set.unions))
+        defense.engine.write(*_with_logits(defense, state, unions), strict=False)  # type: ignore[attr-defined]
+        tables.append(state.table)
+    first, second = tables
+    masks = first.mask_set
+    hiding = [i for i, (window,) in enumerate(masks.masks) if window.contains(Window(3, 5, 2, 2))]
+    unions = np.unique(masks.unions.index[hiding])
+    assert len(unions) >= 9
+    assert (first.labels[unions] == second.labels[unions]).all()
+    assert (first.margins[unions] == second.margins[unions]).all()  # to the last bit
+    assert not np.array_equal(first.margins[:-1], second.margins[:-1])
+
+
+def _with_logits(defense: OnePass, state: ImageState, unions: Any) -> tuple[PairBatch, Tensor]:
+    pairs = PairBatch.of([state], [unions])
+    with torch.inference_mode():
+        return pairs, defense.engine.logits(pairs)  # type: ignore[attr-defined]

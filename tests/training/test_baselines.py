@@ -18,14 +18,15 @@ from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.one_pass import OnePass
 from patchcleanser.errors import InputError, TrainingError
 from patchcleanser.networks.builders import build_network
-from patchcleanser.networks.visible_pooling import VisiblePooling
+from patchcleanser.networks.visible_pooling import VisibleFeatures, VisiblePooling
 from patchcleanser.training import RECIPES, Ablation, fit
 from patchcleanser.training.training_run import window_loss
-from patchcleanser.training.visible_loss import visible_weights, worst_logits
+from patchcleanser.training.visible_loss import visible_places, visible_weights, worst_logits
 
 NORM = Preprocessing(mean=(0.49, 0.48, 0.45), std=(0.25, 0.25, 0.26))
 SMALL_RESNET = {"layers": (1, 1, 1, 1), "channels": (16, 24, 32, 48), "stem_stride": 2}
 SMALL_BAGNET = {"field": 5, "stride": 2, "width": 48, "depth": 3}
+SMALL_SPLIT = {"field": 5, "stride": 2, "width": 24, "depth": 2, "head": 2, "head_width": 24}
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ds": ("ds-cifar", "ablated", SMALL_RESNET, {"rate": 0.1, "epochs": 40}),
     "pg-ds": ("smoothed-vit-cifar", "smoothed-vit", {"width": 48, "depth": 3}, {"rate": 3e-3, "epochs": 60}),
@@ -33,6 +34,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "pg-bn": ("patchguard-cifar", "bagnet", SMALL_BAGNET, {"window": 2, "epochs": 25}),
     "bagcert": ("bagcert-cifar", "bagnet", {**SMALL_BAGNET, "votes": True}, {"epochs": 25}),
     "one-pass": ("one-pass-cifar", "bagnet", SMALL_BAGNET, {"rate": 0.05, "epochs": 40}),
+    "one-pass, head": ("one-pass-cifar", "split", SMALL_SPLIT, {"rate": 0.05, "epochs": 40}),
     "ibp": ("ibp-cifar", "interval", {"width": 4, "hidden": 64}, {"rate": 5e-3, "epochs": 45}),
 }
 
@@ -51,7 +53,8 @@ def test_each_recipe_learns_what_its_defense_proves(defense: str, images: ArrayD
         recipe = replace(recipe, cutout=replace(recipe.cutout, count=2, smallest=1, largest=1))
     torch.manual_seed(0)
     module = build_network(network, options).eval()
-    module = VisiblePooling(module).eval() if defense == "one-pass" else module
+    wrapper = {"one-pass": VisiblePooling, "one-pass, head": VisibleFeatures}.get(defense)
+    module = module if wrapper is None else wrapper(module).eval()
     before = certified(defense, module, images)
     module = fit(module, images, recipe, preprocessing=NORM, out=tmp_path).module
     after = certified(defense, module, images)
@@ -62,7 +65,7 @@ def test_each_recipe_learns_what_its_defense_proves(defense: str, images: ArrayD
 
 def certified(defense: str, module: torch.nn.Module, images: ArrayDataset) -> tuple[float, float]:
     """Shares of the images answered rightly, and certified against a patch of one pixel."""
-    built = DEFENSES[defense].load()(TorchClassifier(module, NORM, classes=10), Threat.square(1))
+    built = DEFENSES[defense.partition(",")[0]].load()(TorchClassifier(module, NORM, classes=10), Threat.square(1))
     some = range(0, len(images), 3)
     labels = images.labels[list(some)]
     results = built.examine(torch.stack([images.image(i) for i in some]), labels)
@@ -112,11 +115,11 @@ def test_a_loss_that_looks_into_a_network_says_which_networks_can_be_looked_into
 
 
 def test_a_card_names_the_settings_of_its_own_loss_only() -> None:
-    own = {"loss", "margin", "window", "ramp", "worst"}
+    own = {"loss", "margin", "window", "ramp", "worst", "pairs"}
     for recipe, settings in (("scratch-cifar", set()), ("bagcert-cifar", {"loss", "margin"})):
         assert own & set(RECIPES[recipe].to_json()) == settings
     assert own & set(RECIPES["patchguard-cifar"].to_json()) == {"loss", "window", "ramp"}
-    assert own & set(RECIPES["one-pass-cifar"].to_json()) == {"loss", "ramp", "worst"}
+    assert own & set(RECIPES["one-pass-cifar"].to_json()) == {"loss", "ramp", "worst", "pairs"}
 
 
 def test_a_network_that_hides_pixels_only_is_not_trained_for_one_pass(images: ArrayDataset, tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_a_network_that_hides_pixels_only_is_not_trained_for_one_pass(images: Ar
 def test_the_worst_pair_of_masks_is_that_of_the_defense() -> None:
     fields, threat = ReceptiveFields.fields((12, 12), 3, 1), Threat.square(2)
     module = VisiblePooling(build_network("bagnet", {"field": 3, "width": 8, "depth": 1})).eval()
-    weights = visible_weights(fields, threat, torch.device("cpu"))
+    weights = visible_weights(visible_places(fields, threat, torch.device("cpu")))
     images, labels = torch.randn(6, 3, 12, 12), torch.arange(6)
     with torch.no_grad():
         logits = worst_logits(module.local(images), labels, weights, torch.ones(6, dtype=torch.bool))

@@ -80,7 +80,8 @@ def load_classifier(
     - ``tokens:SPEC``: the ViT of another spec, without the tokens that masks hide
     - ``inpaint:SPEC``: the network of another spec, with hidden pixels filled in from visible ones
     - ``mirror:SPEC``: the mean of another's logits for an image and for its mirror image
-    - ``visible:SPEC``: the mean of the local logits that see no hidden pixel, of a network such as net:bagnet
+    - ``visible:SPEC``: the mean of the local logits that see no hidden pixel, of a network such as net:bagnet;
+      or the head of net:split on the features that see none
     - ``mean:SPEC,SPEC``: the mean of several networks' logits
     - ``zoo:tiny``, ``trained:FOLDER`` (written by train or harden), ``net:resnet`` (untrained);
       ``trained:FOLDER?classes=10`` with a new last layer, to be trained
@@ -313,7 +314,7 @@ def _wrapped(kind: str, specs: str, device: str, options: dict[str, Any], origin
         "tokens": wrappers.TokenDroppingClassifier,
         "inpaint": wrappers.inpainting,
         "mirror": wrappers.mirrored,
-        "visible": wrappers.visible_pooling,
+        "visible": wrappers.visible_only,
     }
     return wrap[kind](load_spec(specs, device, options, origin))
 

@@ -1,5 +1,5 @@
 """Classifiers around the networks of others: inpainting, flip ensembles, ensembles, ViTs that drop tokens, and networks
-of small receptive fields that pool what is visible.
+of small receptive fields that answer by what is visible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from patchcleanser.networks.ensemble import Mean
 from patchcleanser.networks.flip_ensemble import Mirrored
 from patchcleanser.networks.inpainting import Inpainting
 from patchcleanser.networks.token_dropping import without_hidden
-from patchcleanser.networks.visible_pooling import VisiblePooling
+from patchcleanser.networks.visible_pooling import VisibleFeatures, VisiblePooling
 
 
 def inpainting(plain: Classifier) -> TorchClassifier:
@@ -33,13 +33,19 @@ def mirrored(plain: Classifier) -> TorchClassifier:
     return _around(plain, Mirrored, "mirror")
 
 
-def visible_pooling(plain: Classifier) -> TorchClassifier:
-    """A mask-aware classifier: the mean of the local logits that see no hidden pixel."""
+HEADED = ("features", "head", "field", "jump")
+"""What a network in two parts has: a trunk of small receptive fields, and a head (networks/split.py)."""
+
+
+def visible_only(plain: Classifier) -> TorchClassifier:
+    """A mask-aware classifier: the mean of the local logits, or a head on the features, that see no hidden pixel."""
     module = getattr(plain, "module", None)
+    if not plain.mask_aware and all(hasattr(module, name) for name in HEADED):
+        return _around(plain, VisibleFeatures, "visible")
     if plain.mask_aware or not hasattr(module, "local") or getattr(module, "votes", False):
         raise InputError(
             "visible: takes a network of small receptive fields that pools local logits by their mean, such as "
-            f"net:bagnet, got {plain}"
+            f"net:bagnet, or one with a head, such as net:split; got {plain}"
         )
     return _around(plain, VisiblePooling, "visible")
 

@@ -43,7 +43,7 @@ SPECS = {
     "mirror:SPEC": "the mean of another spec's logits for an image and its mirror image, at twice the cost",
     "mean:SPEC,SPEC": "the mean of several networks' logits, at the sum of their costs",
     "tokens:SPEC": "the ViT of another spec without the tokens that masks hide; its own certificates",
-    "visible:SPEC": "the mean of the local logits of another spec that see no hidden pixel; for one-pass",
+    "visible:SPEC": "the local logits of another spec, or its features, that see no hidden pixel; for one-pass",
     "net:NAME": "untrained networks, most for 32×32 images; the list is below",
 }
 

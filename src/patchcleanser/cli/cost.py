@@ -133,7 +133,7 @@ def cost_of(job: CertifyJob | AttackJob, done: int, *, timed: bool) -> Cost | No
     if base.has_masks:
         table = base.masking.empty_table(size)
         labels = 1 + (len(table.mask_set) if base.masking.may_alert else table.size)  # 1 is the unmasked image
-        classifications = labels if base.masking.receptive_field is None else 1  # then one pass gives all labels
+        classifications = base.masking.passes or labels
         if timed and left:
             each = labels * seconds_per_label(base.masking, image, left * labels)
     else:

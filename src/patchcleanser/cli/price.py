@@ -1,23 +1,27 @@
-"""patchcleanser price: what predictions and certificates cost with different masks, and what they give."""
+"""patchcleanser price: what predictions and certificates cost with different settings, and what they give."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from patchcleanser.cli.options import AsJson, ImageOptions, Limit
 from patchcleanser.cli.progress import progress
 from patchcleanser.core.counts import counted
+from patchcleanser.engine import Precision
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
     from patchcleanser.evaluation.prices import Price
 
-HEADER = f"{'':18} {'masks':>6} {'coarse':>6} {'a prediction':>21} {'a certificate':>21} {'clean':>7} {'certified':>10}"
+HEADER = (
+    f"{'':18} {'masks':>6} {'coarse':>6} {'precision':>9} {'a prediction':>21} {'a certificate':>21} {'clean':>7} "
+    f"{'certified':>10}"
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class PriceOptions(ImageOptions):
 
     masks: Annotated[str, typer.Option(help="Masks per axis that are compared, as 3,4,5,6.")] = "3,4,5,6"
     coarse: Annotated[int, typer.Option(help="Larger masks per axis to try first, compared with none. 0 is none.")] = 3
+    precision: Annotated[str, typer.Option(help="exact, or fast, which compares fast and exact labels.")] = "exact"
     limit: Limit = 20
 
     @property
@@ -39,20 +44,22 @@ class PriceOptions(ImageOptions):
 
 
 def price(options: PriceOptions, as_json: AsJson = False) -> None:
-    """Compare double-masking and challenger masking with different masks: cost, time, clean and certified accuracy.
+    """Compare recovery defenses with different settings: cost, time, clean and certified accuracy.
 
-    Each setting predicts and certifies the same labelled images, all at once. Times are of this device, and swing with
-    what else it does.
+    Double-masking and challenger masking, and one-pass if the model is a network for it. Each setting predicts and
+    certifies the same labelled images, all at once. Times are of this device, and swing with what else it does.
     """
-    from patchcleanser.evaluation.prices import RECOVERY, prices
+    from patchcleanser.evaluation.prices import price_jobs, prices
 
     classifier = options.loader(device=options.device)
     dataset = options.images(classifier)
+    precisions = get_args(Precision) if options.precision == "fast" else ("exact",)
+    jobs = price_jobs(classifier, dataset, options.threat, settings=options.settings, precisions=precisions)
     measured: list[Price] = []
-    total = len(options.settings) * len(RECOVERY)
+    total = sum(map(len, jobs))
     with progress("settings") as show:
         show(0, total, "")
-        for row in prices(classifier, dataset, options.threat, settings=options.settings, precision=options.precision):
+        for row in prices(jobs):
             measured.append(row)
             show(len(measured), total, "")
     if as_json:
@@ -78,8 +85,7 @@ def _lines(rows: Iterable[Price]) -> list[str]:
         prediction = f"{row.prediction_labels:.1f} in {row.prediction_ms:6.1f} ms"
         certificate = f"{row.certificate_labels:.0f} in {row.certificate_ms:6.0f} ms"
         coarse = f"{row.coarse}×{row.coarse}" if row.coarse else "none"
-        lines.append(
-            f"{row.defense:18} {f'{row.masks}×{row.masks}':>6} {coarse:>6} {prediction:>21} {certificate:>21} "
-            f"{row.clean.percent:6.1f}% {row.certified.percent:9.1f}%"
-        )
+        setting = f"{row.defense:18} {f'{row.masks}×{row.masks}':>6} {coarse:>6} {row.precision:>9}"
+        given = f"{row.clean.percent:6.1f}% {row.certified.percent:9.1f}%"
+        lines.append(f"{setting} {prediction:>21} {certificate:>21} {given}")
     return lines

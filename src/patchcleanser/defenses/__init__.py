@@ -35,7 +35,8 @@ DEFENSES: dict[str, Entry] = {
         "patchcleanser.defenses.one_pass:OnePass",
         "one pass",
         "A network of small receptive fields looks at the image once; its answers under the masks are the means of the "
-        "local logits that see no hidden pixel. Where they disagree, masks are combined as in double-masking.",
+        "local logits that see no hidden pixel, or what its head says of features that see none. Where they disagree, "
+        "masks are combined as in double-masking.",
         reference="double_masking",
     ),
     "ds": Entry(

@@ -12,6 +12,7 @@ from torch import Tensor
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.geometry import Size
+from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Grid
 from patchcleanser.engine.exact import default_chunk
@@ -29,6 +30,9 @@ LARGEST = 1e4
 
 ROUNDING, HALF_ROUNDING = 1e-5, 2e-2
 """Relative error of a score from batch to batch: of a float32 network, and of a half-precision one."""
+
+CACHED_MASK_SETS = 16
+"""Most mask sets, one for each size of images, of which is kept what they leave visible."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +74,20 @@ class LocalLogits(LocalScoreSource):
     from (i * jump, j * jump). Its own output is their mean, or `pooled(local)` if it has that method.
     """
 
+    name, method = "local logits", "local"
+    cause = "the network may pad, or normalise over the whole image"
+    example = "net:bagnet"
+
     def __init__(self, classifier: Classifier, grid: Grid) -> None:
         super().__init__(classifier, grid)
         module: Any = getattr(classifier, "module", None)
-        if not isinstance(classifier, TorchClassifier) or not hasattr(module, "local"):
+        if not isinstance(classifier, TorchClassifier) or not hasattr(module, self.method):
             raise InputError(
-                f"local logits come from a network of small receptive fields such as net:bagnet, got {classifier!r}"
+                f"{self.name} come from a network of small receptive fields such as {self.example}, got {classifier!r}"
             )
         self.module = module
         self._probed: set[Size] = set()
+        self._visible: dict[MaskSet, Tensor] = {}
 
     def receptive_fields(self, size: Size) -> ReceptiveFields:
         """The network's own; resized images are refused, since resizing spreads a patch."""
@@ -89,7 +98,17 @@ class LocalLogits(LocalScoreSource):
             )
         return ReceptiveFields.fields(size, self.module.field, self.module.jump)
 
-    def __call__(self, pixels: Tensor) -> LocalScores:
+    def visible(self, mask_set: MaskSet) -> Tensor:
+        """The scores that see no pixel of a union, bool [unions + 1, down, across]; the last row is all True."""
+        if mask_set not in self._visible:
+            if len(self._visible) >= CACHED_MASK_SETS:
+                self._visible.clear()
+            visible = self.receptive_fields(mask_set.image).visible(mask_set.unions.boxes)
+            self._visible[mask_set] = torch.from_numpy(visible).to(self.classifier.device)
+        return self._visible[mask_set]
+
+    def map(self, pixels: Tensor) -> Tensor:
+        """What the network has at each position [N, channels, down, across], for images on the threat's grid."""
         refuse_train_mode(self.module)
         device = self.classifier.device
         chunk = default_chunk(device, pixels[0].numel())
@@ -97,6 +116,10 @@ class LocalLogits(LocalScoreSource):
             inputs = self.classifier.prepare(pixels) if self.grid == "source" else pixels
             local = torch.cat([self._local(part) for part in torch.split(inputs, chunk)])
             self._probe(inputs, local)
+        return local
+
+    def __call__(self, pixels: Tensor) -> LocalScores:
+        local = self.map(pixels)
         if self.classifier.classes is None:
             self.classifier.classes = local.shape[1]
         slack = self._slack(local)
@@ -127,7 +150,7 @@ class LocalLogits(LocalScoreSource):
         fields = ReceptiveFields.fields(size, self.module.field, self.module.jump)
         if local.shape[2:] != fields.grid:
             got = tuple(local.shape[2:])
-            raise OutputError(f"the network has {got} local scores where its receptive fields make {fields.grid}")
+            raise OutputError(f"the network has {got} {self.name} where its receptive fields make {fields.grid}")
         upper, left = (torch.arange(side) < (side + 1) // 2 for side in size)
         upper, left = upper[:, None].expand(size), left[None].expand(size)
         halves = [upper, ~upper, left, ~left]
@@ -140,8 +163,8 @@ class LocalLogits(LocalScoreSource):
             sees = rows[:, half.any(1)].any(1)[:, None] & columns[:, half.any(0)].any(1)[None]
             if bool((moved & ~sees).any()):
                 raise InputError(
-                    f"local logits depend on more than their receptive field of {self.module.field} px: pixels outside "
-                    "it changed them; the network may pad, or normalise over the whole image"
+                    f"{self.name} depend on more than their receptive field of {self.module.field} px: pixels outside "
+                    f"it changed them; {self.cause}"
                 )
         self._probed.add(size)
 
@@ -152,6 +175,26 @@ class LocalLogits(LocalScoreSource):
         gray, speckle = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(black.device)
         noise = black + (white - black) * gray
         return [noise, torch.full_like(noise, PAINT), black, white, torch.where(speckle < 0.5, black, white)]
+
+
+class LocalFeatures(LocalLogits):
+    """The features of a network's trunk, each the same to the last bit whatever is outside of its receptive field.
+
+    The module is a VisibleFeatures. A trunk without such features is refused: painting over parts of an image must
+    leave the rest as it was, to the last bit.
+    """
+
+    name, method = "features", "features"
+    cause = "the trunk may pad, normalise over the whole image, or round by what is beside a feature (see net:split)"
+    example = "visible:net:split"
+
+    def __init__(self, classifier: Classifier, grid: Grid) -> None:
+        super().__init__(classifier, grid)
+        self.rounding = 0.0
+
+    def _local(self, inputs: Tensor) -> Tensor:
+        features: Tensor = self.module.features(inputs.to(self.classifier.dtype))
+        return features
 
 
 class AblationScores(LocalScoreSource):

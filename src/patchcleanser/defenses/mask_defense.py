@@ -171,6 +171,9 @@ class MaskDefense(Defense[V, C]):
     receptive_field: tuple[int, int] | None = None
     """Side and distance in px of the fields of local scores, if labels come from these and masks hide few of them."""
 
+    passes: int | None = None
+    """Inputs of the network that give all labels of an image together; None if each label takes one."""
+
     def __init__(
         self,
         classifier: Any,

@@ -1,37 +1,37 @@
-"""One pass: all labels under masks from a single pass of a network of small receptive fields."""
+"""One pass: all labels under masks from a single pass of a network of small receptive fields, or of its trunk."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from patchcleanser.classifiers.classifier import Classifier
+from patchcleanser.classifiers.preprocessing import Preprocessing
+from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.algorithms import LabelFlow, certification_flow, double_masking_flow
 from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.results import Certificate, Verdict
 from patchcleanser.core.threats import Grid
-from patchcleanser.defenses.local_scores import LocalLogits
+from patchcleanser.defenses.local_scores import LocalFeatures, LocalLogits
 from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.engine import Precision
 from patchcleanser.engine.exact import ExactEngine, default_chunk
-from patchcleanser.engine.masking import ImageState, LabelRequest, PairBatch
+from patchcleanser.engine.masking import ImageState, LabelRequest, PairBatch, to_device
 from patchcleanser.errors import InputError
-from patchcleanser.networks.visible_pooling import VisiblePooling
+from patchcleanser.networks.visible_pooling import VisibleFeatures, VisiblePooling, visible_only
 
 STEPS = 2**16
 """Local logits are rounded to whole multiples of 1 / STEPS."""
 
 GROUP = 64
-"""Images whose tables are filled together."""
-
-CACHED_MATRICES = 16
-"""Most matrices of visible scores kept, one for each size of images."""
+"""Images that pass the network, or its trunk, together."""
 
 
 class Pooled(NamedTuple):
@@ -54,17 +54,11 @@ class OnePassEngine(ExactEngine):
     """
 
     def __init__(self, classifier: Classifier, *, grid: Grid, chunk: int | None = None) -> None:
-        if not isinstance(getattr(classifier, "module", None), VisiblePooling):
-            raise InputError(
-                "one pass takes a network of small receptive fields that pools what is visible, such as "
-                f"visible:net:bagnet, got {classifier!r}"
-            )
         super().__init__(classifier, grid=grid, chunk=chunk)
         self.source = LocalLogits(classifier, grid)
-        self._visible: dict[MaskSet, Tensor] = {}
 
-    def with_classifier(self, classifier: Classifier) -> OnePassEngine:
-        return OnePassEngine(classifier, grid=self.grid, chunk=self.chunk)
+    def with_classifier(self, classifier: Classifier) -> ExactEngine:
+        return engine_for(classifier, grid=self.grid, chunk=self.chunk)
 
     def labels_at_once(self, image: ImageState) -> int:
         """As many images as the network takes at once, with the labels of the first round of each."""
@@ -99,12 +93,77 @@ class OnePassEngine(ExactEngine):
 
     def _visible_scores(self, mask_set: MaskSet, device: torch.device) -> Tensor:
         """[unions + 1, scores]: 1 where a score sees no pixel that the union hides; the last row is all 1."""
-        if mask_set not in self._visible:
-            if len(self._visible) >= CACHED_MATRICES:
-                self._visible.clear()
-            visible = self.source.receptive_fields(mask_set.image).visible(mask_set.unions.boxes)
-            self._visible[mask_set] = torch.from_numpy(visible).flatten(1).to(device, torch.float64)
-        return self._visible[mask_set]
+        return self.source.visible(mask_set).flatten(1).to(device, torch.float64)
+
+
+class HeadEngine(ExactEngine):
+    """Runs the trunk of a network once for each image, and its head once for each label, on the features left visible.
+
+    A label is computed as in ExactEngine, which sees the head as its classifier: in a batch of a fixed shape at a fixed
+    row. Its input is a function of the visible features and of the union, since hidden features are replaced by 0.
+    """
+
+    def __init__(self, classifier: TorchClassifier, *, grid: Grid, chunk: int | None = None) -> None:
+        head = TorchClassifier(classifier.module.network.head, Preprocessing(), classes=classifier.classes)  # type: ignore[union-attr, arg-type]
+        super().__init__(head, grid=grid, chunk=chunk)
+        self.complete = classifier
+        self.source = LocalFeatures(classifier, grid)
+        self._features: WeakKeyDictionary[ImageState, Tensor] = WeakKeyDictionary()
+        self._input_shapes: dict[torch.Size, torch.Size] = {}
+
+    def with_classifier(self, classifier: Classifier) -> ExactEngine:
+        return engine_for(classifier, grid=self.grid, chunk=self.chunk)
+
+    def compute(self, requests: Sequence[LabelRequest], *, strict: bool = True, clean: bool = False) -> None:
+        self._run_trunk([request.image for request in requests if len(request.image.table.missing(request.unions))])
+        super().compute(requests, strict=strict, clean=clean)
+
+    def logits(self, pairs: PairBatch) -> Tensor:
+        logits = super().logits(pairs)
+        self.complete.classes = self.classifier.classes
+        return logits
+
+    def input_shape(self, pixels: Tensor) -> torch.Size:
+        """The shape of the head's input for an image."""
+        if pixels.shape not in self._input_shapes:
+            width, *grid = self.source.map(pixels[None]).shape[1:]
+            self._input_shapes[pixels.shape] = torch.Size((width + 1, *grid))
+        return self._input_shapes[pixels.shape]
+
+    def masked_inputs(self, pairs: PairBatch, dtype: torch.dtype | None = None) -> Tensor:
+        """The head's inputs: features that a union hides are 0, and one more channel says which."""
+        used, which = np.unique(pairs.which, return_inverse=True)
+        images = [pairs.images[i] for i in used]
+        self._run_trunk(images)
+        features = torch.stack([self._features[image] for image in images])
+        visible = self.source.visible(images[0].table.mask_set)
+        return visible_only(
+            features[to_device(which, features.device)], visible[to_device(pairs.unions, features.device)]
+        )
+
+    def _run_trunk(self, images: Sequence[ImageState]) -> None:
+        """Compute and keep the features of images that have none yet."""
+        for group in _groups([image for image in dict.fromkeys(images) if image not in self._features]):
+            features = self.source.map(torch.stack([image.pixels for image in group]))
+            self._features.update(zip(group, features.unbind(), strict=True))
+
+
+def engine_for(classifier: Classifier, *, grid: Grid, chunk: int | None = None) -> OnePassEngine | HeadEngine:
+    """The engine for a network that pools what is visible, or that has a head for it."""
+    module = getattr(classifier, "module", None)
+    if isinstance(classifier, TorchClassifier) and isinstance(module, VisibleFeatures):
+        return HeadEngine(classifier, grid=grid, chunk=chunk)
+    if isinstance(module, VisiblePooling):
+        return OnePassEngine(classifier, grid=grid, chunk=chunk)
+    raise InputError(
+        "one pass takes a network of small receptive fields that pools what is visible, such as visible:net:bagnet, or "
+        f"has a head for it, such as visible:net:split; got {classifier!r}"
+    )
+
+
+def answers_in_one_pass(classifier: Classifier) -> bool:
+    """Whether the classifier is a network for one pass."""
+    return isinstance(getattr(classifier, "module", None), (VisiblePooling, VisibleFeatures))
 
 
 def _groups(images: Sequence[ImageState]) -> Iterator[list[ImageState]]:
@@ -122,8 +181,11 @@ class OnePass(MaskDefense[Verdict, Certificate]):
     network looks at the image as it is, once, and the means of the scores that are left are its labels under masks.
     Masks are built to hide few scores (MaskSet.build with `fields`), and are checked to cover the threat as ever.
 
+    Or it has a trunk of small receptive fields and a head of large ones (`visible:net:split`, as in PatchCURE). The
+    trunk looks at the image once. The head is run for each label, on the features that see no hidden pixel.
+
     Certificate: that of core.algorithms.certification_flow, where a label counts as wrong if its margin is so small
-    that the rounding of the pass may change it.
+    that the rounding of the pass may change it. With a head, no margin is too small.
 
     Proof. All that certification_flow needs of labels is this: if mask i hides the patch, the label under i and any j
     is the same on the attacked image as on the clean one. A score that is visible under i and j sees no pixel that i
@@ -134,6 +196,11 @@ class OnePass(MaskDefense[Verdict, Certificate]):
     difference of two means moves by at most twice that. A label that the certificate counts as y has a larger margin,
     so it is y on the attacked image, too.
 
+    With a head, take features for scores. A visible one is unchanged to the last bit, because the trunk computes
+    without rounding (networks/split.py: SplitNet). Hidden ones are replaced by 0, whatever they are. So the head's
+    input under i and j has the same bits on both images, and so have its logits (ExactEngine). Nothing here depends on
+    what the head computes, so any head will do.
+
     >>> from patchcleanser import Threat, load_classifier
     >>> import torch
     >>> defense = OnePass(load_classifier("visible:net:bagnet?width=8&depth=3", device="cpu"), Threat.square(5))
@@ -142,14 +209,19 @@ class OnePass(MaskDefense[Verdict, Certificate]):
     (666, 1)
     """
 
-    def label_engine(self, chunk: int | None, precision: Precision) -> OnePassEngine:
+    def label_engine(self, chunk: int | None, precision: Precision) -> ExactEngine:
         if precision == "fast":
-            raise InputError("one pass has no fast labels, its labels cost nothing; use precision='exact'")
-        return OnePassEngine(self.classifier, grid=self.threat.grid, chunk=chunk)
+            raise InputError("one pass computes exact labels only; use precision='exact'")
+        return engine_for(self.classifier, grid=self.threat.grid, chunk=chunk)
+
+    @property
+    def passes(self) -> int | None:  # type: ignore[override]
+        """One; None with a head, which is run for each label."""
+        return None if isinstance(self.engine, HeadEngine) else 1
 
     @property
     def receptive_field(self) -> tuple[int, int]:  # type: ignore[override]
-        """Side and distance in px of the fields of the local logits."""
+        """Side and distance in px of the fields of the local logits or features."""
         module: Any = getattr(self.classifier, "module", None)
         return module.field, module.jump
 

@@ -1,14 +1,16 @@
-"""What recovery defenses with different masks cost on this device, and what they give, on the same images."""
+"""What recovery defenses with different settings cost on this device, and what they give, on the same images."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from patchcleanser.core.threats import Threat
+from patchcleanser.defenses.one_pass import answers_in_one_pass
+from patchcleanser.engine import Precision
 from patchcleanser.evaluation.certified_accuracy import is_statistical
 from patchcleanser.evaluation.jobs import Job
 from patchcleanser.records.metrics import Proportion
@@ -28,6 +30,7 @@ class Price:
     """Per axis."""
     coarse: int
     """Larger masks per axis that are tried first; 0 for none."""
+    precision: Precision
     prediction_labels: float
     prediction_ms: float
     certificate_labels: float
@@ -38,25 +41,46 @@ class Price:
     """Certificates that rest on labels of lower precision, and so are no proofs."""
 
 
-def prices(
-    classifier: Any, data: Any, threat: Threat | str, *, settings: Iterable[tuple[int, int]], precision: Any = "exact"
-) -> Iterator[Price]:
-    """Measure both recovery algorithms with each (masks, coarse) on clean images; takes what Job takes."""
+def price_jobs(
+    classifier: Any,
+    data: Any,
+    threat: Threat | str,
+    *,
+    settings: Iterable[tuple[int, int]],
+    precisions: Sequence[Precision] = ("exact",),
+) -> list[list[Job]]:
+    """A job for each defense with each (masks, coarse) and precision; jobs in one list have the same certificates.
+
+    The classifier, data and threat are what Job takes. One pass is compared if the classifier is a network for it.
+    """
+    groups = []
     for masks, coarse in settings:
-        options: dict[str, Any] = {"masks": masks, "options": {"coarse": coarse}, "precision": precision}
-        jobs = {name: Job(classifier, data, threat, name, **options) for name in RECOVERY}
-        job = jobs["double-masking"]
+        build = partial(Job, classifier, data, threat, masks=masks)
+        for precision in precisions:
+            options = {"coarse": coarse}
+            groups.append([build(defense=name, precision=precision, options=options) for name in RECOVERY])
+        if not coarse and answers_in_one_pass(groups[-1][0].classifier):
+            groups.append([build(defense="one-pass")])
+    return groups
+
+
+def prices(groups: Iterable[Sequence[Job]]) -> Iterator[Price]:
+    """Measure the defenses of all jobs on their clean images."""
+    for jobs in groups:
+        job = jobs[0]
         images, labels = [job.dataset.image(index) for index in range(len(job.dataset))], job.labels.tolist()
         job.masking.predict(images[:1])  # the first call of a network is slow
         certificates, certify_seconds = _timed(partial(job.masking.certify, images, labels))
-        for name, defense in ((name, job.masking) for name, job in jobs.items()):
+        for each in jobs:
+            defense = each.masking
             if defense.fast:
                 defense.calibrate(images)
             verdicts, seconds = _timed(partial(defense.predict, images))
             yield Price(
-                defense=name,
-                masks=masks,
-                coarse=coarse,
+                defense=each.defense,
+                masks=each.masks,  # type: ignore[arg-type]  # price_jobs gives numbers
+                coarse=each.options.get("coarse", 0),
+                precision=each.precision,
                 prediction_labels=sum(v.classifications for v in verdicts) / len(images),
                 prediction_ms=1000 * seconds / len(images),
                 certificate_labels=sum(c.classifications for c in certificates) / len(images),

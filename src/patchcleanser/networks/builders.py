@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from patchcleanser.errors import ClassifierError
 from patchcleanser.networks.bagnet import bagnet, bagnet17
 from patchcleanser.networks.interval import interval_net
+from patchcleanser.networks.split import split
 from patchcleanser.networks.token_dropping import TokenDropping
 
 
@@ -158,6 +159,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "tiny": tiny,
     "bagnet": bagnet,
     "bagnet17": bagnet17,
+    "split": split,
     "interval": interval_net,
     "ablated": ablated,
     "smoothed-vit": smoothed_vit,

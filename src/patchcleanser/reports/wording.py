@@ -98,7 +98,9 @@ def classifications_note(result: RunResult) -> str:
     if not result.has_masks:
         return "A classification is one input of the network, complete or ablated."
     if result.run.job.get("receptive_field"):
-        return "A classification is one input of the network; the labels under all masks come from a single one."
+        if result.per_image[0] == 1:
+            return "A classification is one input of the network; the labels under all masks come from a single one."
+        return "A classification is one input of the network's head; its trunk looks at each image once."
     coarse = result.run.coarse_mask_set(result.size)
     masked = len(result.masks) if result.detects else len(result.masks.unions) + len(coarse or ())
     if result.per_image[0] != masked + 1:

@@ -27,7 +27,7 @@ from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.selection import Selector, two_mask_views
 from patchcleanser.training.several_labels import ScoreSelector
 from patchcleanser.training.training_run import TrainingRun, require_inner
-from patchcleanser.training.visible_loss import fields_of, visible_weights
+from patchcleanser.training.visible_loss import fields_of, visible_places
 
 FORMAT = 2
 """Version of checkpoints; those of another version are refused."""
@@ -101,7 +101,7 @@ def fit(
     size = inputs.shape[2], inputs.shape[3]
     fields = fields_of(run.module, size)
     if recipe.loss == "visible" and fields is not None:
-        run.visible = visible_weights(fields, threat, device)
+        run.visible = visible_places(fields, threat, device)
     views = two_mask_views(threat, size, device, fields=fields)
     selector = kind(inputs, labels[held_out.to(device)], views, batch=2000)
     log = EpochLog(out) if accelerator.is_main_process else None

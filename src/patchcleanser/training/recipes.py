@@ -62,6 +62,8 @@ class Recipe:
     """Share of the steps in which plain cross-entropy gives way to windows, interval bounds or masks."""
     worst: float = 0.5
     """One pass: the share of the images that are trained under their worst pair of masks."""
+    pairs: int = 3
+    """One pass with a head: the random pairs of masks of which the worst counts; without a head it is that of all."""
     precision: Autocast = "bf16"
     holdout: float = 0.02
     """Share of the training set that is held out to select the weights."""
@@ -76,8 +78,8 @@ class Recipe:
             raise InputError(f"a learning rate is above 0, got {self.rate}")
         if self.window < 1 or not 0 <= self.ramp <= 1:
             raise InputError(f"a window is at least 1 and a ramp lies in [0, 1], got {self.window} and {self.ramp}")
-        if not 0 <= self.worst <= 1:
-            raise InputError(f"worst is a share in [0, 1], got {self.worst}")
+        if not 0 <= self.worst <= 1 or self.pairs < 1:
+            raise InputError(f"worst is a share in [0, 1] and pairs at least 1, got {self.worst} and {self.pairs}")
         if self.guidance < 0:
             raise InputError(f"guidance is at least 0, got {self.guidance}")
         if self.guidance and self.loss not in ("label", "margin"):
@@ -95,7 +97,7 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the kind of cutout, and without settings that this loss does not use."""
-        unused = {"loss", "margin", "window", "ramp", "worst"} - _LOSS_SETTINGS.get(self.loss, set())
+        unused = {"loss", "margin", "window", "ramp", "worst", "pairs"} - _LOSS_SETTINGS.get(self.loss, set())
         unused |= set() if self.guidance else {"guidance"}
         settings = {name: value for name, value in asdict(self).items() if name not in unused}
         return {**settings, "cutout": {"kind": type(self.cutout).__name__, **asdict(self.cutout)}}
@@ -130,7 +132,7 @@ _LOSS_SETTINGS = {
     "margin": {"loss", "margin"},
     "window": {"loss", "window", "ramp"},
     "interval": {"loss", "ramp"},
-    "visible": {"loss", "ramp", "worst"},
+    "visible": {"loss", "ramp", "worst", "pairs"},
     "binary": {"loss"},
 }
 """The settings that each loss uses."""

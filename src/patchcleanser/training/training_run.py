@@ -13,7 +13,7 @@ from torch.nn import functional
 from patchcleanser.classifiers.preprocessing import Preprocessing
 from patchcleanser.errors import TrainingError
 from patchcleanser.networks.interval import boxes
-from patchcleanser.networks.visible_pooling import VisiblePooling
+from patchcleanser.networks.visible_pooling import VisibleFeatures, VisiblePooling
 from patchcleanser.training.artifacts import Epoch
 from patchcleanser.training.augment import augment
 from patchcleanser.training.cutout import Cutout, GreedyCutout, masked_inputs
@@ -21,14 +21,17 @@ from patchcleanser.training.distillation import FeatureProjector, FeatureTap, Te
 from patchcleanser.training.recipes import Recipe
 from patchcleanser.training.several_labels import binary_losses, top_class_is_shown
 from patchcleanser.training.training_state import TrainingState, bfloat16, compile_for
-from patchcleanser.training.visible_loss import worst_logits
+from patchcleanser.training.visible_loss import visible_weights, worst_logits, worst_of
 
 INNER = {
     "window": ("local", "net:bagnet"),
     "interval": ("behind", "net:interval"),
     "visible": ("local", "visible:net:bagnet"),
 }
-"""Losses that need more than logits: the network's method they call, and a network that has it."""
+"""Losses that need more than logits: the network's method they call, and a network that has it.
+
+Of a network with a head, the loss for one pass calls `features` instead.
+"""
 
 
 class TrainingRun(TrainingState):
@@ -67,9 +70,11 @@ class TrainingRun(TrainingState):
         self.forward = compile_for(steps, self.model, self.device)
         self.inner: Any = None
         if recipe.loss in INNER:
-            self.inner = compile_for(steps, getattr(module, INNER[recipe.loss][0]), self.device)
+            method = "features" if isinstance(module, VisibleFeatures) else INNER[recipe.loss][0]
+            self.inner = compile_for(steps, getattr(module, method), self.device)
+        self.head: Any = compile_for(steps, module.head, self.device) if isinstance(module, VisibleFeatures) else None
         self.visible: Tensor | None = None
-        """Of a network for one pass, the weights of its local logits under each pair of masks (visible_loss.py)."""
+        """Of a network for one pass, what it sees under each pair of masks (visible_places in visible_loss.py)."""
         self.cutout: Cutout = recipe.cutout
         self.history: list[Epoch] = []
         self.best: tuple[int, dict[str, Tensor]] | None = None
@@ -105,7 +110,8 @@ class TrainingRun(TrainingState):
         if recipe.loss == "interval":
             loss, logits = self._interval_loss(inputs, labels)
         elif self.visible is not None:
-            loss, logits = self._visible_loss(inputs, labels, self.visible)
+            logits = (self._pooled_logits if self.head is None else self._head_logits)(inputs, labels, self.visible)
+            loss = functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
         elif recipe.loss == "window":
             loss, logits = self._window_loss(self._masked(inputs, labels), labels)
         else:
@@ -162,13 +168,38 @@ class TrainingRun(TrainingState):
         windows = window_loss(local, labels, self.recipe.window)
         return torch.lerp(functional.cross_entropy(logits, labels), windows, self._strength), logits
 
-    def _visible_loss(self, inputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy and logits; a share of the images, grown by the ramp, is under its worst pair of masks."""
+    def _drawn(self, labels: Tensor) -> Tensor:
+        """Which images are trained under masks, bool [N]: a share that grows with the ramp."""
+        draw = torch.rand(len(labels), generator=self.generator, device=labels.device)
+        return draw < self.recipe.worst * self._strength
+
+    def _pooled_logits(self, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+        """The means of visible local logits; of a share of the images, under their worst pair of masks."""
         with self.autocast():
             local = self.inner(inputs).float()
-        draw = torch.rand(len(labels), generator=self.generator, device=inputs.device)
-        logits = worst_logits(local, labels, weights, draw < self.recipe.worst * self._strength)
-        return functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing), logits
+        return worst_logits(local, labels, visible_weights(places), self._drawn(labels))
+
+    def _head_logits(self, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+        """What the head says of visible features; of a share of the images, under the worst of a few pairs of masks.
+
+        The head is in evaluation mode while pairs are tried.
+        """
+        with self.autocast():
+            features = self.inner(inputs)
+
+        def losses(union: Tensor) -> Tensor:
+            with self.autocast():
+                logits = self.head(features.detach(), places[union])
+            return functional.cross_entropy(logits.float(), labels, reduction="none")
+
+        last = torch.full_like(labels, len(places) - 1)
+        self.module.eval()
+        worst = worst_of(self.recipe.pairs, len(places) - 1, losses, labels, self.generator)
+        self.module.train()
+        union = torch.where(self._drawn(labels), worst, last)
+        with self.autocast():
+            logits: Tensor = self.head(features, places[union])
+        return logits.float()
 
     def _interval_loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the worst logits under a patch (interval bound propagation), and the plain logits.
@@ -261,6 +292,8 @@ def require_inner(module: nn.Module, loss: str, processes: int) -> None:
     method, network = INNER[loss]
     if processes > 1:
         raise TrainingError(f"the loss {loss!r} works in one process only; start it without accelerate launch")
+    if loss == "visible" and isinstance(module, VisibleFeatures):
+        return
     pools = loss != "visible" or isinstance(module, VisiblePooling)
     if not hasattr(module, method) or not pools or (loss == "window" and getattr(module, "votes", False)):
         reason = f"has no `{method}`"
