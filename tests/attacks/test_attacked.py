@@ -130,5 +130,5 @@ def test_unknown_or_impossible_attacks_are_refused(colour: TorchClassifier, pict
     with pytest.raises(InputError, match="chooses its places itself"):
         job(colour, pictures, "adaptive", settings=AttackSettings(places="searched"))
     function = CallableClassifier(lambda x: x.mean((2, 3)), fingerprint="f")
-    with pytest.raises(InputError, match="the square attack needs none"):
+    with pytest.raises(InputError, match="without gradients use --attack square"):
         job(function, pictures, "apgd")

@@ -85,7 +85,7 @@ def test_a_fooled_certified_image_ends_the_attack_with_an_error(folder: Path, mo
     ("words", "message"),
     [
         (["--attack", "magic"], "--attack is pgd, apgd, square or adaptive"),
-        (["--iterations", "0"], "iterations is at least 1"),
+        (["--iterations", "0"], "iterations is a whole number of at least 1, got 0"),
         (["--loss", "l1"], "--loss is margin, ce or dlr"),
         (["--places", "worst"], "--places is random or searched"),
         (["--batch", "0"], "--batch is at least 1"),
@@ -143,7 +143,7 @@ def test_audit_finds_one_changed_label_of_a_table(folder: Path) -> None:
 def test_audit_refuses_other_kinds_of_runs_and_nothing_to_do(folder: Path) -> None:
     run("certify", *SMALL, "--out", "r")
     done = run("audit", "r", "--sample", "0", "--attack", "0")
-    assert "an audit checks at least 1 row" in str(done.exception)
+    assert "--sample and --attack are 0 or more, one of them at least 1; got --sample 0 --attack 0" in str(done.exception)
     run("attack", *SMALL, "--iterations", "1", "--out", "a")
     done = run("audit", "a")
     assert isinstance(done.exception, RecordError)

@@ -417,7 +417,7 @@ def test_the_demo_certifies_attacks_and_reports_offline(run: Command) -> None:
     with Image.open("demo/attack.png") as picture:
         assert picture.width > 3 * 256
     page = Path("demo/report/report.html").read_text(encoding="utf-8")
-    assert "<h3>Recovered</h3>" in page  # an attacked image is shown recovered, with its labels before and after
+    assert "<h3>Recovered" in page  # an attacked image is shown recovered, with its labels before and after
     assert len(Run.open("demo/attack").read()) == 8
     again = json.loads(run("demo", "--limit", "12", "--device", "cpu", "--json").out)
     assert again["attack"]["defended"] == again["attack"]["true"] != again["attack"]["undefended"]

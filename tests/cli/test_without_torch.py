@@ -32,7 +32,7 @@ def words(folder: Path) -> list[str]:
 
 def claiming(folder: Path) -> list[str]:
     words(folder)
-    return ["claim", "run", "--out", "claim.json"]
+    return ["claim", "run", "--by", "A. Author", "--out", "claim.json"]
 
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
