@@ -86,7 +86,6 @@ def certify(
     from patchcleanser.cli.cost import announce
     from patchcleanser.cli.progress import shown, waiting
     from patchcleanser.evaluation import evaluate
-    from patchcleanser.evaluation.workloads import workload_of
     from patchcleanser.records.leftovers import RUNS_BELOW, require_free
     from patchcleanser.records.provenance import key_of
 
@@ -108,7 +107,7 @@ def certify(
     with cluster.start(options.loader) as runner:
         # All jobs are checked before hours are spent on the first. A job that was given twice runs once.
         with waiting("checking the masks"):
-            identities = [runner.begin(workload_of(job, skip=options.skip)) for job in jobs]
+            identities = [runner.begin(job.workload(skip=options.skip)) for job in jobs]
         work = [
             (job, _folder(job, identity, options, several=len(jobs) > 1))
             for job, identity in {key_of(i): (job, i) for job, i in zip(jobs, identities, strict=True)}.values()

@@ -24,7 +24,8 @@ from patchcleanser.data.inputs import as_dataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.errors import DataError, InputError, RecordError
 from patchcleanser.evaluation.class_names import match_labels
-from patchcleanser.evaluation.jobs import Job, init_fields
+from patchcleanser.evaluation.dataset_jobs import init_fields
+from patchcleanser.evaluation.jobs import Job
 from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
 from patchcleanser.evaluation.reference import (
     REFERENCES,

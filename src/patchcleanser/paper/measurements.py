@@ -13,7 +13,7 @@ from pyarrow import compute
 
 from patchcleanser.data.catalog import object_shares
 from patchcleanser.errors import DataError, RecordError
-from patchcleanser.evaluation.attack_rows import attack_shares
+from patchcleanser.evaluation.attack_jobs import attack_shares
 from patchcleanser.evaluation.timing import Latencies
 from patchcleanser.paper.experiments import MASKING, Experiment, Measurement, PaperRow, RunSpec, Values
 from patchcleanser.paper.models import PAPER_DATASETS, PaperDataset
