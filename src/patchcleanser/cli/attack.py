@@ -70,9 +70,9 @@ def attack(
     if task == "multilabel":
         from patchcleanser.cli.multilabel import attack_labels
 
-        unused = {"--attack": attack not in ("apgd", ADAPTIVE), "--dry-run": dry_run, "--on": cluster.on != "here"}
+        flags = {"attack": attack not in ("apgd", ADAPTIVE), "dry-run": dry_run, "on": cluster.on != "here"}
         several = AttackSettings(**vars(budget), seed=options.seed)
-        attack_labels(options, several, unused=unused, as_json=as_json)
+        attack_labels(options, several, flags=flags, as_json=as_json)
         return
     if task != "classify":
         raise InputError(f"attack takes --task classify or multilabel, got {task!r}")
