@@ -19,7 +19,8 @@ from patchcleanser.evaluation import AttackJob
 from patchcleanser.evaluation import attack_jobs as module
 from patchcleanser.evaluation.attack_jobs import attack_shares
 from patchcleanser.records.metrics import certified_fooled
-from patchcleanser.records.run import ATTACK_SCHEMA, find_runs
+from patchcleanser.records.run import find_runs
+from patchcleanser.records.schemas import ATTACK_SCHEMA
 
 QUICK = AttackSettings(iterations=8, locations=2)
 

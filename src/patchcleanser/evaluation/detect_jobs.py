@@ -21,7 +21,7 @@ from patchcleanser.evaluation.dataset_jobs import DatasetJob, Pair, mask_identit
 from patchcleanser.evaluation.rows import LoadedBatch
 from patchcleanser.evaluation.saved_images import save_examples
 from patchcleanser.evaluation.workloads import Batch, BatchWorkload
-from patchcleanser.records.metrics import OBJECT_COLUMNS, OVERLAP
+from patchcleanser.records.metrics import OVERLAP
 from patchcleanser.records.run import Row, Run
 
 DETECTIONS = 1
@@ -120,7 +120,6 @@ class DetectWorkload(BatchWorkload[DetectJob, list[Row]]):
     """Batches of images whose objects are certified, into rows."""
 
     sizes = (64, 8)
-    columns = OBJECT_COLUMNS
 
     def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
         for row, image in zip(read.readable, read.images, strict=True):

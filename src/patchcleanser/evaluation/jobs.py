@@ -27,7 +27,7 @@ from patchcleanser.evaluation.dataset_jobs import DatasetJob, Pair, mask_identit
 from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns
 from patchcleanser.evaluation.saved_images import KINDS, PICTURED, save_examples
 from patchcleanser.evaluation.workloads import Batch, BatchWorkload
-from patchcleanser.records.metrics import COLUMNS, Summary
+from patchcleanser.records.metrics import Summary
 from patchcleanser.records.run import Row, Run
 
 LOGGER = logging.getLogger("patchcleanser")
@@ -222,7 +222,6 @@ class CertifyWorkload(BatchWorkload[Job, list[Row]]):
     """Batches of images to certify, into rows."""
 
     sizes = (512, 32)
-    columns = COLUMNS
 
     def expect(self, tasks: Sequence[Batch]) -> None:
         self.job.built.hint_total_images(sum(len(task.indices) for task in tasks))

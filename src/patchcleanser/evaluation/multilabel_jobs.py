@@ -24,7 +24,6 @@ from patchcleanser.evaluation.dataset_jobs import DatasetJob, Pair, RunJob, mask
 from patchcleanser.evaluation.rows import LoadedBatch
 from patchcleanser.evaluation.saved_images import save_examples
 from patchcleanser.evaluation.workloads import Batch, BatchWorkload
-from patchcleanser.records.metrics import CLASS_ATTACK_COLUMNS, MULTILABEL_COLUMNS
 from patchcleanser.records.run import Row, Run
 
 SCORES = 1
@@ -152,7 +151,6 @@ class MultiLabelWorkload(BatchWorkload[MultiLabelJob, list[Row]]):
     """Batches of images with several labels, into rows."""
 
     sizes = (256, 32)
-    columns = MULTILABEL_COLUMNS
 
     def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
         started, job, rows = time.monotonic(), self.job, read.readable
@@ -228,7 +226,6 @@ class ClassAttackWorkload(BatchWorkload[MultiLabelAttackJob, list[Row]]):
     """Batches of images of which single classes are attacked, into rows."""
 
     sizes = (16, 4)
-    columns = CLASS_ATTACK_COLUMNS
 
     def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
         job = self.job.base

@@ -27,6 +27,7 @@ from patchcleanser.progress import progress_bar
 from patchcleanser.records.atomic import interruptible
 from patchcleanser.records.metrics import Summary, summary
 from patchcleanser.records.run import Run
+from patchcleanser.records.schemas import COLUMNS_OF
 
 LOGGER = logging.getLogger("patchcleanser")
 
@@ -118,8 +119,6 @@ class BatchWorkload(Workload[Batch, Result], Generic[AnyJob, Result]):
     """Leave out images that cannot be read, with the reason in their rows."""
     sizes: ClassVar[tuple[int, int]]
     """Images per batch on a GPU, which large batches fill, and elsewhere, where a stop should cost only seconds."""
-    columns: ClassVar[Sequence[str] | None] = None
-    """The columns that a summary reads; None is all."""
 
     def check(self) -> None:
         self.job.base.check(skip=self.skip)
@@ -209,7 +208,7 @@ def _compute_missing(
     seconds: float | None,
 ) -> None:
     """Compute and write the rows of every batch that is missing, and say after each how far the run is."""
-    state, here, entropy = summary(run.read(work.columns)), 0, int(run.metadata.get("entropy", 0))
+    state, here, entropy = run.summary(), 0, int(run.metadata.get("entropy", 0))
     before, started, judged = state.images + state.skipped, time.monotonic(), False
     level = logging.INFO if before else logging.DEBUG
     LOGGER.log(level, "%s: %d of %d images are already done", run.folder, before, run.images)
@@ -218,7 +217,7 @@ def _compute_missing(
     with bar as show, interruptible(lambda: _keeps_some(run)):
         for task, result in runner.results(work, batches):
             work.write(run, task, result)
-            rows = run.read_batch(task.number, work.columns and [*work.columns, "id"])
+            rows = run.read_batch(task.number, [*COLUMNS_OF[run.kind], "id"])
             _log_left_out(rows)
             state += summary(rows)
             here += len(task.indices)

@@ -23,8 +23,9 @@ from patchcleanser.records.derive_multilabel import (
     recall_at,
     weak_counts,
 )
-from patchcleanser.records.metrics import BOUNDS, Proportion, precision_and_recall, summary
+from patchcleanser.records.metrics import Proportion, precision_and_recall, summary
 from patchcleanser.records.run import Row, Run
+from patchcleanser.records.schemas import BOUNDS
 from patchcleanser.reports import wording
 from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, style
 from patchcleanser.reports.gallery import saved_picture, saved_rows
