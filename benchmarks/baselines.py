@@ -24,9 +24,9 @@ from patchcleanser.classifiers.trained import read_card
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline, row_key
+from patchcleanser.records.columns import COLUMNS
 from patchcleanser.records.metrics import summary
 from patchcleanser.records.provenance import versions
-from patchcleanser.records.schemas import COLUMNS
 
 ROWS, COSTS = "results/baselines.json", "results/baselines-224.json"
 

@@ -21,9 +21,9 @@ from patchcleanser.classifiers.registry import innermost, members
 from patchcleanser.classifiers.trained import read_card, zoo_folder
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job, evaluate
+from patchcleanser.records.columns import COLUMNS
 from patchcleanser.records.metrics import summary
 from patchcleanser.records.provenance import versions
-from patchcleanser.records.schemas import COLUMNS
 
 HARDENED = {"name": "harden"}
 """What stands for a recipe where there is none."""
