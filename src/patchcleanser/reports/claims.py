@@ -22,6 +22,8 @@ CHOICES = {
     "labels": ("exact", "fast", None),
 }
 """The values of fields that have few."""
+OURS = "this repository"
+"""Who measured the claims of this repository."""
 PERCENTAGES = ("undefended", "clean", "certified")
 TYPES = {str: "text", int: "a whole number", float: "a number", NoneType: "null"}
 """What the types of JSON are called in messages."""
