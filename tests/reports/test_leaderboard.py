@@ -23,7 +23,7 @@ from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.records.derive import verdicts
 from patchcleanser.records.run import Run
-from patchcleanser.reports.claims import DefenseClaim
+from patchcleanser.reports.claims import OURS, DefenseClaim
 from patchcleanser.reports.leaderboard import CLAIMS, PAGE, check, generated, main
 from patchcleanser.reports.leaderboard_page import page
 from patchcleanser.reports.rederive import claim_of, numbers_of, problems_of
@@ -227,12 +227,12 @@ def test_a_coarse_round_has_a_theorem_of_its_own() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["attack", "unfinished"])
-def test_attacks_and_unfinished_runs_make_no_claim(make_run: MakeRun, make_attack: MakeRun, kind: str) -> None:
-    run = make_attack() if kind == "attack" else make_run()
-    if kind == "unfinished":
-        run.shard(0).unlink()
-    with pytest.raises(RecordError, match="finished run of certify"):
+def test_attacks_and_unfinished_runs_make_no_claim(make_run: MakeRun, make_attack: MakeRun) -> None:
+    with pytest.raises(RecordError, match=r"about a run of certify; .* is an attack"):
+        numbers_of(make_attack("attacked"))
+    run = make_run()
+    run.shard(0).unlink()
+    with pytest.raises(RecordError, match="1 batch short of its end: finish it"):
         numbers_of(run)
 
 
@@ -315,6 +315,15 @@ def test_grids_and_promises_never_share_a_table() -> None:
     assert (
         page(claims).index("## Recovery") < page(claims).index("## Detection") < page(claims).index("detection-source")
     )
+
+
+def test_the_page_says_who_measured_and_where_code_and_attack_are(repository: DefenseClaim) -> None:
+    attacked = {"attack": "adaptive", "attacked": 1, "fooled": 0, "attack_table": "t.json#"}
+    ours, theirs = replace(repository, measured_by=OURS), replace(repository, measured_by="A. Author", **attacked)
+    text = page([ours, theirs, reported(code="https://example.org/x"), reported(patch="6")])
+    assert text.count("; by ") == text.count("; by A. Author |") == 1
+    assert text.count("| Coq: *a certified image keeps its label* | adaptive: 1 image, 0 certified ones fooled |") == 1
+    assert "- B et al., Venue 2026: Title. [Code](https://example.org/x).\n" in text
 
 
 def test_no_number_in_a_figure_covers_a_point_or_another_number() -> None:

@@ -42,8 +42,13 @@ def numbers_of(run: Run, defense: str | None = None, options: str | None = None)
     `defense` and `options` may name another defense, which follows from the run's stored tables.
     """
     if run.kind != "certify" or not run.finished:
-        what = "an attack" if run.kind != "certify" else f"{len(run.missing())} batches short of its end"
-        raise RecordError(f"a claim is about a finished run of certify; {run.folder} is {what}")
+        if run.kind != "certify":
+            raise RecordError(f"a claim is about a run of certify; {run.folder} is an attack; name the run it attacked")
+        missing = counted(len(run.missing()), "batch")
+        raise RecordError(
+            f"a claim is about a finished run of certify; {run.folder} is {missing} short of its end: "
+            "finish it with the command that began it"
+        )
     if run.threat.region is not None:
         raise RecordError(f"a claim is about patches anywhere; those of {run.folder} lie inside {run.threat.region}")
     if skipped := run.images - run.read(["skipped"])["skipped"].null_count:
