@@ -318,7 +318,7 @@ def test_grids_and_promises_never_share_a_table() -> None:
 
 
 def test_the_page_says_who_measured_and_where_code_and_attack_are(repository: DefenseClaim) -> None:
-    attacked = {"attack": "adaptive", "attacked": 1, "fooled": 0, "attack_table": "t.json#"}
+    attacked: dict[str, Any] = {"attack": "adaptive", "attacked": 1, "fooled": 0, "attack_table": "t.json#"}
     ours, theirs = replace(repository, measured_by=OURS), replace(repository, measured_by="A. Author", **attacked)
     text = page([ours, theirs, reported(code="https://example.org/x"), reported(patch="6")])
     assert text.count("; by ") == text.count("; by A. Author |") == 1
