@@ -102,8 +102,9 @@ def figure(group: Group, points: Points) -> str:
 
 
 def _name(claim: DefenseClaim) -> str:
-    masks = claim.masks and f"{claim.masks.replace('x', '×')} masks"
-    return ", ".join(filter(None, (claim.method, masks, claim.images and counted(claim.images, "image"))))
+    masks = f"{claim.masks.replace('x', '×')} masks" if claim.masks else ""
+    images = counted(claim.images, "image") if claim.images else ""
+    return ", ".join(filter(None, (claim.method, masks, images)))
 
 
 def _steps(least: float, most: float) -> list[float]:
