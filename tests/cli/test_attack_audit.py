@@ -143,7 +143,9 @@ def test_audit_finds_one_changed_label_of_a_table(folder: Path) -> None:
 def test_audit_refuses_other_kinds_of_runs_and_nothing_to_do(folder: Path) -> None:
     run("certify", *SMALL, "--out", "r")
     done = run("audit", "r", "--sample", "0", "--attack", "0")
-    assert "--sample and --attack are 0 or more, one of them at least 1; got --sample 0 --attack 0" in str(done.exception)
+    assert "--sample and --attack are 0 or more, one of them at least 1; got --sample 0 --attack 0" in str(
+        done.exception
+    )
     run("attack", *SMALL, "--iterations", "1", "--out", "a")
     done = run("audit", "a")
     assert isinstance(done.exception, RecordError)
