@@ -32,6 +32,7 @@ def train(
     recipe: Annotated[str, typer.Option(help="Recipe: paper, scratch-cifar, multilabel, …")] = "scratch-cifar",
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe: epochs=30.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the images; the same as --set epochs=.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images per step; the same as --set batch=.")] = None,
     patch: Patch = "2.4%",
     teacher: Annotated[str | None, typer.Option(help="Classifier to distill from, with teacher_weight.")] = None,
     limit: Limit = None,
@@ -52,7 +53,8 @@ def train(
     from patchcleanser.training.fit import fit
     from patchcleanser.training.several_labels import THRESHOLD
 
-    settings = _recipe(recipe, [*(change or []), *([] if epochs is None else [f"epochs={epochs}"])])
+    short = [f"{name}={value}" for name, value in (("epochs", epochs), ("batch", batch)) if value is not None]
+    settings = _recipe(recipe, [*(change or []), *short])
     threat = Threat.parse(patch)
     require_outside(out, data)
     torch.manual_seed(seed)  # of the initial weights
