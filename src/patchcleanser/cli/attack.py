@@ -17,6 +17,7 @@ from patchcleanser.cli.options import (
     RunnerOptions,
     RunOptions,
     default_folder,
+    keeping,
 )
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import ContradictionError, InputError
@@ -66,6 +67,7 @@ def attack(
     from patchcleanser.cli.cost import announce
     from patchcleanser.cli.progress import shown, waiting
     from patchcleanser.evaluation import AttackJob, evaluate
+    from patchcleanser.records.run import Run
 
     if task == "multilabel":
         from patchcleanser.cli.multilabel import attack_labels
@@ -87,11 +89,13 @@ def attack(
             identity = runner.begin(job.workload(skip=options.skip))
         name = f"{options.model}-{options.data}-{base.threat.shape}-{options.defense}-{attack}"
         folder = options.out or default_folder(name, identity)
-        (seconds,) = announce([(job, folder)], cluster, dry_run=dry_run, as_json=as_json)
-        if dry_run:
-            return
-        settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
-        run = evaluate(job, folder, **settings, progress=shown(), seconds=seconds, runner=runner)
+        Run.found(folder, identity)  # raises before anything is timed, if the folder is not for this job
+        with keeping([folder]):
+            (seconds,) = announce([(job, folder)], cluster, dry_run=dry_run, as_json=as_json)
+            if dry_run:
+                return
+            settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
+            run = evaluate(job, folder, **settings, progress=shown(), seconds=seconds, runner=runner)
     _print_run(run, options.model, sheet=_draw_attacked(run, dataset), as_json=as_json)
 
 

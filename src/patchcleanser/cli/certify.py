@@ -15,7 +15,7 @@ import typer
 from patchcleanser.cli.config import call
 from patchcleanser.cli.multilabel import MultiLabelTask
 from patchcleanser.cli.objects import DetectTask
-from patchcleanser.cli.options import AsJson, DryRun, Option, RunnerOptions, RunOptions, default_folder, slug
+from patchcleanser.cli.options import AsJson, DryRun, Option, RunnerOptions, RunOptions, default_folder, keeping, slug
 from patchcleanser.cli.tasks import CertifyTask
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import InputError
@@ -75,6 +75,7 @@ def _evaluated(task: CertifyTask, *, dry_run: bool, as_json: bool) -> list[Run]:
     from patchcleanser.evaluation import evaluate
     from patchcleanser.records.leftovers import RUNS_BELOW, require_free
     from patchcleanser.records.provenance import key_of
+    from patchcleanser.records.run import Run
 
     options, jobs = task.options, task.jobs()
     settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
@@ -84,18 +85,21 @@ def _evaluated(task: CertifyTask, *, dry_run: bool, as_json: bool) -> list[Run]:
         # All jobs are checked before hours are spent on the first. A job that was given twice runs once.
         with waiting("checking the masks"):
             identities = [runner.begin(job.workload(skip=options.skip)) for job in jobs]
+        unique = {key_of(identity): (job, identity) for job, identity in zip(jobs, identities, strict=True)}
         work: list[tuple[Any, Path]] = [
-            (job, _folder(task, job, identity, several=len(jobs) > 1))
-            for job, identity in {key_of(i): (job, i) for job, i in zip(jobs, identities, strict=True)}.values()
+            (job, _folder(task, job, identity, several=len(jobs) > 1)) for job, identity in unique.values()
         ]
-        seconds: list[float | None] = [None] * len(work)
-        if task.timed:
-            seconds = announce(work, task.cluster, dry_run=dry_run, as_json=as_json)
-        pairs = [] if dry_run else zip(work, seconds, strict=True)
-        return [
-            evaluate(job, folder, **settings, progress=shown(), seconds=most, runner=runner)
-            for (job, folder), most in pairs
-        ]
+        for (_, folder), (_, identity) in zip(work, unique.values(), strict=True):
+            Run.found(folder, identity)  # raises before anything is timed, if the folder is not for this job
+        with keeping(folder for _, folder in work):
+            seconds: list[float | None] = [None] * len(work)
+            if task.timed:
+                seconds = announce(work, task.cluster, dry_run=dry_run, as_json=as_json)
+            pairs = [] if dry_run else zip(work, seconds, strict=True)
+            return [
+                evaluate(job, folder, **settings, progress=shown(), seconds=most, runner=runner)
+                for (job, folder), most in pairs
+            ]
 
 
 def _folder(task: CertifyTask, job: DatasetJob, identity: Mapping[str, Any], *, several: bool) -> Path:

@@ -205,6 +205,8 @@ def _load_named(name: str, split: str, root: str | Path | None) -> Dataset:
     if split not in entry.files:
         raise DataError(f"{entry.title} has the splits {', '.join(entry.files)}; got {split!r}")
     folder = _root_folder(name, root)
+    if folder.is_file():
+        raise DataError(f"{folder} is a file, not a folder; the root is the folder that holds the files of {name}")
     path = entry.find(folder, split)
     if path is None and root is None and entry.fetch is not None:
         _fetch(entry, entry.fetch, folder, split)

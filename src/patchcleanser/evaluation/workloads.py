@@ -231,11 +231,11 @@ def _compute_missing(
 
 
 def _keeps_some(run: Run) -> bool:
-    """Whether some batch of a stopped run was finished; a warning if none was."""
+    """Whether some batch of a stopped run was finished; a warning if none was: nothing is kept of it."""
     if len(run.missing()) < run.batches:
         return True
     LOGGER.warning(
-        "stopped before the first batch of %s was finished, so nothing is kept; a smaller batch (--batch) loses less",
+        "stopped before the first batch of %s was finished; a smaller batch (--batch) loses less",
         counted(min(run.batch, run.images), "image"),
     )
     return False
