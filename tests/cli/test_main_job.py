@@ -34,10 +34,18 @@ def test_certify_says_accuracies_with_intervals_and_where_the_rows_are(run: Comm
     assert "images/s" in done.err
 
 
+def test_quiet_prints_nothing_but_the_result(run: Command) -> None:
+    for command in (["certify"], ["attack", "--iterations", "1"]):
+        done = run(*command, *SMALL[:1], "2", *SMALL[2:], "--quiet")
+        assert (done.code, done.err) == (0, "")
+        assert done.out.startswith("2% patch, ")
+        assert "for a report" not in done.out
+
+
 def test_labels_of_which_none_was_audited_are_not_called_wrong(run: Command) -> None:
     done = run("certify", *SMALL, "--precision", "fast")
     assert done.code == 0
-    assert "none was audited (fewer than 8 images are computed in float32 throughout)" in done.out
+    assert "none was audited (runs of fewer than 8 images use float32 only)" in done.out
     assert "100.00% of the others" not in done.out
 
 
@@ -88,7 +96,10 @@ def test_a_coarse_round_is_an_option_of_the_run_and_a_case_of_its_answers(run: C
     assert coarse["cases"]["coarse"] > 0
     plain = json.loads(run("certify", *images, "--json").out)
     assert coarse["certified"]["count"] <= plain["certified"]["count"]
-    assert "masks, double-masking after a coarse round of 3×3: 6 images" in run("certify", *images, *words[:-1]).out
+    assert (
+        "4×4 masks (16), double-masking after a coarse round of 3×3: 6 images"
+        in run("certify", *images, *words[:-1]).out
+    )
     report = run("report", coarse["run"], "--out", "page")
     assert report.code == 0
     assert "coarse round: all agree" in (Path("page") / "report.html").read_text(encoding="utf-8")

@@ -91,7 +91,7 @@ def attack(
         folder = options.out or default_folder(name, identity)
         Run.found(folder, identity)  # raises before anything is timed, if the folder is not for this job
         with keeping([folder]):
-            (seconds,) = announce([(job, folder)], cluster, dry_run=dry_run, as_json=as_json)
+            (seconds,) = announce([(job, folder)], cluster, batch=options.batch, dry_run=dry_run, as_json=as_json)
             if dry_run:
                 return
             settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
@@ -101,6 +101,7 @@ def attack(
 
 def _print_run(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
     """Print the accuracies under attack. ContradictionError if a certified image was fooled."""
+    from patchcleanser.cli.progress import blank, shown
     from patchcleanser.evaluation.attack_jobs import attack_shares
     from patchcleanser.records.metrics import certified_fooled
 
@@ -117,12 +118,13 @@ def _print_run(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> No
         places = "weakest" if attack == ADAPTIVE else settings["places"]
         locations = counted(settings["locations"], f"{places} location")
         budget = f"{counted(settings['iterations'], 'iteration')}, {locations}"
-        print(f"\n{run.threat}, {defense}, attacked by {attack}: {budget}")
+        print(f"{blank()}{run.threat}, {defense}, attacked by {attack}: {budget}")
         for name, share in shares.items():
             print(f"  {name:24} {share.with_interval()}")
         print(f"  {'certified images fooled':24} {len(fooled):6}    (must be 0)")
         print(f"  rows and pictures in {run.folder}" + (f"; {sheet} shows some" if sheet else ""))
-        print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', str(run.folder)])}")
+        if shown():
+            print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', str(run.folder)])}")
     if fooled:
         names = ", ".join(fooled["id"].to_pylist()[:5])
         raise ContradictionError(

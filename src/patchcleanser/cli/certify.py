@@ -59,11 +59,13 @@ def certify(
     flags = {"table": table, "confirm": confirm != "sampled", "lines": lines != 0, "dry-run": dry_run}
     work = TASKS[task](options, cluster, option or [], table, confirm, lines)
     work.refuse({**flags, "on": cluster.on != "here"})
+    from patchcleanser.cli.progress import shown
+
     runs = _evaluated(work, dry_run=dry_run, as_json=as_json)
     if dry_run:
         return
     print_runs(runs, TASKS[task], as_json=as_json)
-    if not as_json:
+    if not as_json and shown():
         folders = [options.out] if options.out else [run.folder for run in runs]
         print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', *map(str, folders)])}")
 
@@ -94,7 +96,7 @@ def _evaluated(task: CertifyTask, *, dry_run: bool, as_json: bool) -> list[Run]:
         with keeping(folder for _, folder in work):
             seconds: list[float | None] = [None] * len(work)
             if task.timed:
-                seconds = announce(work, task.cluster, dry_run=dry_run, as_json=as_json)
+                seconds = announce(work, task.cluster, batch=options.batch, dry_run=dry_run, as_json=as_json)
             pairs = [] if dry_run else zip(work, seconds, strict=True)
             return [
                 evaluate(job, folder, **settings, progress=shown(), seconds=most, runner=runner)
@@ -160,6 +162,8 @@ def print_runs(
     more: Mapping[str, Any] | None = None,
 ) -> None:
     """Print the shares of runs of certify as text, or as JSON with `more` entries if it is one run."""
+    from patchcleanser.cli.progress import blank
+
     results = [(run, run.summary()) for run in runs]
     if as_json:
         rows = [{"run": str(run.folder), "job": run.job, **run.integrity, **r.to_json()} for run, r in results]
@@ -169,7 +173,7 @@ def print_runs(
         headline, *lines = task.described(run, result)
         if result.skipped:
             lines.append(f"{'skipped':20} {result.skipped:6}    reasons are in the rows and in the report")
-        print("\n  ".join([f"\n{headline}", *lines, f"rows in {run.folder}"]))
+        print("\n  ".join([f"{blank()}{headline}", *lines, f"rows in {run.folder}"]))
 
 
 def _fast_labels(run: Run) -> str:
@@ -187,7 +191,7 @@ def _fast_labels(run: Run) -> str:
         )
         text += f"of {audited:,} audited ones {outcome if caught else 'none was wrong'}"
     else:
-        why = "" if run.statistical else f" (fewer than {MIN_IMAGES} images are computed in float32 throughout)"
+        why = "" if run.statistical else f" (runs of fewer than {MIN_IMAGES} images use float32 only)"
         text += f"none was audited{why}"
     return text + (f"; {run.statistical}" if run.statistical else "")
 
@@ -201,4 +205,7 @@ def _mask_count(run: Run) -> str:
     if not counts and run.job["masks"] is None and run.job["stride"] is None:
         return ""
     least, most = min(counts, default=0), max(counts, default=0)
-    return f"{least} to {most} masks, " if least < most else f"{counted(most, 'mask')}, "
+    if least < most:
+        return f"{least} to {most} masks, "
+    down, across = run.job["masks"] or (0, 0)
+    return f"{down}×{across} masks ({most}), " if down * across == most else f"{counted(most, 'mask')}, "

@@ -141,6 +141,13 @@ DATASETS: dict[str, str] = {
 }
 """What `load_dataset` takes, each with one line about it."""
 
+ANNOTATED: dict[str, str] = {
+    "coco:FILE.json": "photos with boxes in COCO's layout, for --task detect and multilabel",
+    "voc:FOLDER": "photos with boxes in Pascal VOC's layout, for the same",
+    "yolo:FOLDER": "photos with boxes in YOLO's layout, for the same",
+}
+"""What only tasks of several objects or labels take."""
+
 
 def load_dataset(
     name: str,
