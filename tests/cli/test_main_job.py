@@ -195,6 +195,13 @@ def test_a_factory_that_fails_is_said_in_one_sentence(run: Command, tmp_path: Pa
     assert "python:broken_factory:make failed: RuntimeError: no disk" in done.err
 
 
+def test_a_factory_that_returns_nothing_is_named(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty_factory.py").write_text("def make():\n    pass\n")
+    done = run("certify", "--model", "python:empty_factory:make", "--limit", "3")
+    assert done.code == 2
+    assert "python:empty_factory:make returned None; it must return the classifier" in done.err
+
+
 def test_a_job_asked_for_twice_is_run_once_and_paths_are_quoted(run: Command) -> None:
     words = ["certify", "--limit", "4", "--masks", "2,2x2", "--device", "cpu", "--out", "with space"]
     done = run(*words)

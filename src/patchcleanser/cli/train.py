@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchcleanser.cli.options import AsJson, Device, Limit, Patch, Seed, TrustCode, require_outside
+from patchcleanser.core.counts import counted
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,13 +97,14 @@ def train(
         **origin(),
     }
     card = write_model(fitted.module, out, card)
-    print_card(card, out, _outcome(fitted.best, several=several), as_json=as_json)
+    few = f"{settings.holdout:.0%} of {counted(len(dataset), 'image')} is none" if settings.holdout else "holdout=0"
+    print_card(card, out, _outcome(fitted.best, few, several=several), as_json=as_json)
 
 
-def _outcome(best: Epoch, *, several: bool) -> str:
-    """What the selected weights reach on held-out images."""
+def _outcome(best: Epoch, few: str, *, several: bool) -> str:
+    """What the selected weights reach on held-out images; `few` says why there are none, if so."""
     if best.clean is None:
-        return "nothing held out"
+        return f"nothing held out ({few})"
     precision = "mean average precision, " if several else ""
     return f"{precision}held out: {best.clean:.3f}, under masks {best.survival:.3f}"
 

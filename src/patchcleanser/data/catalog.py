@@ -201,7 +201,7 @@ def full_name(name: str) -> str:
         return f"folder:{name}"
     if path.suffix == ".parquet":
         return f"parquet:{name}"
-    raise DataError.unknown("dataset", name, DATASETS, ", and there is no such folder here")
+    raise DataError.unknown("folder here and no dataset", name, DATASETS)
 
 
 def _load_named(name: str, split: str, root: str | Path | None) -> Dataset:
