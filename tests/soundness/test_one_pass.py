@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchcleanser import DoubleMasking, Threat, TorchClassifier, Window
+from patchcleanser import DoubleMasking, Preprocessing, Threat, TorchClassifier, Window
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNCERTAIN, LabelTable
 from patchcleanser.core.masks import MaskSet
@@ -228,6 +228,37 @@ def test_a_network_in_which_loud_pixels_round_those_far_away_is_refused(loudness
             defense.certify(clean, [0])
     else:
         assert defense.certify(clean, [0])[0].certified
+
+
+class Understated(nn.Module):
+    """A convolution of `left + 3 + right` px that says it sees the 3 px in the middle."""
+
+    field = 3
+
+    def __init__(self, jump: int, left: int, right: int) -> None:
+        super().__init__()
+        self.jump, self.edges = jump, (left, right, left, right)
+        self.convolution = nn.Conv2d(3, 2, left + 3 + right, jump)
+
+    def local(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.convolution(nn.functional.pad(images, self.edges))
+        return scores
+
+
+@pytest.mark.parametrize("jump", [1, 2, 3])
+@pytest.mark.parametrize("side", [10, 11, 12, 13])
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (1, 0), (0, 1)])
+def test_a_field_that_is_larger_by_a_pixel_is_found_wherever_positions_lie(
+    side: int, jump: int, left: int, right: int
+) -> None:
+    torch.manual_seed(side)
+    network = VisiblePooling(Understated(jump, left, right)).eval()
+    defense = OnePass(TorchClassifier(network, Preprocessing(), classes=2), DOT, masks=2)
+    if left or right:
+        with pytest.raises(InputError, match="local logits depend on more than their receptive field of 3 px"):
+            defense.predict(torch.rand(1, 3, side, side))
+    else:
+        assert defense.predict(torch.rand(1, 3, side, side))
 
 
 class Triggered(RunningSums):
