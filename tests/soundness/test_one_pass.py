@@ -437,6 +437,28 @@ def test_a_trunk_that_rounds_by_what_is_beside_a_feature_is_refused() -> None:
         defense.predict(torch.rand(1, 1, 5, 6))
 
 
+class InPlace(nn.Module):
+    """Halves of pixels as features and as local logits, which are written where the pixels lie."""
+
+    field = jump = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def features(self, images: Tensor) -> Tensor:
+        return images.mul_(0.5)
+
+    local = features
+
+
+@pytest.mark.parametrize("wrapper", [VisiblePooling, VisibleFeatures])
+def test_a_network_that_writes_into_its_input_is_not_taken_for_one_that_sees_too_much(wrapper: Any) -> None:
+    defense = OnePass(TorchClassifier(wrapper(InPlace()).eval(), Preprocessing()), DOT, masks=2)
+    image = torch.tensor([0.2, 0.9, 0.5])[:, None, None].expand(3, 6, 6)
+    assert [defense.predict([image])[0].label for _ in range(2)] == [1, 1]
+
+
 class CorruptFeatures(Corrupt):
     """The same values as two features, and a head of two layers."""
 

@@ -125,12 +125,12 @@ class LocalLogits(LocalScoreSource):
             self.classifier.classes = local.shape[1]
         slack = self._slack(local)
         with torch.inference_mode():
-            logits = self.module.pooled(local) if hasattr(self.module, "pooled") else local.mean((2, 3))
+            logits = self.module.pooled(local.clone()) if hasattr(self.module, "pooled") else local.mean((2, 3))
         return LocalScores(local, local - slack, local + slack, logits, classifications=1)
 
     def _local(self, inputs: Tensor) -> Tensor:
         """Local logits; NaN counts as 0, and infinite ones are cut off, since they would drown all others in a sum."""
-        local: Tensor = self.module.local(inputs.to(self.classifier.dtype)).float()
+        local: Tensor = self.module.local(inputs.to(self.classifier.dtype, copy=True)).float()
         return local.nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST).clamp(-LARGEST, LARGEST)
 
     def _slack(self, local: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class LocalFeatures(LocalLogits):
         self.rounding = 0.0
 
     def _local(self, inputs: Tensor) -> Tensor:
-        features: Tensor = self.module.features(inputs.to(self.classifier.dtype))
+        features: Tensor = self.module.features(inputs.to(self.classifier.dtype, copy=True))
         return features
 
 
