@@ -201,6 +201,8 @@ def test_certificates_against_smaller_patches_follow_from_the_rows(tmp_path: Pat
     assert precision.percent >= shares["certified_precision"].percent
     with pytest.raises(CoverError):
         derived_shares(run, rows, Threat.square(4))
+    with pytest.raises(RecordError, match="lie on the source grid, the threat on the input grid"):
+        derived_shares(run, rows, Threat.square(1, grid="input"))
 
 
 def test_a_report_has_curves_classes_and_pictures(tmp_path: Path) -> None:
