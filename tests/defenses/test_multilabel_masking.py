@@ -145,7 +145,7 @@ def test_scores_that_are_not_finite_end_certify_and_no_prediction(value: float) 
     image[..., 0, 0] = 1.0
     assert len(defense.predict(image)) == 1
     with pytest.raises(OutputError, match="NaN or infinite"):
-        defense.certify(image, [[]])
+        defense.certify(image, np.zeros((1, 4), dtype=bool))
 
 
 def test_a_table_whose_masks_do_not_cover_the_threat_is_refused() -> None:
