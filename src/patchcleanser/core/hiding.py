@@ -111,7 +111,8 @@ def certify_object(
     are merged for x', whatever the other masks and the unmasked image show there. So the result covers at least
     max over masks m that hide P of promises[m]; where no mask hides P, nothing is promised. The minimum over all
     placements of the class holds for each of them. `positions` has one placement of every kind, and the rooms of
-    `placements` hold all of them.
+    `placements` hold all of them. Coq has checked this, the rooms being given (proofs/Objects.v:
+    a_certified_object_keeps_a_box).
 
     Only masked detections of the clean image count. A box that the detector shows without masks proves nothing.
     """

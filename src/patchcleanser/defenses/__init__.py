@@ -38,6 +38,7 @@ DEFENSES: dict[str, Entry] = {
         "local logits that see no hidden pixel, or what its head says of features that see none. Where they disagree, "
         "masks are combined as in double-masking.",
         reference="double_masking",
+        theorem="certain_labels_certify",
     ),
     "ds": Entry(
         "patchcleanser.defenses.smoothing:Smoothing",
