@@ -24,7 +24,8 @@ from patchcleanser.classifiers.trained import read_card
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline, row_key
-from patchcleanser.records.metrics import COLUMNS, summary
+from patchcleanser.records.columns import COLUMNS
+from patchcleanser.records.metrics import summary
 from patchcleanser.records.provenance import versions
 
 ROWS, COSTS = "results/baselines.json", "results/baselines-224.json"

@@ -21,7 +21,8 @@ from patchcleanser.classifiers.registry import innermost, members
 from patchcleanser.classifiers.trained import read_card, zoo_folder
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job, evaluate
-from patchcleanser.records.metrics import COLUMNS, summary
+from patchcleanser.records.columns import COLUMNS
+from patchcleanser.records.metrics import summary
 from patchcleanser.records.provenance import versions
 
 HARDENED = {"name": "harden"}

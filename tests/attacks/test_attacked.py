@@ -15,11 +15,12 @@ from patchcleanser.attacks import ATTACKS
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.data.dataset import ArrayDataset
 from patchcleanser.errors import InputError, RecordError
-from patchcleanser.evaluation import AttackJob, workloads
-from patchcleanser.evaluation import attack_rows as module
-from patchcleanser.evaluation.attack_rows import attack_shares
+from patchcleanser.evaluation import AttackJob
+from patchcleanser.evaluation import attack_jobs as module
+from patchcleanser.evaluation.attack_jobs import attack_shares
+from patchcleanser.records.columns import ATTACK_SCHEMA
 from patchcleanser.records.metrics import certified_fooled
-from patchcleanser.records.run import ATTACK_SCHEMA, find_runs
+from patchcleanser.records.run import find_runs
 
 QUICK = AttackSettings(iterations=8, locations=2)
 
@@ -71,7 +72,7 @@ def test_a_stopped_attack_goes_on_to_the_same_rows(
 ) -> None:
     what = job(colour, pictures)
     unbroken = evaluate(what, tmp_path / "whole", batch=3)
-    real, calls = workloads.attack_rows, []
+    real, calls = module.attack_rows, []
 
     def dies(*words: Any) -> Any:
         calls.append(1)
@@ -79,7 +80,7 @@ def test_a_stopped_attack_goes_on_to_the_same_rows(
             raise KeyboardInterrupt
         return real(*words)
 
-    monkeypatch.setattr(workloads, "attack_rows", dies)
+    monkeypatch.setattr(module, "attack_rows", dies)
     with pytest.raises(KeyboardInterrupt):
         evaluate(what, tmp_path / "stopped", batch=3)
     assert len(Run.open(tmp_path / "stopped").read()) == 6

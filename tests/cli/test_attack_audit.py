@@ -14,7 +14,7 @@ from patchcleanser import load_dataset
 from patchcleanser.cli.app import app
 from patchcleanser.data.codec import as_picture
 from patchcleanser.errors import ContradictionError, InputError, RecordError
-from patchcleanser.evaluation import attack_rows
+from patchcleanser.evaluation import attack_jobs
 from patchcleanser.records.run import Row, Run
 
 SMALL = ["--limit", "4", "--masks", "2", "--device", "cpu"]
@@ -74,7 +74,7 @@ def test_the_same_attack_continues_the_same_run(folder: Path) -> None:
 
 
 def test_a_fooled_certified_image_ends_the_attack_with_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attack_rows, "is_fooled", lambda verdict, label: True)
+    monkeypatch.setattr(attack_jobs, "is_fooled", lambda verdict, label: True)
     done = run("attack", *SMALL, "--iterations", "1", "--patch", "2", "--masks", "3")
     assert isinstance(done.exception, ContradictionError)
     assert " fooled (" in str(done.exception)
@@ -143,9 +143,7 @@ def test_audit_finds_one_changed_label_of_a_table(folder: Path) -> None:
 def test_audit_refuses_other_kinds_of_runs_and_nothing_to_do(folder: Path) -> None:
     run("certify", *SMALL, "--out", "r")
     done = run("audit", "r", "--sample", "0", "--attack", "0")
-    assert "--sample and --attack are 0 or more, one of them at least 1; got --sample 0 --attack 0" in str(
-        done.exception
-    )
+    assert "--attack are 0 or more, one of them at least 1; got --sample 0 --attack 0" in str(done.exception)
     run("attack", *SMALL, "--iterations", "1", "--out", "a")
     done = run("audit", "a")
     assert isinstance(done.exception, RecordError)

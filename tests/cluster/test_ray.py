@@ -41,7 +41,8 @@ from patchcleanser.data.folders import FileContents
 from patchcleanser.errors import ClusterError, DataError, InputError, RecordError
 from patchcleanser.evaluation import AttackJob, Job, evaluate
 from patchcleanser.evaluation.audit import audit
-from patchcleanser.evaluation.workloads import Batch, CertifyWorkload, Progress
+from patchcleanser.evaluation.jobs import CertifyWorkload
+from patchcleanser.evaluation.workloads import Batch, Progress
 from patchcleanser.paper.measurements import read_measurements
 from patchcleanser.records.run import Run
 
@@ -171,7 +172,7 @@ def test_many_images_are_hashed_by_all_nodes_to_the_same_fingerprint(
 
 
 def job_work(job: Job) -> Any:
-    from patchcleanser.evaluation.workloads import CertifyWorkload
+    from patchcleanser.evaluation.jobs import CertifyWorkload
 
     return CertifyWorkload(job)
 

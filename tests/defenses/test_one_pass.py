@@ -21,8 +21,8 @@ from patchcleanser.data import ArrayDataset
 from patchcleanser.defenses.double_masking import DoubleMasking
 from patchcleanser.defenses.one_pass import HeadEngine, OnePass
 from patchcleanser.errors import InputError, OutputError, RecordError
+from patchcleanser.evaluation import AttackJob
 from patchcleanser.evaluation.audit import audit, audited_job
-from patchcleanser.evaluation.jobs import AttackJob
 from patchcleanser.networks.bagnet import BagNet
 from patchcleanser.networks.split import SplitNet
 from patchcleanser.networks.visible_pooling import VisibleFeatures, VisiblePooling

@@ -11,7 +11,8 @@ from patchcleanser import DoubleMasking, Job, Threat, load_classifier, load_data
 from patchcleanser.engine.exact import top2_margin
 from patchcleanser.engine.fast.backends import half_type
 from patchcleanser.engine.fast.calibration import SAMPLE, closest_calls, draw_sample
-from patchcleanser.evaluation.workloads import Batch, CertifyWorkload
+from patchcleanser.evaluation.jobs import CertifyWorkload
+from patchcleanser.evaluation.workloads import Batch
 
 needs_half = pytest.mark.skipif(not half_type(torch.device("cpu")), reason="this CPU has no bfloat16 instructions")
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import Job, Preprocessing, TorchClassifier, evaluate
+from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.errors import ClassifierError, RecordError
 from patchcleanser.evaluation import AttackJob
-from patchcleanser.evaluation.jobs import AttackSettings
 from patchcleanser.evaluation.workloads import Progress
 
 

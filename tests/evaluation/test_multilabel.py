@@ -26,8 +26,9 @@ from patchcleanser.errors import CoverError, DataError, InputError, RecordError,
 from patchcleanser.evaluation.audit import Audit, audit
 from patchcleanser.evaluation.multilabel_audit import LabelRowChecker, MultiLabelAudit, audited_labels
 from patchcleanser.evaluation.multilabel_jobs import CURVE, MultiLabelAttackJob, MultiLabelJob
+from patchcleanser.records.columns import BOUNDS
 from patchcleanser.records.derive_multilabel import derived_shares, per_label, recall_at, weak_counts
-from patchcleanser.records.metrics import BOUNDS, certificates_beaten, precision_and_recall
+from patchcleanser.records.metrics import certificates_beaten, precision_and_recall
 from patchcleanser.reports import write_multilabel_report
 
 CLASSES = ("top left", "top right", "bottom left", "bottom right")

@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 from patchcleanser.cli.report import report
 from patchcleanser.errors import RecordError
-from patchcleanser.records.metrics import COLUMNS, summary
+from patchcleanser.records.columns import COLUMNS
+from patchcleanser.records.metrics import summary
 from patchcleanser.records.run import Run
 
 MakeRun = Callable[..., Run]

@@ -66,14 +66,13 @@ def attack(
     from patchcleanser.cli.cost import announce
     from patchcleanser.cli.progress import shown, waiting
     from patchcleanser.evaluation import AttackJob, evaluate
-    from patchcleanser.evaluation.workloads import workload_of
 
     if task == "multilabel":
         from patchcleanser.cli.multilabel import attack_labels
 
-        unused = {"--attack": attack not in ("apgd", ADAPTIVE), "--dry-run": dry_run, "--on": cluster.on != "here"}
+        flags = {"attack": attack not in ("apgd", ADAPTIVE), "dry-run": dry_run, "on": cluster.on != "here"}
         several = AttackSettings(**vars(budget), seed=options.seed)
-        attack_labels(options, several, unused=unused, as_json=as_json)
+        attack_labels(options, several, flags=flags, as_json=as_json)
         return
     if task != "classify":
         raise InputError(f"attack takes --task classify or multilabel, got {task!r}")
@@ -85,7 +84,7 @@ def attack(
     job = AttackJob(base, attack, budget_settings)
     with cluster.start(options.loader) as runner:
         with waiting("checking the masks"):
-            identity = runner.begin(workload_of(job, skip=options.skip))
+            identity = runner.begin(job.workload(skip=options.skip))
         name = f"{options.model}-{options.data}-{base.threat.shape}-{options.defense}-{attack}"
         folder = options.out or default_folder(name, identity)
         (seconds,) = announce([(job, folder)], cluster, dry_run=dry_run, as_json=as_json)
@@ -98,7 +97,7 @@ def attack(
 
 def _print_run(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
     """Print the accuracies under attack. ContradictionError if a certified image was fooled."""
-    from patchcleanser.evaluation.attack_rows import attack_shares
+    from patchcleanser.evaluation.attack_jobs import attack_shares
     from patchcleanser.records.metrics import certified_fooled
 
     rows = run.read()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -14,8 +15,9 @@ from patchcleanser.core.counts import counted
 from patchcleanser.errors import ContradictionError, InputError, RecordError
 
 if TYPE_CHECKING:
+    from patchcleanser.classifiers import Classifier
     from patchcleanser.evaluation import Job
-    from patchcleanser.evaluation.audit import Audit
+    from patchcleanser.evaluation.audit import Audit, AuditWorkload
     from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
     from patchcleanser.records.run import Run
 
@@ -42,12 +44,8 @@ def audit(
     from patchcleanser.attacks.patch_attack import AttackSettings
     from patchcleanser.classifiers import load_classifier
     from patchcleanser.cli.progress import progress
-    from patchcleanser.data import load_dataset
-    from patchcleanser.data.multilabel_sets import load_multilabel
-    from patchcleanser.evaluation.audit import AuditWorkload, audited_job, write_audit
     from patchcleanser.evaluation.audit import audit as audit_run
-    from patchcleanser.evaluation.multilabel_audit import MultiLabelAudit, audited_labels
-    from patchcleanser.records.provenance import MANIFEST
+    from patchcleanser.evaluation.audit import write_audit
     from patchcleanser.records.run import Run
 
     if sample < 0 or attack < 0 or sample + attack < 1:
@@ -55,42 +53,16 @@ def audit(
             f"--sample and --attack are 0 or more, one of them at least 1; got --sample {sample} --attack {attack}"
         )
     stored = Run.open(run)
-    for name, value in (("model", model), ("data", data)):
-        if value is None and name not in stored.metadata:
-            raise InputError(f"{run} does not say its {name}; name it with --{name}")
-        if value is None and not isinstance(stored.metadata[name], str):
-            raise RecordError(f"{run / MANIFEST} is damaged: its {name} is not a name; name it with --{name}")
+    from_model, from_data = _named(stored, "model", model), _named(stored, "data", data)
     here = cluster.device(device or ("auto" if cluster.on == "ray" else stored.job["device"]))
-    load = partial(
-        load_classifier,
-        model or stored.metadata["model"],
-        trust_code=trust_code,
-        named_by=None if model else run / MANIFEST,
-    )
-    classifier = load(device=here)
-    address, named_by = data or stored.metadata["data"], None if data else run / MANIFEST
-    job: Job | MultiLabelJob
-    workload: type[AuditWorkload]
-    if stored.kind == "multilabel":
-        several = load_multilabel(address, root=root, trust_code=trust_code, named_by=named_by)
-        job, workload = audited_labels(stored, classifier, several), MultiLabelAudit
-    else:
-        split = stored.metadata.get("split") or "test"
-        dataset = load_dataset(address, split=split, root=root, trust_code=trust_code, named_by=named_by)
-        job, workload = audited_job(stored, classifier, dataset), AuditWorkload
+    load = partial(load_classifier, from_model.name, trust_code=trust_code, named_by=from_model.file)
+    places: dict[str, Any] = {"root": root, "trust_code": trust_code, "named_by": from_data.file}
+    job, workload = _job(stored, load(device=here), from_data.name, places)
     settings = AttackSettings(iterations=iterations, locations=locations, seed=seed)
+    counts = {"sample": sample, "attack": attack}
     with cluster.start(load) as runner, progress("audit") as show:
-        result = audit_run(
-            stored,
-            job,
-            sample=sample,
-            attack=attack,
-            settings=settings,
-            on_progress=show,
-            runner=runner,
-            workload=workload,
-        )
-    path = write_audit(result, stored, settings, sample=sample, attack=attack)
+        result = audit_run(stored, job, **counts, settings=settings, on_progress=show, runner=runner, workload=workload)
+    path = write_audit(result, stored, settings, **counts)
     if as_json:
         print(json.dumps({"run": str(run), **stored.integrity, **result.to_json()}, indent=1, ensure_ascii=False))
     else:
@@ -101,6 +73,42 @@ def audit(
             f"the same audit: patchcleanser audit {run} --sample {sample} --attack {attack} --iterations {iterations} "
             f"--locations {locations} --seed {seed}"
         )
+
+
+class NamedSource(NamedTuple):
+    """What loads a model or data, and the file that says so; None if it was typed."""
+
+    name: str
+    file: Path | None
+
+
+def _named(run: Run, what: str, typed: str | None) -> NamedSource:
+    """The model or the data: as typed, or as the run says."""
+    from patchcleanser.records.provenance import MANIFEST
+
+    if typed is not None:
+        return NamedSource(typed, None)
+    if what not in run.metadata:
+        raise InputError(f"{run.folder} does not say its {what}; name it with --{what}")
+    name = run.metadata[what]
+    if not isinstance(name, str):
+        raise RecordError(f"{run.folder / MANIFEST} is damaged: its {what} is not a name; name it with --{what}")
+    return NamedSource(name, run.folder / MANIFEST)
+
+
+def _job(
+    run: Run, classifier: Classifier, data: str, places: Mapping[str, Any]
+) -> tuple[Job | MultiLabelJob, type[AuditWorkload]]:
+    """The job of a run with its model and images, and how its rows are checked."""
+    from patchcleanser.data import load_dataset
+    from patchcleanser.data.multilabel_sets import load_multilabel
+    from patchcleanser.evaluation.audit import AuditWorkload, audited_job
+    from patchcleanser.evaluation.multilabel_audit import MultiLabelAudit, audited_labels
+
+    if run.kind == "multilabel":
+        return audited_labels(run, classifier, load_multilabel(data, **places)), MultiLabelAudit
+    dataset = load_dataset(data, split=run.metadata.get("split") or "test", **places)
+    return audited_job(run, classifier, dataset), AuditWorkload
 
 
 def _print_audit(result: Audit, run: Run, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,20 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchcleanser.cli.config import call
-from patchcleanser.cli.options import (
-    AsJson,
-    DryRun,
-    Option,
-    RunnerOptions,
-    RunOptions,
-    default_folder,
-    slug,
-)
+from patchcleanser.cli.multilabel import MultiLabelTask
+from patchcleanser.cli.objects import DetectTask
+from patchcleanser.cli.options import AsJson, DryRun, Option, RunnerOptions, RunOptions, default_folder, slug
+from patchcleanser.cli.tasks import CertifyTask
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
     from patchcleanser.evaluation import Job
+    from patchcleanser.evaluation.dataset_jobs import DatasetJob
+    from patchcleanser.records.metrics import Summary
     from patchcleanser.records.run import Run
 
 
@@ -59,105 +56,116 @@ def certify(
 
     A comma list of --patch, --masks or --defense makes a sweep: one run for each combination.
     """
-    if task == "detect":
-        from patchcleanser.cli.objects import certify_objects
-
-        unused = {
-            "--table": table,
-            "--confirm": confirm != "sampled",
-            "--dry-run": dry_run,
-            "--on": cluster.on != "here",
-        }
-        certify_objects(options, option or [], lines=lines, unused=unused, as_json=as_json)
+    flags = {"table": table, "confirm": confirm != "sampled", "lines": lines != 0, "dry-run": dry_run}
+    work = TASKS[task](options, cluster, option or [], table, confirm, lines)
+    work.refuse({**flags, "on": cluster.on != "here"})
+    runs = _evaluated(work, dry_run=dry_run, as_json=as_json)
+    if dry_run:
         return
-    if task == "multilabel":
-        from patchcleanser.cli.multilabel import certify_labels
-
-        unused = {
-            "--table": table,
-            "--confirm": confirm != "sampled",
-            "--lines": lines != 0,
-            "--on": cluster.on != "here",
-        }
-        certify_labels(options, option or [], unused=unused, dry_run=dry_run, as_json=as_json)
-        return
-    if lines:
-        raise InputError(f"--lines belongs to --task detect, got --lines {lines}")
-    from patchcleanser.cli.cost import announce
-    from patchcleanser.cli.progress import shown, waiting
-    from patchcleanser.evaluation import evaluate
-    from patchcleanser.evaluation.workloads import workload_of
-    from patchcleanser.records.leftovers import RUNS_BELOW, require_free
-    from patchcleanser.records.provenance import key_of
-
-    if confirm != "sampled" and options.precision != "fast":
-        raise InputError("--confirm belongs to --precision fast; exact labels need no confirmation")
-    by_defense = options.of_defenses(option)
-    classifier = options.loader(device=cluster.device(options.device))
-    dataset = options.images(classifier)
-    sweep = product(options.patch.split(","), options.masks.split(",") if options.masks else [None], by_defense)
-    points = [replace(options, patch=patch, masks=masks, defense=defense) for patch, masks, defense in sweep]
-    jobs = [
-        point.job(classifier, dataset, table=table, confirm=confirm, options=by_defense[point.defense])
-        for point in points
-    ]
-    settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
-    runs = []
-    if options.out and len(jobs) > 1:
-        require_free(options.out, ours=RUNS_BELOW)
-    with cluster.start(options.loader) as runner:
-        # All jobs are checked before hours are spent on the first. A job that was given twice runs once.
-        with waiting("checking the masks"):
-            identities = [runner.begin(workload_of(job, skip=options.skip)) for job in jobs]
-        work = [
-            (job, _folder(job, identity, options, several=len(jobs) > 1))
-            for job, identity in {key_of(i): (job, i) for job, i in zip(jobs, identities, strict=True)}.values()
-        ]
-        estimates = announce(work, cluster, dry_run=dry_run, as_json=as_json)
-        if dry_run:
-            return
-        for (job, folder), seconds in zip(work, estimates, strict=True):
-            runs.append(evaluate(job, folder, **settings, progress=shown(), seconds=seconds, runner=runner))
-    print_runs(runs, as_json=as_json)
+    print_runs(runs, TASKS[task], as_json=as_json)
     if not as_json:
         folders = [options.out] if options.out else [run.folder for run in runs]
         print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', *map(str, folders)])}")
 
 
-def _folder(job: Job, identity: Mapping[str, Any], options: RunOptions, *, several: bool) -> Path:
+def _evaluated(task: CertifyTask, *, dry_run: bool, as_json: bool) -> list[Run]:
+    """Say what the jobs of a task cost, and run them; none with `dry_run`."""
+    from patchcleanser.cli.cost import announce
+    from patchcleanser.cli.progress import shown, waiting
+    from patchcleanser.evaluation import evaluate
+    from patchcleanser.records.leftovers import RUNS_BELOW, require_free
+    from patchcleanser.records.provenance import key_of
+
+    options, jobs = task.options, task.jobs()
+    settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
+    if options.out and len(jobs) > 1:
+        require_free(options.out, ours=RUNS_BELOW)
+    with task.cluster.start(options.loader) as runner:
+        # All jobs are checked before hours are spent on the first. A job that was given twice runs once.
+        with waiting("checking the masks"):
+            identities = [runner.begin(job.workload(skip=options.skip)) for job in jobs]
+        work: list[tuple[Any, Path]] = [
+            (job, _folder(task, job, identity, several=len(jobs) > 1))
+            for job, identity in {key_of(i): (job, i) for job, i in zip(jobs, identities, strict=True)}.values()
+        ]
+        seconds: list[float | None] = [None] * len(work)
+        if task.timed:
+            seconds = announce(work, task.cluster, dry_run=dry_run, as_json=as_json)
+        pairs = [] if dry_run else zip(work, seconds, strict=True)
+        return [
+            evaluate(job, folder, **settings, progress=shown(), seconds=most, runner=runner)
+            for (job, folder), most in pairs
+        ]
+
+
+def _folder(task: CertifyTask, job: DatasetJob, identity: Mapping[str, Any], *, several: bool) -> Path:
     """Where the rows go: --out, or a folder in it for each of several runs; by default a name of the job's own."""
+    options, name = task.options, task.job_name(job)
     if options.out:
-        return options.out / slug(_name(job)) if several else options.out
-    return default_folder(f"{options.model}-{options.data}-{_name(job)}", identity)
+        return options.out / slug(name) if several else options.out
+    return default_folder(f"{options.model}-{options.data}-{name}", identity)
 
 
-def _name(job: Job) -> str:
-    """Threat, masks (or options) and defense, for a folder's name."""
-    threat = f"{job.threat.count}of{job.threat.shape}" if job.threat.count > 1 else str(job.threat.shape)
-    options = "-".join(f"{name}{value}" for name, value in sorted(job.options.items())) or "default"
-    return f"{threat}-{job.grid if job.has_masks else options}-{job.defense}"
+class ClassifyTask(CertifyTask):
+    """One label for each image: the share of images that no patch can change."""
+
+    name = "classify"
+
+    def jobs(self) -> list[Job]:
+        options, confirm = self.options, self.confirm
+        if self.lines:
+            raise InputError(f"--lines belongs to --task detect, got --lines {self.lines}")
+        if confirm != "sampled" and options.precision != "fast":
+            raise InputError("--confirm belongs to --precision fast; exact labels need no confirmation")
+        by_defense = options.of_defenses(list(self.texts))
+        classifier = options.loader(device=self.cluster.device(options.device))
+        dataset = options.images(classifier)
+        sweep = product(options.patch.split(","), options.masks.split(",") if options.masks else [None], by_defense)
+        points = [replace(options, patch=patch, masks=masks, defense=defense) for patch, masks, defense in sweep]
+        return [
+            point.job(classifier, dataset, table=self.table, confirm=confirm, options=by_defense[point.defense])
+            for point in points
+        ]
+
+    def job_name(self, job: Job) -> str:
+        """Threat, masks (or options) and defense."""
+        threat = f"{job.threat.count}of{job.threat.shape}" if job.threat.count > 1 else str(job.threat.shape)
+        options = "-".join(f"{name}{value}" for name, value in sorted(job.options.items())) or "default"
+        return f"{threat}-{job.grid if job.has_masks else options}-{job.defense}"
+
+    @staticmethod
+    def described(run: Run, result: Summary) -> Iterator[str]:
+        coarse = run.job.get("options", {}).get("coarse")
+        rounds = f" after a coarse round of {coarse}×{coarse}" if coarse else ""
+        yield f"{run.threat}, {_mask_count(run)}{run.job['defense']}{rounds}: {counted(result.images, 'image')}"
+        for name, share in result.shares.items():
+            yield f"{name.replace('_', ' '):20} {share.with_interval()}"
+        if run.job["precision"] == "fast":
+            yield _fast_labels(run)
 
 
-def print_runs(runs: list[Run], *, as_json: bool, more: dict[str, Any] | None = None) -> None:
-    """Print the accuracies of runs of certify as text, or as JSON with `more` entries if it is one run."""
-    from patchcleanser.records.metrics import COLUMNS, summary
+TASKS: dict[str, type[CertifyTask]] = {task.name: task for task in (ClassifyTask, MultiLabelTask, DetectTask)}
+"""What --task takes."""
 
-    results = [(run, summary(run.read(COLUMNS))) for run in runs]
+
+def print_runs(
+    runs: Sequence[Run],
+    task: type[CertifyTask] = ClassifyTask,
+    *,
+    as_json: bool,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Print the shares of runs of certify as text, or as JSON with `more` entries if it is one run."""
+    results = [(run, run.summary()) for run in runs]
     if as_json:
         rows = [{"run": str(run.folder), "job": run.job, **run.integrity, **r.to_json()} for run, r in results]
         print(json.dumps({**rows[0], **(more or {})} if len(rows) == 1 else rows, indent=1))
         return
     for run, result in results:
-        coarse = run.job.get("options", {}).get("coarse")
-        rounds = f" after a coarse round of {coarse}×{coarse}" if coarse else ""
-        print(f"\n{run.threat}, {_mask_count(run)}{run.job['defense']}{rounds}: {counted(result.images, 'image')}")
-        for name, share in result.shares.items():
-            print(f"  {name.replace('_', ' '):20} {share.with_interval()}")
-        if run.job["precision"] == "fast":
-            print(f"  {_fast_labels(run)}")
+        headline, *lines = task.described(run, result)
         if result.skipped:
-            print(f"  {'skipped':20} {result.skipped:6}    reasons are in the rows and in the report")
-        print(f"  rows in {run.folder}")
+            lines.append(f"{'skipped':20} {result.skipped:6}    reasons are in the rows and in the report")
+        print("\n  ".join([f"\n{headline}", *lines, f"rows in {run.folder}"]))
 
 
 def _fast_labels(run: Run) -> str:

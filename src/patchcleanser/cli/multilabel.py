@@ -1,26 +1,27 @@
-"""patchcleanser certify --task multilabel: certify images that show several classes each."""
+"""patchcleanser certify and attack --task multilabel: images that show several classes each."""
 
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from patchcleanser.cli.config import call
-from patchcleanser.cli.options import RunnerOptions, RunOptions, default_folder, slug
+from patchcleanser.cli.options import RunOptions, default_folder
 from patchcleanser.cli.progress import LOGGER, shown
+from patchcleanser.cli.tasks import CertifyTask, refuse
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import ContradictionError, InputError
-from patchcleanser.records.metrics import BOUNDS, certificates_beaten
 
 if TYPE_CHECKING:
     from patchcleanser.attacks.patch_attack import AttackSettings
     from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
+    from patchcleanser.records.metrics import Summary
     from patchcleanser.records.run import Run
 
+REFUSED = ("defense", "coarse", "precision", "split", "labels")
+"""Options that mean nothing where several labels may be right."""
 TITLES = {
     "undefended": "undefended, clean",
     "clean": "defended, clean",
@@ -31,41 +32,31 @@ TITLES = {
 """What the rows count."""
 
 
-def certify_labels(
-    options: RunOptions, texts: Sequence[str], *, unused: Mapping[str, bool], dry_run: bool, as_json: bool
-) -> None:
-    """Certify the classes of images against each patch of --patch, and print precision and recall."""
-    from patchcleanser.cli.cost import announce
-    from patchcleanser.evaluation import evaluate
+class MultiLabelTask(CertifyTask):
+    """Several labels may be right: precision and recall of the classes, against each patch of --patch."""
 
-    _refuse(options, unused)
-    jobs = _jobs(options, texts)
-    for job in jobs:
-        job.check(skip=options.skip)
-    work = [(job, _folder(options, job, several=len(jobs) > 1)) for job in jobs]
-    estimates = announce(work, RunnerOptions(), dry_run=dry_run, as_json=as_json)
-    if dry_run:
-        return
-    settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
-    pairs = zip(work, estimates, strict=True)
-    runs = [evaluate(job, to, **settings, progress=shown(), seconds=seconds) for (job, to), seconds in pairs]
-    print_labels(runs, as_json=as_json)
-    if not as_json:
-        print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', *(str(run.folder) for run in runs)])}")
+    name = "multilabel"
+    refused = (*REFUSED, "table", "confirm", "lines", "on")
 
+    def jobs(self) -> list[MultiLabelJob]:
+        return label_jobs(self.options, self.texts)
 
-def _refuse(options: RunOptions, unused: Mapping[str, bool]) -> None:
-    """InputError for options that mean nothing where several labels may be right."""
-    plain = RunOptions()
-    names = ("defense", "coarse", "precision", "split", "labels")
-    given = [f"--{name}" for name in names if getattr(options, name) != getattr(plain, name)]
-    given += [name for name, used in unused.items() if used]
-    if given:
-        raise InputError(f"--task multilabel does not take {', '.join(given)}; leave these out")
+    @staticmethod
+    def described(run: Run, result: Summary) -> Iterator[str]:
+        from patchcleanser.records.columns import BOUNDS
+
+        thresholds = {f"{share:g}" for share in run.job["options"]["threshold"]}
+        threshold = f"threshold {thresholds.pop()}" if len(thresholds) == 1 else "a threshold for each class"
+        classes = counted(len(run.metadata["classes"]), "class")
+        yield f"{run.threat}: {counted(result.images, 'image')}, {classes}, {threshold}"
+        yield f"{'':20} precision   recall"
+        for bound in BOUNDS:
+            precision, recall = result.shares[f"{bound}_precision"], result.shares[f"{bound}_recall"]
+            yield f"{TITLES[bound]:20} {precision.percent:8.2f}% {recall.percent:7.2f}%"
 
 
-def _jobs(options: RunOptions, texts: Sequence[str]) -> list[MultiLabelJob]:
-    """A job for each patch of a comma list."""
+def label_jobs(options: RunOptions, texts: Sequence[str] = ()) -> list[MultiLabelJob]:
+    """A job for each patch of a comma list; `texts` is what --option says."""
     from patchcleanser.data.multilabel_sets import load_multilabel
     from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
 
@@ -81,15 +72,15 @@ def _jobs(options: RunOptions, texts: Sequence[str]) -> list[MultiLabelJob]:
     return [replace(job, threat=patch) for patch in patches]
 
 
-def attack_labels(options: RunOptions, settings: AttackSettings, *, unused: Mapping[str, bool], as_json: bool) -> None:
+def attack_labels(options: RunOptions, settings: AttackSettings, *, flags: Mapping[str, bool], as_json: bool) -> None:
     """Attack single classes of images, and count those that are turned around. Certified ones must not be."""
     from patchcleanser.evaluation import evaluate
     from patchcleanser.evaluation.multilabel_jobs import MultiLabelAttackJob
 
-    _refuse(options, unused)
+    refuse("multilabel", options, (*REFUSED, *flags), flags)
     if "," in options.patch:
         raise InputError(f"attack takes one --patch, got {options.patch!r}")
-    job = MultiLabelAttackJob(_jobs(options, ())[0], settings)
+    job = MultiLabelAttackJob(label_jobs(options)[0], settings)
     job.job.check(skip=options.skip)
     name = f"{options.model}-{options.data}-{job.job.threat.shape}-classes"
     folder = options.out or default_folder(name, job.identity)
@@ -99,6 +90,8 @@ def attack_labels(options: RunOptions, settings: AttackSettings, *, unused: Mapp
 
 def print_attacked(run: Run, *, as_json: bool) -> None:
     """Print what an attack on classes did. ContradictionError if a certificate was refuted."""
+    from patchcleanser.records.metrics import certificates_beaten
+
     result, beaten = run.summary(), certificates_beaten(run.read())
     if as_json:
         content = {"run": str(run.folder), "job": run.job, **run.integrity, **result.to_json()}
@@ -122,31 +115,3 @@ def _scores(texts: Sequence[str]) -> dict[str, str]:
         if text not in ("scores=logits", "scores=probabilities"):
             raise InputError(f"--option takes scores=logits or scores=probabilities, got {text!r}")
     return {"scores": texts[-1].partition("=")[2]} if texts else {}
-
-
-def _folder(options: RunOptions, job: MultiLabelJob, *, several: bool) -> Path:
-    """Where the rows go: --out, or a folder in it for each patch; by default a name of the job's own."""
-    if options.out:
-        return options.out / slug(str(job.threat.shape)) if several else options.out
-    return default_folder(f"{options.model}-{options.data}-{job.threat.shape}", job.identity)
-
-
-def print_labels(runs: Sequence[Run], *, as_json: bool) -> None:
-    """Print precision and recall of runs as text, or as JSON."""
-    results = [(run, run.summary()) for run in runs]
-    if as_json:
-        rows = [{"run": str(run.folder), "job": run.job, **run.integrity, **r.to_json()} for run, r in results]
-        print(json.dumps(rows[0] if len(rows) == 1 else rows, indent=1))
-        return
-    for run, result in results:
-        thresholds = {f"{share:g}" for share in run.job["options"]["threshold"]}
-        threshold = f"threshold {thresholds.pop()}" if len(thresholds) == 1 else "a threshold for each class"
-        classes = counted(len(run.metadata["classes"]), "class")
-        print(f"\n{run.threat}: {counted(result.images, 'image')}, {classes}, {threshold}")
-        print(f"  {'':20} precision   recall")
-        for bound in BOUNDS:
-            precision, recall = result.shares[f"{bound}_precision"], result.shares[f"{bound}_recall"]
-            print(f"  {TITLES[bound]:20} {precision.percent:8.2f}% {recall.percent:7.2f}%")
-        if result.skipped:
-            print(f"  {'skipped':20} {result.skipped:6}    reasons are in the rows and in the report")
-        print(f"  rows in {run.folder}")

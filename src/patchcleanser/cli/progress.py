@@ -14,8 +14,7 @@ from rich.console import Console
 from patchcleanser.progress import Show, progress_bar
 
 if TYPE_CHECKING:
-    from patchcleanser.evaluation import AttackJob, Job
-    from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
+    from patchcleanser.evaluation.dataset_jobs import RunJob
 
 LOGGER = logging.getLogger("patchcleanser")
 """Its warnings and notes are shown as `note: …`; a command sets its level by --quiet and --json."""
@@ -62,7 +61,7 @@ def waiting(text: str) -> Iterator[None]:
         yield
 
 
-def resumed(job: Job | AttackJob | MultiLabelJob, folder: Path) -> int:
+def resumed(job: RunJob, folder: Path) -> int:
     """How many images of this job the folder holds. `evaluate` refuses a folder of another job."""
     from patchcleanser.records.provenance import MANIFEST
     from patchcleanser.records.run import Run

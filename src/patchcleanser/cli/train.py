@@ -94,13 +94,15 @@ def train(
         **origin(),
     }
     card = write_model(fitted.module, out, card)
+    print_card(card, out, _outcome(fitted.best, several=several), as_json=as_json)
+
+
+def _outcome(best: Epoch, *, several: bool) -> str:
+    """What the selected weights reach on held-out images."""
+    if best.clean is None:
+        return "nothing held out"
     precision = "mean average precision, " if several else ""
-    outcome = (
-        "nothing held out"
-        if fitted.best.clean is None
-        else f"{precision}held out: {fitted.best.clean:.3f}, under masks {fitted.best.survival:.3f}"
-    )
-    print_card(card, out, outcome, as_json=as_json)
+    return f"{precision}held out: {best.clean:.3f}, under masks {best.survival:.3f}"
 
 
 def _criterion(best: Epoch, patch: str, *, several: bool) -> str:

@@ -213,7 +213,7 @@ class Pool:
         if state.losses[number] == SUSPECT_LOSSES and isinstance(task, Batch):
             deadly = find_deadly(self.refs, task.indices)
             if deadly and not getattr(work, "skip", False):
-                names = ", ".join(work.job.dataset.id(index) for index in deadly)
+                names = ", ".join(work.job.base.dataset.id(index) for index in deadly)
                 raise DataError(
                     f"reading {names} kills the process; leave such images out with --unreadable skip "
                     "(in Python skip=True)"

@@ -81,12 +81,12 @@ class RayRunner:
     def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
         """The identity of the work on a worker; the driver may have another kind of device."""
         self._started = connect(self.address) or self._started
-        dataset = work.job.dataset
+        dataset = work.job.base.dataset
         if dataset.remembers and len(dataset) > HASHED and "fingerprint" not in vars(dataset):
             self._end_workers()  # its workers hold the cores that reading needs
             _hash_on_cluster(dataset)
         dataset.fingerprint  # noqa: B018  # known before it is sent, so that no worker reads all images
-        classifier, device = work.job.classifier, "cuda" if self.gpus_per_worker else "cpu"
+        classifier, device = work.job.base.model, "cuda" if self.gpus_per_worker else "cpu"
         if classifier.device.type not in (device, "cpu"):
             raise InputError(
                 f"the classifier is on {classifier.device} but workers have no GPU; give gpus_per_worker=1"

@@ -73,7 +73,7 @@ class Worker:
                     f"node {node} would give other rows: its {name} is {value!r}, elsewhere it is {identity[name]!r}; "
                     "use nodes of one kind, with the same software"
                 )
-        dataset = work.job.dataset
+        dataset = work.job.base.dataset
         for index in range(0, len(dataset), -(-len(dataset) // SPOT_CHECKS)):
             if dataset.digest(index) != UNREADABLE:
                 try:
@@ -122,7 +122,7 @@ def find_deadly(refs: list[Any], indices: Sequence[int]) -> list[int]:
 
 def _read(refs: list[Any], index: int | None) -> None:
     """Open the data, and read one image of them."""
-    dataset = unpack(refs[0]).job.dataset
+    dataset = unpack(refs[0]).job.base.dataset
     if index is not None:
         with suppress(PatchCleanserError):  # left to the task that reads it
             dataset.image(index)

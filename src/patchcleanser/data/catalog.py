@@ -15,6 +15,7 @@ from patchcleanser.data import imagenet, torchvision_sets
 from patchcleanser.data.boxes import ImageBoxes
 from patchcleanser.data.dataset import Dataset
 from patchcleanser.data.folders import load_folder
+from patchcleanser.data.object_sets import LAYOUTS
 from patchcleanser.data.parquet import is_local, load_parquet
 from patchcleanser.errors import DataError, TrustError
 from patchcleanser.records.cache import cache_folder, staging
@@ -141,10 +142,6 @@ DATASETS: dict[str, str] = {
 """What `load_dataset` takes, each with one line about it."""
 
 
-OBJECT_KINDS = ("coco", "voc", "yolo")
-"""Kinds of addresses that `load_objects` reads."""
-
-
 def load_dataset(
     name: str,
     *,
@@ -176,7 +173,7 @@ def _load(name: str, split: str, root: str | Path | None, *, trusted: bool, name
         raise DataError(f"{name} includes its location and takes no root, got {root}")
     if name == "sample":
         return load_parquet(SAMPLE)
-    if kind in OBJECT_KINDS:
+    if kind in LAYOUTS:
         raise DataError(
             f"{name} holds boxes of objects, not one label for each image; certify them by --task detect or multilabel"
         )
@@ -190,7 +187,7 @@ def _load(name: str, split: str, root: str | Path | None, *, trusted: bool, name
 def full_name(name: str) -> str:
     """The name of a dataset with its kind: a folder or Parquet file that is here may be given by its path alone."""
     kind, _, address = name.partition(":")
-    if name == "sample" or name in NAMED or (kind in ("folder", "parquet", *OBJECT_KINDS) and address):
+    if name == "sample" or name in NAMED or (kind in ("folder", "parquet", *LAYOUTS) and address):
         return name
     path = Path(name).expanduser()
     if name and path.is_dir():

@@ -19,6 +19,7 @@ from patchcleanser.errors import DataError, InputError, LabelError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Self
 
 UNREADABLE = b"unreadable"
 """The digest of an image that cannot be read; the error comes when the image itself is asked for."""
@@ -227,6 +228,29 @@ class Subset(DatasetView):
 
     def _source(self, index: int) -> tuple[Dataset, int]:
         return self.dataset, int(self.indices[index])
+
+
+class AnnotatedDataset(DatasetView):
+    """Images of a dataset, each with more than one label. Subclasses say with what."""
+
+    images: Dataset
+    labels = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def _source(self, index: int) -> tuple[Dataset, int]:
+        return self.images, index
+
+    @abstractmethod
+    def pick(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Any:
+        """The images of these numbers, in this order."""
+
+    def chosen(self, limit: int | None, *, seed: int = 0, subset: str = "random") -> Self:
+        """`limit` images, as `chosen` takes them of any dataset."""
+        part = chosen(self.images, limit, seed=seed, subset=subset)
+        some: Self = self.pick(part.indices) if isinstance(part, Subset) and part is not self.images else self
+        return some
 
 
 class JoinedDataset(DatasetView):

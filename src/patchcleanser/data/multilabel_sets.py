@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import is_integer
-from patchcleanser.data.dataset import ArrayDataset, Dataset, DatasetView, Subset, chosen, read_pixels
+from patchcleanser.data.dataset import AnnotatedDataset, ArrayDataset, Dataset, Subset, read_pixels
 from patchcleanser.data.object_sets import LAYOUTS, load_objects, plain_name
 from patchcleanser.data.parquet import is_local, load_parquet_lists
 from patchcleanser.errors import DataError, InputError, TrustError, did_you_mean
@@ -29,7 +29,7 @@ KINDS = (*LAYOUTS, "parquet")
 """Kinds of addresses that `load_multilabel` reads."""
 
 
-class MultiLabelDataset(DatasetView):
+class MultiLabelDataset(AnnotatedDataset):
     """Images of a dataset, and which of its classes each one shows.
 
     A class that is not among `classes` is unknown, not absent: nothing is said about it in any image.
@@ -42,10 +42,7 @@ class MultiLabelDataset(DatasetView):
                 f"{targets.dtype} {list(targets.shape)}; wanted is bool [images, classes]"
             )
         self.images, self.targets, self.classes = images, targets, tuple(classes)
-        self.name, self.labels, self.origin = images.name, None, images.origin
-
-    def __len__(self) -> int:
-        return len(self.images)
+        self.name, self.origin = images.name, images.origin
 
     def __getitem__(self, index: int) -> tuple[Tensor, Targets]:  # type: ignore[override]
         """Image [3, H, W], and its row of the targets, bool [C]."""
@@ -61,9 +58,6 @@ class MultiLabelDataset(DatasetView):
         sizes = f"{counted(len(self), 'image')}, {counted(len(self.classes), 'class')}"
         return f"<MultiLabelDataset {self.name}: {sizes}, {self.targets.sum(1).mean():.2f} labels an image>"
 
-    def _source(self, index: int) -> tuple[Dataset, int]:
-        return self.images, index
-
     @cached_property
     def fingerprint(self) -> str:
         """A hash of images, classes and targets."""
@@ -75,11 +69,6 @@ class MultiLabelDataset(DatasetView):
         """The images of these numbers, in this order, with all classes."""
         numbers = np.asarray(indices, dtype=np.intp)
         return MultiLabelDataset(Subset(self.images, numbers), self.targets[numbers], self.classes)
-
-    def chosen(self, limit: int | None, *, seed: int = 0, subset: str = "random") -> MultiLabelDataset:
-        """`limit` images, as `chosen` takes them of any dataset."""
-        part = chosen(self.images, limit, seed=seed, subset=subset)
-        return self.pick(part.indices) if isinstance(part, Subset) and part is not self.images else self
 
     def without(self, names: Sequence[str]) -> MultiLabelDataset:
         """The same images, with nothing said about these classes."""

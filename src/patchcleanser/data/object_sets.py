@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from patchcleanser.core.detections import Detections, areas
 from patchcleanser.data.boxes import read_boxes
 from patchcleanser.data.coco_names import ALIASES, COCO_CLASSES, COCO_NUMBERS
-from patchcleanser.data.dataset import Dataset, DatasetView, EncodedDataset, chosen
+from patchcleanser.data.dataset import AnnotatedDataset, Dataset, EncodedDataset, Subset
 from patchcleanser.data.folders import SUFFIXES, FileContents
 from patchcleanser.errors import DataError, InputError, did_you_mean
 
@@ -26,7 +27,7 @@ NamedBox = tuple[str, tuple[float, float, float, float]]
 """A class name, and left, top, right and bottom in pixels."""
 
 
-class ObjectDataset(DatasetView):
+class ObjectDataset(AnnotatedDataset):
     """Images of a dataset, and their objects: true boxes and class numbers, with a score of 1."""
 
     crowds: Sequence[Sequence[int]] = ()
@@ -42,13 +43,7 @@ class ObjectDataset(DatasetView):
                     "left, top, right, bottom, with left < right and top < bottom"
                 )
         self.images, self.objects = images, tuple(objects)
-        self.name, self.classes, self.labels, self.origin = images.name, tuple(classes), None, images.origin
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def _source(self, index: int) -> tuple[Dataset, int]:
-        return self.images, index
+        self.name, self.classes, self.origin = images.name, tuple(classes), images.origin
 
     @property
     def fingerprint(self) -> str:
@@ -58,11 +53,10 @@ class ObjectDataset(DatasetView):
             digest.update(each.boxes.tobytes() + b"\n" + each.classes.tobytes())
         return digest.hexdigest()
 
-    def chosen(self, limit: int | None, *, seed: int = 0, subset: str = "random") -> ObjectDataset:
-        """`limit` images, as `chosen` takes them of any dataset."""
-        part = chosen(self.images, limit, seed=seed, subset=subset)
-        indices = range(len(self)) if part is self.images else part.indices  # type: ignore[attr-defined]
-        return ObjectDataset(part, [self.objects[i] for i in indices], self.classes)
+    def pick(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> ObjectDataset:
+        """The images of these numbers, in this order, with their objects."""
+        numbers = np.asarray(indices, dtype=np.intp)
+        return ObjectDataset(Subset(self.images, numbers), [self.objects[i] for i in numbers], self.classes)
 
     def renumbered(self, classes: Sequence[str]) -> tuple[ObjectDataset, list[str]]:
         """The objects under a detector's class numbers, by name, and the names of the classes that it does not have."""

@@ -1,34 +1,35 @@
-"""DetectJob: everything that decides the rows of objects."""
+"""DetectJob: everything that decides the rows of objects, and how they are computed."""
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
+from torch import Tensor
 
+from patchcleanser.core.detections import Detections
+from patchcleanser.core.hiding import PLACES
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.object_sets import ObjectDataset
-from patchcleanser.defenses.object_seeker import FILL, ObjectSeeker
+from patchcleanser.defenses.object_seeker import FILL, ObjectExamination, ObjectSeeker, best_coverage
 from patchcleanser.detectors.detector import Detector, require_detector
-from patchcleanser.errors import DataError, InputError
-from patchcleanser.evaluation.jobs import (
-    CHECKED_IMAGES,
-    Pair,
-    as_list,
-    created,
-    init_fields,
-    named_error,
-    require_unchanged,
-)
+from patchcleanser.errors import InputError
+from patchcleanser.evaluation.dataset_jobs import DatasetJob, Pair, mask_identity
+from patchcleanser.evaluation.rows import LoadedBatch
+from patchcleanser.evaluation.saved_images import save_examples
+from patchcleanser.evaluation.workloads import Batch, BatchWorkload
+from patchcleanser.records.metrics import OVERLAP
+from patchcleanser.records.run import Row, Run
 
 DETECTIONS = 1
 """Version of the detections. Raise it when a change of the code may change a box: old and new rows then never mix."""
 
 
 @dataclass(frozen=True)
-class DetectJob:
+class DetectJob(DatasetJob):
     """Which objects to certify: images with boxes, detector, threat and masks. Jobs of equal identity have equal rows.
 
     `dataset` has the detector's class numbers. With `lines`, masks are also both sides of that many rows and columns.
@@ -56,13 +57,10 @@ class DetectJob:
             raise InputError("the dataset's classes are not the detector's; use dataset.renumbered(detector.classes)")
         self.built  # noqa: B018  # raises if it cannot be built
 
-    def __getstate__(self) -> dict[str, Any]:
-        return init_fields(self)
-
     @property
-    def device(self) -> torch.device:
-        """Where the detector is."""
-        return self.detector.device
+    def model(self) -> Detector:
+        """The detector."""
+        return self.detector
 
     @property
     def title(self) -> str:
@@ -86,35 +84,14 @@ class DetectJob:
         objects = self.dataset.objects[index]
         return {"classes": objects.classes.tolist(), "boxes": objects.boxes.ravel().tolist()}
 
-    def check(self, *, skip: bool = False) -> None:
-        """Raise, before anything is written, if the masks cannot be built for an image.
-
-        With `skip`, images that cannot be read are left out later, so the first one that can be read is taken.
-        """
-        for index in range(min(CHECKED_IMAGES, len(self.dataset))):
-            try:
-                height, width = self.dataset.image(index).shape[1:]
-            except DataError as error:
-                if not skip:
-                    raise named_error(error, self.dataset.id(index)) from error
-                continue
-            self.built.mask_set((height, width))
-            return
-
-    def check_unchanged(self) -> None:
-        """Raise if the detector is no longer the one of the identity."""
-        require_unchanged(self.identity, self.detector.fingerprint)
+    def check_image(self, image: Tensor) -> None:
+        """Raise if the masks cannot be built for an image."""
+        self.built.mask_set((image.shape[1], image.shape[2]))
 
     @property
     def sketch(self) -> str:
         """Changes if the detector does."""
         return self.detector.fingerprint
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What a manifest says besides the job itself."""
-        names = list(self.detector.classes)
-        return {**({"model": self.spec} if self.spec else {}), **self.dataset.origin, "classes": names, **created()}
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -127,10 +104,48 @@ class DetectJob:
             "data": self.dataset.fingerprint,
             "images": len(self.dataset),
             "threat": self.threat.to_json(),
-            "masks": as_list(self.masks or (None if self.stride else 6)),
-            "stride": as_list(self.stride),
+            **mask_identity(self.masks, self.stride),
             "lines": self.lines,
             "fill": FILL,
             "defense": "object-seeker",
             "options": self.options,
         }
+
+    def workload(self, *, skip: bool = False) -> DetectWorkload:
+        """The batches to certify."""
+        return DetectWorkload(self, skip)
+
+
+class DetectWorkload(BatchWorkload[DetectJob, list[Row]]):
+    """Batches of images whose objects are certified, into rows."""
+
+    sizes = (64, 8)
+
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        for row, image in zip(read.readable, read.images, strict=True):
+            started, objects = time.monotonic(), self.job.dataset.objects[row["index"]]
+            examined = self.job.built.examine(image, objects.boxes, objects.classes)
+            row.update(object_columns(examined, objects, image), seconds=time.monotonic() - started)
+        return read.rows
+
+    def finish(self, run: Run) -> None:
+        save_examples(run, self.job, ["undefended"], [lambda row: max(row["undefended"], default=0.0) >= OVERLAP])
+
+
+def object_columns(examined: ObjectExamination, objects: Detections, image: Tensor) -> Row:
+    """Columns of one image with objects; a list holds one value for each object, NaN where there is none."""
+    row: Row = {
+        "height": image.shape[1],
+        "width": image.shape[2],
+        "undefended": examined.undefended.tolist(),
+        "defended": examined.defended.tolist(),
+        "promises": examined.promises.ravel().tolist(),
+        "classifications": 1 + examined.masks,
+    }
+    for name, boxes in (("undefended", examined.base), ("defended", examined.merged)):
+        row[f"{name}_boxes"] = len(boxes)
+        row[f"{name}_matched"] = int((best_coverage(boxes, objects) >= OVERLAP).sum())
+    for place in PLACES:
+        shares = [getattr(certificate, place) for certificate in examined.certificates]
+        row[place] = [math.nan if share is None else share for share in shares]
+    return row

@@ -1,20 +1,18 @@
-"""Job and AttackJob: everything that decides the rows of a run."""
+"""Job: everything that decides the rows of images with one label each, and how they are computed."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from patchcleanser.attacks import ADAPTIVE, ATTACKS
-from patchcleanser.attacks.patch_attack import AttackSettings, require_gradients
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.registry import as_classifier
 from patchcleanser.core.threats import Threat
@@ -24,23 +22,28 @@ from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.defense import Defense
 from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.engine import Confirm, Precision
-from patchcleanser.errors import ClassifierError, DataError, InputError, PatchCleanserError, ThreatError
-from patchcleanser.records.provenance import versions
+from patchcleanser.errors import DataError, InputError
+from patchcleanser.evaluation.dataset_jobs import DatasetJob, Pair, mask_identity
+from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns
+from patchcleanser.evaluation.saved_images import KINDS, PICTURED, save_examples
+from patchcleanser.evaluation.workloads import Batch, BatchWorkload
+from patchcleanser.records.metrics import Summary
+from patchcleanser.records.run import Row, Run
+
+LOGGER = logging.getLogger("patchcleanser")
 
 LABELS = 3
 """Version of the labels. Raise it when a change of the code may change a label: old and new rows then never mix."""
 
-CHECKED_IMAGES = 20
-"""How many unreadable or too small images `Job.check` passes over before it gives up looking for a usable one."""
+FEW_IMAGES = 10
+"""Accuracies of fewer images say little."""
 
 SHARED = frozenset(("masks", "stride", "precision", "confirm"))
 """What all defenses with masks take, and a job says in fields of its own."""
 
-Pair = int | tuple[int, int] | None
-
 
 @dataclass(frozen=True)
-class Job:
+class Job(DatasetJob):
     """What to certify: images, classifier, threat, masks and defense. Jobs of equal identity have equal rows.
 
     `classifier` may also be a torch module, a function or a string for load_classifier; `dataset` a name for
@@ -96,9 +99,6 @@ class Job:
         if not self.has_masks and (self.table or self.masks or self.stride or self.precision != "exact"):
             raise InputError(f"{self.defense} has no masks; leave out --masks, --stride, --table and --precision")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return init_fields(self)
-
     @property
     def labels(self) -> NDArray[np.int64]:
         """True labels, int64 [images]."""
@@ -110,9 +110,9 @@ class Job:
         return self.dataset.labels
 
     @property
-    def device(self) -> torch.device:
-        """Where the classifier is."""
-        return self.classifier.device
+    def model(self) -> Classifier:
+        """The classifier."""
+        return self.classifier
 
     def truth(self, index: int) -> dict[str, Any]:
         """The columns of a row that say what is true of an image."""
@@ -159,45 +159,11 @@ class Job:
                 raise
             raise InputError(f"{self.defense} does not take {', '.join(self.options)}") from error
 
-    def check(self, *, skip: bool = False) -> None:
-        """Raise, before anything is written, if the masks cannot be built or the patch does not fit the images.
-
-        With `skip`, images that do not fit are left out later, so one image that fits is enough.
-        """
-        problem: PatchCleanserError | None = None
-        for index in range(min(CHECKED_IMAGES, len(self.dataset))):
-            try:
-                height, width = self.built.to_threat_grid(self.dataset.image(index)).shape[-2:]
-                self.built.check_size((height, width))
-                return
-            except (DataError, ThreatError) as error:
-                problem = problem or error
-                if isinstance(error, ThreatError) and not skip:
-                    if self.threat.grid == "source":  # another image may be larger
-                        raise named_error(error, self.dataset.id(index)) from error
-                    break
-        if isinstance(problem, ThreatError):
-            raise problem
-
-    def check_unchanged(self) -> None:
-        """Raise if the classifier is no longer the one of the identity."""
-        require_unchanged(self.identity, self.classifier.fingerprint)
-
-    @property
-    def sketch(self) -> str:
-        """Changes in this process if the classifier's weights do."""
-        return self.classifier.sketch
-
     @property
     def metadata(self) -> dict[str, Any]:
         """What a manifest says besides the job itself; of model and data only what was loaded by name."""
-        return {
-            **({"model": self.classifier.spec} if self.classifier.spec else {}),
-            **self.dataset.origin,
-            "classes": list(self.dataset.classes) or list(self.classifier.names or ()),
-            "model_classes": list(self.classifier.names or ()),
-            **created(),
-        }
+        names = list(self.classifier.names or ())
+        return {**super().metadata, "classes": list(self.dataset.classes) or names, "model_classes": names}
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -211,9 +177,7 @@ class Job:
             "data": self.dataset.fingerprint,
             "images": len(self.dataset),
             "threat": self.threat.to_json(),
-            # 6 is the default of a defense with masks
-            "masks": as_list(self.masks if self.masks or self.stride or not self.has_masks else 6),
-            "stride": as_list(self.stride),
+            **mask_identity(self.masks, self.stride, default=6 if self.has_masks else None),
             "defense": self.defense,
             "options": dict(self.options),
             "table": self.table,
@@ -221,70 +185,55 @@ class Job:
             **({"confirm": self.confirm} if self.confirm != "sampled" and self.built.fast else {}),
         }
 
+    def workload(self, *, skip: bool = False) -> CertifyWorkload:
+        """The batches to certify."""
+        return CertifyWorkload(self, skip)
 
-@dataclass(frozen=True)
-class AttackJob:
-    """What to attack, how, and with which budget. Attack jobs of equal identity have equal rows."""
+    def warn(self) -> None:
+        """Warn if a class of the data has another name in the classifier. A job takes labels by number."""
+        names, classes = self.classifier.names or (), self.dataset.classes
+        for number, (name, other) in enumerate(zip(classes, names, strict=False)):
+            if name.lower() != other.lower() and not name.isdigit():
+                LOGGER.warning(
+                    "label %d is %r in %s and %r in the classifier, and labels are taken by number "
+                    "(--labels name, in Python patchcleanser.evaluation.match_labels, matches them by name)",
+                    number,
+                    name,
+                    self.dataset.name,
+                    other,
+                )
+                return
 
-    job: Job
-    attack: str = "apgd"
-    settings: AttackSettings = field(default_factory=AttackSettings)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.job, Job):
-            raise InputError(f"an attack job wraps a Job: AttackJob(Job(…)), got {type(self.job).__name__}")
-        if self.attack not in ATTACKS:
-            raise InputError.unknown("attack", self.attack, ATTACKS)
-        if not isinstance(self.settings, AttackSettings):
-            raise InputError(f"settings are AttackSettings(iterations=…, …), got {self.settings!r}")
-        if self.attack != ADAPTIVE and ATTACKS[self.attack].load().needs_gradients:
-            require_gradients(self.job.classifier)
-        if self.attack == ADAPTIVE and self.settings.places == "searched":
-            raise InputError("the adaptive attack chooses its places itself, where the proof is weakest")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return init_fields(self)
-
-    @property
-    def title(self) -> str:
-        """Attack and threat."""
-        return f"{self.attack}, {self.job.threat}"
-
-    @cached_property
-    def identity(self) -> dict[str, Any]:
-        """Everything that decides the rows, as plain values."""
-        budget = asdict(replace(self.settings, chunk=None))
-        return {**self.job.identity, "kind": "attack", "attack": self.attack, "settings": budget, "table": False}
+    def judge(self, state: Summary) -> None:
+        """Warn if the undefended classifier is hardly better than chance: then its input or the labels are wrong."""
+        classes, undefended = self.classifier.classes or len(self.dataset.classes), state.shares["undefended"]
+        if classes and state.images >= FEW_IMAGES and undefended.percent < min(50.0, 200 / classes):
+            LOGGER.warning(
+                "only %s of %d images are classified correctly without any patch, and chance gives %.2g%%: usually "
+                "the preprocessing is wrong (mean, std, size), or the labels have other numbers than the classifier's "
+                "classes (--labels name, in Python patchcleanser.evaluation.match_labels, matches them by name)",
+                undefended,
+                state.images,
+                100 / classes,
+            )
 
 
-def require_unchanged(identity: Mapping[str, Any], fingerprint: str) -> None:
-    """Raise if a job's classifier or detector is no longer the one of its identity: rows of two must never mix."""
-    if fingerprint != identity["classifier"]:
-        raise ClassifierError(
-            f"the classifier changed since this job was made: its fingerprint was {identity['classifier'][:12]}…, and "
-            f"is {fingerprint[:12]}… now; make a new job"
-        )
+class CertifyWorkload(BatchWorkload[Job, list[Row]]):
+    """Batches of images to certify, into rows."""
 
+    sizes = (512, 32)
 
-def created() -> dict[str, Any]:
-    """When and by which versions a run is made."""
-    return {"created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "versions": versions()}
+    def expect(self, tasks: Sequence[Batch]) -> None:
+        self.job.built.hint_total_images(sum(len(task.indices) for task in tasks))
 
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        started, job, rows = time.monotonic(), self.job, read.readable
+        job.built.reset(audit_seed(job, read, task.entropy))  # so that no batch's rows depend on the batches before it
+        examined = job.built.examine(read.images, [row["label"] for row in rows], maps=job.table) if rows else []
+        seconds = (time.monotonic() - started) / max(1, len(rows))
+        for row, result in zip(rows, examined, strict=True):
+            row.update(clean_columns(result, table=job.table), seconds=seconds)
+        return read.rows
 
-def init_fields(instance: Any) -> dict[str, Any]:
-    """The fields of a dataclass, without its cached properties: those may differ on the machine it is sent to."""
-    return {entry.name: getattr(instance, entry.name) for entry in fields(instance)}
-
-
-def named_error(error: PatchCleanserError, name: str) -> PatchCleanserError:
-    """The same error with the image's name and what to do about it."""
-    message = str(error) if name in str(error) else f"image {name}: {error}"
-    smaller = "use a smaller patch, or " if isinstance(error, ThreatError) else ""
-    return type(error)(f"{message}; {smaller}leave such images out with --unreadable skip (in Python skip=True)")
-
-
-def as_list(value: Pair) -> list[int] | None:
-    """Both axes: 6 and (6, 6) are the same job."""
-    if value is None:
-        return None
-    return list(value) if isinstance(value, tuple | list) else [value, value]
+    def finish(self, run: Run) -> None:
+        save_examples(run, self.job, PICTURED, KINDS.values())

@@ -17,15 +17,7 @@ from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.core.geometry import Size
 from patchcleanser.data.multilabel_sets import MultiLabelDataset
 from patchcleanser.engine.float32 import strict_float32
-from patchcleanser.evaluation.audit import (
-    Audit,
-    AuditWorkload,
-    Difference,
-    contradiction,
-    picks_of,
-    require_auditable,
-    require_finished,
-)
+from patchcleanser.evaluation.audit import Audit, AuditWorkload, picks_of, require_auditable, require_finished
 from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
 from patchcleanser.evaluation.reference import (
     NEAR,
@@ -35,6 +27,7 @@ from patchcleanser.evaluation.reference import (
     reference_logits,
     slow_double_masking,
 )
+from patchcleanser.evaluation.row_checks import Difference, contradiction
 from patchcleanser.records.run import Row, Run
 
 Floats = NDArray[np.float64]
@@ -99,11 +92,8 @@ class LabelRowChecker:
                 image = self.job.classifier.prepare(image[None].to(self.job.device))[0].cpu()
         pairs = self._pairs(image, hidden)
         undefended = self._scores(image, None)
-        for what, stored, expected, near in self._differences(row, undefended, pairs, hiding):
-            entry = contradiction(row, what, stored, expected)
-            (result.near_ties if near else result.contradictions).append(entry)
-        result.derived.append(row["index"])
-        result.labels += 1 + len(hidden) * (len(hidden) + 1) // 2
+        differences = self._differences(row, undefended, pairs, hiding)
+        result.add_row(row, differences, 1 + len(hidden) * (len(hidden) + 1) // 2)
 
     def _pairs(self, image: Tensor, hidden: list[Bools]) -> Floats:
         """[masks, masks, classes]: the scores under two masks."""

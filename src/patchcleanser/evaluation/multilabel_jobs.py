@@ -1,32 +1,30 @@
-"""MultiLabelJob: everything that decides the rows of images with several labels."""
+"""MultiLabelJob: everything that decides the rows of images with several labels, and how they are computed."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
+from patchcleanser.attacks.flip_classes import FlipResult, attack_classes
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.registry import as_classifier
+from patchcleanser.core.geometry import Size
 from patchcleanser.core.multilabel import Scores
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.multilabel_sets import MultiLabelDataset
-from patchcleanser.defenses.multilabel_masking import MultiLabelMasking, ScoreKind
-from patchcleanser.errors import DataError, InputError, ThreatError
-from patchcleanser.evaluation.jobs import (
-    CHECKED_IMAGES,
-    Pair,
-    as_list,
-    created,
-    init_fields,
-    named_error,
-    require_unchanged,
-)
+from patchcleanser.defenses.multilabel_masking import MultiLabelExamination, MultiLabelMasking, ScoreKind
+from patchcleanser.errors import DataError, InputError
+from patchcleanser.evaluation.dataset_jobs import DatasetJob, Pair, RunJob, mask_identity
+from patchcleanser.evaluation.rows import LoadedBatch
+from patchcleanser.evaluation.saved_images import save_examples
+from patchcleanser.evaluation.workloads import Batch, BatchWorkload
+from patchcleanser.records.run import Row, Run
 
 SCORES = 1
 """Version of the scores. Raise it when a change of the code may change one: old and new rows then never mix."""
@@ -36,7 +34,7 @@ CURVE: tuple[float, ...] = tuple(float(share) for share in np.round(1 / (1 + np.
 
 
 @dataclass(frozen=True)
-class MultiLabelJob:
+class MultiLabelJob(DatasetJob):
     """What to certify: images with their classes, classifier, threat and masks. Jobs of equal identity have equal rows.
 
     `outputs` are the classifier's numbers of the dataset's classes, by default all of them in order. `threshold` is a
@@ -66,9 +64,6 @@ class MultiLabelJob:
                 "dataset.shared_with(classifier.names) gives the shared classes, and their outputs="
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return init_fields(self)
-
     @classmethod
     def matched(
         cls, classifier: Classifier, dataset: MultiLabelDataset, threat: Threat, **options: Any
@@ -80,9 +75,9 @@ class MultiLabelJob:
         return cls(classifier, shared, threat, outputs=tuple(outputs.tolist()), **options)
 
     @property
-    def device(self) -> torch.device:
-        """Where the classifier is."""
-        return self.classifier.device
+    def model(self) -> Classifier:
+        """The classifier."""
+        return self.classifier
 
     @property
     def title(self) -> str:
@@ -125,35 +120,6 @@ class MultiLabelJob:
         """The columns of a row that say what is true of an image."""
         return {"classes": np.flatnonzero(self.dataset.targets[index]).tolist()}
 
-    def check(self, *, skip: bool = False) -> None:
-        """Raise, before anything is written, if the masks cannot be built or the patch does not fit the images.
-
-        With `skip`, images that do not fit are left out later, so one image that fits is enough.
-        """
-        for index in range(min(CHECKED_IMAGES, len(self.dataset))):
-            try:
-                height, width = self.built.to_threat_grid(self.dataset.image(index)).shape[-2:]
-                self.built.check_size((height, width))
-                return
-            except (DataError, ThreatError) as error:
-                if not skip:
-                    raise named_error(error, self.dataset.id(index)) from error
-
-    def check_unchanged(self) -> None:
-        """Raise if the classifier is no longer the one of the identity."""
-        require_unchanged(self.identity, self.classifier.fingerprint)
-
-    @property
-    def sketch(self) -> str:
-        """Changes in this process if the classifier's weights do."""
-        return self.classifier.sketch
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What a manifest says besides the job itself."""
-        model = {"model": self.classifier.spec} if self.classifier.spec else {}
-        return {**model, **self.dataset.origin, "classes": list(self.dataset.classes), **created()}
-
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that decides the rows, as plain values."""
@@ -167,8 +133,7 @@ class MultiLabelJob:
             "images": len(self.dataset),
             "outputs": None if self.outputs is None else list(self.outputs),
             "threat": self.threat.to_json(),
-            "masks": as_list(self.masks or (None if self.stride else 6)),
-            "stride": as_list(self.stride),
+            **mask_identity(self.masks, self.stride),
             "defense": "multilabel-masking",
             "options": {
                 "scores": self.built.scores,
@@ -177,9 +142,53 @@ class MultiLabelJob:
             },
         }
 
+    def workload(self, *, skip: bool = False) -> MultiLabelWorkload:
+        """The batches to certify."""
+        return MultiLabelWorkload(self, skip)
+
+
+class MultiLabelWorkload(BatchWorkload[MultiLabelJob, list[Row]]):
+    """Batches of images with several labels, into rows."""
+
+    sizes = (256, 32)
+
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        started, job, rows = time.monotonic(), self.job, read.readable
+        truths = [job.dataset.targets[row["index"]] for row in rows]
+        examined = job.built.examine(read.images, truths) if rows else []
+        seconds = (time.monotonic() - started) / max(1, len(rows))
+        for row, result in zip(rows, examined, strict=True):
+            row.update(label_columns(result, job.thresholds), seconds=seconds)
+        return read.rows
+
+    def finish(self, run: Run) -> None:
+        save_examples(run, self.job, ["classes"], [lambda row: len(row["classes"]) > 1])
+
+
+def label_columns(examined: MultiLabelExamination, thresholds: Scores) -> Row:
+    """Columns of one image with several labels, counted at thresholds [n, classes], the job's own first."""
+    certificate, bounds = examined.certificate, examined.bounds
+    everywhere = bounds.placed(examined.hides).each_class()
+    right = bounds.each_mask().right(examined.truth, thresholds[0])
+    row: Row = {
+        "height": examined.size[0],
+        "width": examined.size[1],
+        "undefended_scores": examined.undefended,
+        "clean_scores": bounds.defended,
+        "lowest_scores": everywhere.low[0],
+        "highest_scores": everywhere.high[0],
+        "unproved": np.flatnonzero(~right).tolist(),
+        "weakest": [number for window in certificate.failing_placement or () for number in window.numbers],
+        "margin": certificate.margin,
+        "classifications": examined.table.spent,
+    }
+    for name, counts in examined.counts(thresholds).items():
+        row |= {f"{name}_true": counts.true.tolist(), f"{name}_false": counts.false.tolist()}
+    return row
+
 
 @dataclass(frozen=True)
-class MultiLabelAttackJob:
+class MultiLabelAttackJob(RunJob):
     """Classes of certified images to attack, and with which budget. Jobs of equal identity have equal rows."""
 
     job: MultiLabelJob
@@ -193,8 +202,9 @@ class MultiLabelAttackJob:
                 f"the attack on classes chooses its places, loss and target itself; leave out {', '.join(unused)}"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return init_fields(self)
+    @property
+    def base(self) -> MultiLabelJob:
+        return self.job
 
     @property
     def title(self) -> str:
@@ -206,3 +216,37 @@ class MultiLabelAttackJob:
         """Everything that decides the rows, as plain values."""
         budget = asdict(replace(self.settings, chunk=None))
         return {**self.job.identity, "kind": "multilabel-attack", "attack": "adaptive", "settings": budget}
+
+    def workload(self, *, skip: bool = False) -> ClassAttackWorkload:
+        """The batches to attack."""
+        return ClassAttackWorkload(self, skip)
+
+
+class ClassAttackWorkload(BatchWorkload[MultiLabelAttackJob, list[Row]]):
+    """Batches of images of which single classes are attacked, into rows."""
+
+    sizes = (16, 4)
+
+    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
+        job = self.job.base
+        for row, image in zip(read.readable, read.images, strict=True):
+            started, truth = time.monotonic(), job.dataset.targets[row["index"]]
+            results = list(attack_classes(job.built, [image], [truth], self.job.settings))
+            size = job.built.to_threat_grid(image).shape[-2:]
+            row.update(class_attack_columns(results, (size[0], size[1])), seconds=time.monotonic() - started)
+        return read.rows
+
+
+def class_attack_columns(results: Sequence[FlipResult], size: Size) -> Row:
+    """Columns of one image of which classes were attacked; a list holds one value for each of them."""
+    least, most = results[0].promised
+    names = ("certified", "undefended_wrong", "defended_wrong", "true_positives", "false_positives")
+    return {
+        "height": size[0],
+        "width": size[1],
+        "attacked": [result.label for result in results],
+        **{name: [getattr(result, name) for result in results] for name in names},
+        "promised_true": least,
+        "promised_false": most,
+        "classifications": sum(result.queries for result in results),
+    }

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from patchcleanser.attacks.flip_classes import FlipResult
-from patchcleanser.core.detections import Detections
-from patchcleanser.core.geometry import Size
-from patchcleanser.core.hiding import PLACES
-from patchcleanser.core.multilabel import Scores
 from patchcleanser.core.results import Verdict
 from patchcleanser.defenses.defense import Examination
 from patchcleanser.defenses.mask_defense import TableExamination
-from patchcleanser.defenses.multilabel_masking import MultiLabelExamination
-from patchcleanser.defenses.object_seeker import ObjectExamination, best_coverage
 from patchcleanser.errors import DataError, ImageError, ThreatError
-from patchcleanser.evaluation.detect_jobs import DetectJob
-from patchcleanser.evaluation.jobs import Job, named_error
-from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
-from patchcleanser.records.metrics import OVERLAP
+from patchcleanser.evaluation.dataset_jobs import DatasetJob, named_error
 from patchcleanser.records.run import Row
 
 
@@ -43,7 +31,7 @@ class LoadedBatch:
 
 
 def load_batch(
-    job: Job | DetectJob | MultiLabelJob,
+    job: DatasetJob,
     indices: Sequence[int],
     *,
     skip: bool = False,
@@ -74,7 +62,7 @@ def load_batch(
     return LoadedBatch(rows, images)
 
 
-def audit_seed(job: Job, batch: LoadedBatch, entropy: int) -> tuple[int, ...]:
+def audit_seed(job: DatasetJob, batch: LoadedBatch, entropy: int) -> tuple[int, ...]:
     """Seed of the choice of fast labels to audit: model, data, and a number drawn when the run began."""
     names = "\n".join(str(job.identity[name]) for name in ("classifier", "data"))
     return entropy, int(hashlib.sha256(names.encode()).hexdigest()[:16], 16), batch.rows[0]["index"]
@@ -109,60 +97,4 @@ def clean_columns(examined: Examination[Any, Any], *, table: bool = False) -> Ro
             "classifications": labels.spent,
             **{count: labels.total(count) for count in ("rechecked", "flipped", "audited", "caught", "unconfirmed")},
         }
-    return row
-
-
-def label_columns(examined: MultiLabelExamination, thresholds: Scores) -> Row:
-    """Columns of one image with several labels, counted at thresholds [n, classes], the job's own first."""
-    certificate, bounds = examined.certificate, examined.bounds
-    everywhere = bounds.placed(examined.hides).each_class()
-    right = bounds.each_mask().right(examined.truth, thresholds[0])
-    row: Row = {
-        "height": examined.size[0],
-        "width": examined.size[1],
-        "undefended_scores": examined.undefended,
-        "clean_scores": bounds.defended,
-        "lowest_scores": everywhere.low[0],
-        "highest_scores": everywhere.high[0],
-        "unproved": np.flatnonzero(~right).tolist(),
-        "weakest": [number for window in certificate.failing_placement or () for number in window.numbers],
-        "margin": certificate.margin,
-        "classifications": examined.table.spent,
-    }
-    for name, counts in examined.counts(thresholds).items():
-        row |= {f"{name}_true": counts.true.tolist(), f"{name}_false": counts.false.tolist()}
-    return row
-
-
-def class_attack_columns(results: Sequence[FlipResult], size: Size) -> Row:
-    """Columns of one image of which classes were attacked; a list holds one value for each of them."""
-    least, most = results[0].promised
-    names = ("certified", "undefended_wrong", "defended_wrong", "true_positives", "false_positives")
-    return {
-        "height": size[0],
-        "width": size[1],
-        "attacked": [result.label for result in results],
-        **{name: [getattr(result, name) for result in results] for name in names},
-        "promised_true": least,
-        "promised_false": most,
-        "classifications": sum(result.queries for result in results),
-    }
-
-
-def object_columns(examined: ObjectExamination, objects: Detections, image: Tensor) -> Row:
-    """Columns of one image with objects; a list holds one value for each object, NaN where there is none."""
-    row: Row = {
-        "height": image.shape[1],
-        "width": image.shape[2],
-        "undefended": examined.undefended.tolist(),
-        "defended": examined.defended.tolist(),
-        "promises": examined.promises.ravel().tolist(),
-        "classifications": 1 + examined.masks,
-    }
-    for name, boxes in (("undefended", examined.base), ("defended", examined.merged)):
-        row[f"{name}_boxes"] = len(boxes)
-        row[f"{name}_matched"] = int((best_coverage(boxes, objects) >= OVERLAP).sum())
-    for place in PLACES:
-        shares = [getattr(certificate, place) for certificate in examined.certificates]
-        row[place] = [math.nan if share is None else share for share in shares]
     return row

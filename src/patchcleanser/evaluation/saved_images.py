@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from patchcleanser.data.codec import as_picture
-from patchcleanser.evaluation.detect_jobs import DetectJob
-from patchcleanser.evaluation.jobs import Job
-from patchcleanser.evaluation.multilabel_jobs import MultiLabelJob
+from patchcleanser.evaluation.dataset_jobs import DatasetJob
 from patchcleanser.records.atomic import require_inside, whole_file
-from patchcleanser.records.metrics import OVERLAP
 from patchcleanser.records.run import Row, Run
 
 EXAMPLES = 8
@@ -39,6 +36,8 @@ KINDS: dict[str, Callable[[Row], bool]] = {
     "alert": lambda row: bool(row["alert"]),
 }
 """The kinds of images a report shows. An image may be of several."""
+PICTURED = ("label", "answer", "case", "alert", "certified", "row_certified", "detection_certified")
+"""The columns that decide the kind of an image."""
 
 
 def picture_name(index: int, suffix: str = "") -> str:
@@ -68,37 +67,15 @@ def save_picture(run: Run, name: str, content: bytes) -> None:
         part.write_bytes(content)
 
 
-def save_examples(run: Run, job: Job) -> None:
-    """Save the pictures of a few images of each kind. The same rows always give the same pictures."""
-    columns = ["index", "skipped", "label", "answer", "case", "alert", "certified", "row_certified"]
-    rows = run.read([*columns, "detection_certified"]).to_pylist()
+def save_examples(run: Run, job: DatasetJob, columns: Sequence[str], kinds: Iterable[Callable[[Row], bool]]) -> None:
+    """Save the pictures of a few images of each kind of row. The same rows always give the same pictures."""
+    rows = run.read(["index", "skipped", *columns]).to_pylist()
     rows = [row for row in rows if row["skipped"] is None]
-    for index in sorted({i for kind in KINDS.values() for i in _spread([r["index"] for r in rows if kind(r)])}):
+    for index in sorted({i for kind in kinds for i in _spread([row["index"] for row in rows if kind(row)])}):
         if not picture_path(run, index).is_file():
             image = job.dataset.image(index)
             if job.threat.grid == "input":
-                image = job.classifier.preprocessing.geometry(image[None])[0]
-            save_picture(run, picture_name(index), as_png(image, MAX_SIDE))
-
-
-def save_object_examples(run: Run, job: DetectJob) -> None:
-    """Save the pictures of a few images with objects that the clean image shows; the same rows, the same pictures."""
-    rows = run.read(["index", "undefended", "skipped"]).to_pylist()
-    shown = [row["index"] for row in rows if row["skipped"] is None and max(row["undefended"], default=0.0) >= OVERLAP]
-    for index in _spread(shown):
-        if not picture_path(run, index).is_file():
-            save_picture(run, picture_name(index), as_png(job.dataset.image(index), MAX_SIDE))
-
-
-def save_label_examples(run: Run, job: MultiLabelJob) -> None:
-    """Save the pictures of a few images that show several classes; the same rows, the same pictures."""
-    rows = run.read(["index", "classes", "skipped"]).to_pylist()
-    shown = [row["index"] for row in rows if row["skipped"] is None and len(row["classes"]) > 1]
-    for index in _spread(shown):
-        if not picture_path(run, index).is_file():
-            image = job.dataset.image(index)
-            if job.threat.grid == "input":
-                image = job.classifier.preprocessing.geometry(image[None])[0]
+                image = job.model.preprocessing.geometry(image[None])[0]
             save_picture(run, picture_name(index), as_png(image, MAX_SIDE))
 
 

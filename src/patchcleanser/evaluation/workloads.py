@@ -1,4 +1,4 @@
-"""Workloads: the independent tasks of a job, who runs them, and `evaluate`, which writes their rows into a run folder.
+"""Workloads: the independent tasks of a job, who runs them, and `evaluate`, which writes their rows into a folder.
 
 Tasks do not depend on each other: they may run anywhere, in any order, even twice.
 """
@@ -18,43 +18,25 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from patchcleanser.attacks.flip_classes import attack_classes
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import is_integer
 from patchcleanser.errors import ClassifierError, InputError
-from patchcleanser.evaluation.attack_rows import attack_rows
-from patchcleanser.evaluation.detect_jobs import DetectJob
-from patchcleanser.evaluation.jobs import AttackJob, Job
-from patchcleanser.evaluation.multilabel_jobs import MultiLabelAttackJob, MultiLabelJob
-from patchcleanser.evaluation.rows import (
-    LoadedBatch,
-    audit_seed,
-    class_attack_columns,
-    clean_columns,
-    label_columns,
-    load_batch,
-    object_columns,
-)
-from patchcleanser.evaluation.saved_images import save_examples, save_label_examples, save_object_examples, save_picture
+from patchcleanser.evaluation.dataset_jobs import RunJob
+from patchcleanser.evaluation.rows import LoadedBatch, load_batch
 from patchcleanser.progress import progress_bar
 from patchcleanser.records.atomic import interruptible
-from patchcleanser.records.metrics import (
-    CLASS_ATTACK_COLUMNS,
-    COLUMNS,
-    MULTILABEL_COLUMNS,
-    OBJECT_COLUMNS,
-    Summary,
-    summary,
-)
-from patchcleanser.records.run import Row, Run
+from patchcleanser.records.columns import COLUMNS_OF
+from patchcleanser.records.metrics import Summary, summary
+from patchcleanser.records.run import Run
 
 LOGGER = logging.getLogger("patchcleanser")
 
-FEW_IMAGES, ENOUGH_IMAGES = 10, 100
-"""Accuracies of fewer images say little; after enough, a run that is not finished is judged, too."""
+ENOUGH_IMAGES = 100
+"""After so many, a run that is not finished is judged, too."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+AnyJob = TypeVar("AnyJob", bound=RunJob)
 
 
 @dataclass(frozen=True)
@@ -72,7 +54,7 @@ class Batch:
 class Workload(ABC, Generic[Task, Result]):
     """How to do a task: read what it needs, then compute its result."""
 
-    job: Job
+    job: RunJob
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -109,17 +91,17 @@ class LocalRunner:
 
     def begin(self, work: Workload[Any, Any]) -> dict[str, Any]:
         work.check()
-        work.job.check_unchanged()
+        work.job.base.check_unchanged()
         return work.identity
 
     def results(self, work: Workload[Task, Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
         work.expect(tasks)
-        sketch = work.job.sketch
+        sketch = work.job.base.sketch
         with ThreadPoolExecutor(1) as reader:
             reads = deque(reader.submit(work.read, task) for task in tasks[:2])
             for number, task in enumerate(tasks):
                 result = work.process(task, reads.popleft().result())
-                if work.job.sketch != sketch:
+                if work.job.base.sketch != sketch:
                     raise ClassifierError(
                         "the classifier changed while it was in use, so the results since the last batch are dropped; "
                         "go on with the weights as they were, or make a new job with a new folder"
@@ -128,199 +110,28 @@ class LocalRunner:
                 reads.extend(reader.submit(work.read, later) for later in tasks[number + 2 : number + 3])
 
 
-class BatchWorkload(Workload[Batch, Result]):
+@dataclass(frozen=True)
+class BatchWorkload(Workload[Batch, Result], Generic[AnyJob, Result]):
     """Work on batches of a job's images, whose results are rows."""
 
-    skip: bool
+    job: AnyJob
+    skip: bool = False
     """Leave out images that cannot be read, with the reason in their rows."""
     sizes: ClassVar[tuple[int, int]]
     """Images per batch on a GPU, which large batches fill, and elsewhere, where a stop should cost only seconds."""
-    columns: ClassVar[Sequence[str] | None] = None
-    """The columns that a summary reads; None is all."""
 
     def check(self) -> None:
-        self.job.check(skip=self.skip)
+        self.job.base.check(skip=self.skip)
 
     def read(self, task: Batch) -> LoadedBatch:
-        return load_batch(self.job, task.indices, skip=self.skip, left_out=task.left_out)
+        return load_batch(self.job.base, task.indices, skip=self.skip, left_out=task.left_out)
 
-    @property
-    def title(self) -> str:
-        """What is certified, for a progress bar."""
-        return self.job.title
-
-    @abstractmethod
-    def write(self, run: Run, task: Batch, result: Result) -> None:
-        """Write the result of a batch."""
-
-    def judge(self, state: Summary) -> None:
-        """Warn of results that say that the job itself is wrong."""
-        warn_near_chance(state, self.job)
+    def write(self, run: Run, task: Batch, result: Any) -> None:
+        """Write the result of a batch: its rows."""
+        run.write(task.number, result)
 
     def finish(self, run: Run) -> None:
         """Write what comes after the last batch."""
-
-
-@dataclass(frozen=True)
-class CertifyWorkload(BatchWorkload[list[Row]]):
-    """Batches of images to certify, into rows."""
-
-    job: Job
-    skip: bool = False
-    sizes = (512, 32)
-    columns = COLUMNS
-
-    def expect(self, tasks: Sequence[Batch]) -> None:
-        self.job.built.hint_total_images(sum(len(task.indices) for task in tasks))
-
-    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
-        started, job, rows = time.monotonic(), self.job, read.readable
-        job.built.reset(audit_seed(job, read, task.entropy))  # so that no batch's rows depend on the batches before it
-        examined = job.built.examine(read.images, [row["label"] for row in rows], maps=job.table) if rows else []
-        seconds = (time.monotonic() - started) / max(1, len(rows))
-        for row, result in zip(rows, examined, strict=True):
-            row.update(clean_columns(result, table=job.table), seconds=seconds)
-        return read.rows
-
-    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
-        run.write(task.number, result)
-
-    def finish(self, run: Run) -> None:
-        save_examples(run, self.job)
-
-
-@dataclass(frozen=True)
-class AttackWorkload(BatchWorkload[tuple[list[Row], dict[str, bytes]]]):
-    """Batches of images to attack, into rows and pictures."""
-
-    attack: AttackJob
-    skip: bool = False
-    sizes = (64, 4)
-
-    @property
-    def job(self) -> Job:  # type: ignore[override]
-        return self.attack.job
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return self.attack.identity
-
-    @property
-    def title(self) -> str:
-        return self.attack.title
-
-    def process(self, task: Batch, read: LoadedBatch) -> tuple[list[Row], dict[str, bytes]]:
-        return attack_rows(self.attack, read, task.entropy)
-
-    def write(self, run: Run, task: Batch, result: tuple[list[Row], dict[str, bytes]]) -> None:
-        rows, pictures = result
-        for name, content in pictures.items():  # before the rows: a batch that has rows is complete
-            save_picture(run, name, content)
-        run.write(task.number, rows)
-
-
-@dataclass(frozen=True)
-class DetectWorkload(BatchWorkload[list[Row]]):
-    """Batches of images whose objects are certified, into rows."""
-
-    job: DetectJob  # type: ignore[assignment]
-    skip: bool = False
-    sizes = (64, 8)
-    columns = OBJECT_COLUMNS
-
-    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
-        for row, image in zip(read.readable, read.images, strict=True):
-            started, objects = time.monotonic(), self.job.dataset.objects[row["index"]]
-            examined = self.job.built.examine(image, objects.boxes, objects.classes)
-            row.update(object_columns(examined, objects, image), seconds=time.monotonic() - started)
-        return read.rows
-
-    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
-        run.write(task.number, result)
-
-    def judge(self, state: Summary) -> None:
-        """Recall has no chance level."""
-
-    def finish(self, run: Run) -> None:
-        save_object_examples(run, self.job)
-
-
-@dataclass(frozen=True)
-class MultiLabelWorkload(BatchWorkload[list[Row]]):
-    """Batches of images with several labels, into rows."""
-
-    job: MultiLabelJob  # type: ignore[assignment]
-    skip: bool = False
-    sizes = (256, 32)
-    columns = MULTILABEL_COLUMNS
-
-    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
-        started, job, rows = time.monotonic(), self.job, read.readable
-        truths = [job.dataset.targets[row["index"]] for row in rows]
-        examined = job.built.examine(read.images, truths) if rows else []
-        seconds = (time.monotonic() - started) / max(1, len(rows))
-        for row, result in zip(rows, examined, strict=True):
-            row.update(label_columns(result, job.thresholds), seconds=seconds)
-        return read.rows
-
-    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
-        run.write(task.number, result)
-
-    def judge(self, state: Summary) -> None:
-        """Precision and recall have no chance level."""
-
-    def finish(self, run: Run) -> None:
-        save_label_examples(run, self.job)
-
-
-@dataclass(frozen=True)
-class ClassAttackWorkload(BatchWorkload[list[Row]]):
-    """Batches of images of which single classes are attacked, into rows."""
-
-    attack: MultiLabelAttackJob
-    skip: bool = False
-    sizes = (16, 4)
-    columns = CLASS_ATTACK_COLUMNS
-
-    @property
-    def job(self) -> MultiLabelJob:  # type: ignore[override]
-        return self.attack.job
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return self.attack.identity
-
-    @property
-    def title(self) -> str:
-        return self.attack.title
-
-    def process(self, task: Batch, read: LoadedBatch) -> list[Row]:
-        for row, image in zip(read.readable, read.images, strict=True):
-            started, truth = time.monotonic(), self.job.dataset.targets[row["index"]]
-            results = list(attack_classes(self.job.built, [image], [truth], self.attack.settings))
-            size = self.job.built.to_threat_grid(image).shape[-2:]
-            row.update(class_attack_columns(results, (size[0], size[1])), seconds=time.monotonic() - started)
-        return read.rows
-
-    def write(self, run: Run, task: Batch, result: list[Row]) -> None:
-        run.write(task.number, result)
-
-    def judge(self, state: Summary) -> None:
-        """Attacked classes have no chance level."""
-
-
-AnyJob = Job | AttackJob | DetectJob | MultiLabelJob | MultiLabelAttackJob
-
-
-def workload_of(job: AnyJob, *, skip: bool = False) -> BatchWorkload[Any]:
-    """The batches to certify or to attack."""
-    if isinstance(job, DetectJob):
-        return DetectWorkload(job, skip)
-    if isinstance(job, MultiLabelAttackJob):
-        return ClassAttackWorkload(job, skip)
-    if isinstance(job, MultiLabelJob):
-        return MultiLabelWorkload(job, skip)
-    return AttackWorkload(job, skip) if isinstance(job, AttackJob) else CertifyWorkload(job, skip)
 
 
 @dataclass(frozen=True)
@@ -342,7 +153,7 @@ class Progress:
 
 
 def evaluate(
-    job: AnyJob,
+    job: RunJob,
     folder: str | Path,
     *,
     batch: int | None = None,
@@ -365,21 +176,20 @@ def evaluate(
     `runner` is where the work is done: here, or RayRunner(...). One may begin a run and the other finish it. Only this
     process writes.
     """
-    if not isinstance(job, AnyJob) or not isinstance(folder, str | Path):
+    if not isinstance(job, RunJob) or not isinstance(folder, str | Path):
         got = f"{type(job).__name__} and {type(folder).__name__}"
         raise InputError(
             f"evaluate takes a Job, AttackJob, DetectJob or MultiLabelJob, and the folder of the run; got {got}"
         )
     if batch is not None and (not is_integer(batch) or batch < 1):
         raise InputError(f"batch is a whole number of at least 1 image, got {batch!r}")
-    runner, work = runner or LocalRunner(), workload_of(job, skip=skip)
-    if isinstance(work.job, Job):
-        _warn_of_other_names(work.job)
+    runner, work = runner or LocalRunner(), job.workload(skip=skip)
+    job.base.warn()
     identity = runner.begin(work)
     on_gpu, elsewhere = work.sizes
     size = batch or (on_gpu if identity["device"] == "cuda" else elsewhere)
-    metadata = {"entropy": secrets.randbits(63), **work.job.metadata, **(metadata or {})}
-    run = Run.begin(folder, identity, images=len(work.job.dataset), batch=size, metadata=metadata)
+    metadata = {"entropy": secrets.randbits(63), **job.base.metadata, **(metadata or {})}
+    run = Run.begin(folder, identity, images=len(job.base.dataset), batch=size, metadata=metadata)
     if run.missing():
         _warn_of_other_versions(run.metadata.get("versions"), metadata.get("versions"))
     with run.locked():
@@ -391,23 +201,23 @@ def evaluate(
 
 def _compute_missing(
     run: Run,
-    work: BatchWorkload[Any],
+    work: BatchWorkload[Any, Any],
     runner: Runner,
     on_progress: Callable[[Progress], None] | None,
     progress: bool | None,
     seconds: float | None,
 ) -> None:
     """Compute and write the rows of every batch that is missing, and say after each how far the run is."""
-    state, here, entropy = summary(run.read(work.columns)), 0, int(run.metadata.get("entropy", 0))
+    state, here, entropy = run.summary(), 0, int(run.metadata.get("entropy", 0))
     before, started, judged = state.images + state.skipped, time.monotonic(), False
     level = logging.INFO if before else logging.DEBUG
     LOGGER.log(level, "%s: %d of %d images are already done", run.folder, before, run.images)
     batches = [Batch(number, run.indices(number), entropy=entropy) for number in run.missing()]
-    bar = progress_bar(work.title, progress, total=run.images, done=before, seconds=seconds)
+    bar = progress_bar(work.job.title, progress, total=run.images, done=before, seconds=seconds)
     with bar as show, interruptible(lambda: _keeps_some(run)):
         for task, result in runner.results(work, batches):
             work.write(run, task, result)
-            rows = run.read_batch(task.number, work.columns and [*work.columns, "id"])
+            rows = run.read_batch(task.number, [*COLUMNS_OF[run.kind], "id"])
             _log_left_out(rows)
             state += summary(rows)
             here += len(task.indices)
@@ -415,7 +225,7 @@ def _compute_missing(
             show(update.done, update.total, f"{update}  {here / max(time.monotonic() - started, 1e-9):.2f} images/s")
             if not judged and (update.done == update.total or state.images >= ENOUGH_IMAGES):
                 judged = True
-                work.judge(state)
+                work.job.base.judge(state)
             if on_progress is not None:
                 on_progress(update)
 
@@ -449,34 +259,4 @@ def _warn_of_other_versions(before: Any, now: Any) -> None:
             "the run was begun with %s: rounding may differ, and with it labels of a tiny margin; each certificate "
             "speaks of the setting in which it was computed",
             "; ".join(changes),
-        )
-
-
-def _warn_of_other_names(job: Job) -> None:
-    """Warn if a class of the data has another name in the classifier. A job takes labels by number."""
-    names, classes = job.classifier.names or (), job.dataset.classes
-    for number, (name, other) in enumerate(zip(classes, names, strict=False)):
-        if name.lower() != other.lower() and not name.isdigit():
-            LOGGER.warning(
-                "label %d is %r in %s and %r in the classifier, and labels are taken by number "
-                "(--labels name, in Python patchcleanser.evaluation.match_labels, matches them by name)",
-                number,
-                name,
-                job.dataset.name,
-                other,
-            )
-            return
-
-
-def warn_near_chance(state: Summary, job: Job) -> None:
-    """Warn if the undefended classifier is hardly better than chance: then its input or the labels are wrong."""
-    classes, undefended = job.classifier.classes or len(job.dataset.classes), state.shares["undefended"]
-    if classes and state.images >= FEW_IMAGES and undefended.percent < min(50.0, 200 / classes):
-        LOGGER.warning(
-            "only %s of %d images are classified correctly without any patch, and chance gives %.2g%%: usually the "
-            "preprocessing is wrong (mean, std, size), or the labels have other numbers than the classifier's classes "
-            "(--labels name, in Python patchcleanser.evaluation.match_labels, matches them by name)",
-            undefended,
-            state.images,
-            100 / classes,
         )

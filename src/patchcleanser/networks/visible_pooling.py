@@ -11,12 +11,10 @@ from torch.nn import functional
 from patchcleanser.networks.wrapper import Around
 
 
-class VisiblePooling(Around):
-    """The mean of a network's visible local logits; one more channel says which pixels are hidden.
+class VisibleOnly(Around):
+    """A network of small receptive fields; one more channel says which pixels are hidden.
 
-    Local logit (i, j) sees the `field`×`field` px from (i * jump, j * jump), and is left out if one of them is hidden.
-    So the answer is a function of visible pixels and of the mask, whatever colour fills the mask. Where nothing is
-    left, all logits are 0.
+    What it computes at (i, j) sees the `field`×`field` px from (i * jump, j * jump).
     """
 
     mask_aware = True
@@ -26,6 +24,19 @@ class VisiblePooling(Around):
         super().__init__(network)
         inner: Any = network
         self.field, self.jump = int(inner.field), int(inner.jump)
+
+    def visible(self, hidden: Tensor) -> Tensor:
+        """[N, 1, H, W], above 0 where hidden → bool [N, 1, down, across], where no hidden pixel is seen."""
+        visible: Tensor = functional.max_pool2d(hidden, self.field, self.jump) == 0
+        return visible
+
+
+class VisiblePooling(VisibleOnly):
+    """The mean of a network's visible local logits; those that see a hidden pixel are left out.
+
+    So the answer is a function of visible pixels and of the mask, whatever colour fills the mask. Where nothing is
+    left, all logits are 0.
+    """
 
     def local(self, images: Tensor) -> Tensor:
         """[N, C, H, W] → local logits [N, classes, down, across]."""
@@ -35,24 +46,13 @@ class VisiblePooling(Around):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[N, C + 1, H, W] → logits."""
-        visible = functional.max_pool2d(inputs[:, -1:], self.field, self.jump) == 0
+        visible = self.visible(inputs[:, -1:])
         sums = self.local(inputs[:, :-1]).masked_fill(~visible, 0.0).sum((2, 3))
         return sums / visible.sum((2, 3)).clamp_min(1)
 
 
-class VisibleFeatures(Around):
-    """A network's head on the features of its trunk that see no hidden pixel; one more channel says which are hidden.
-
-    Feature (i, j) sees the `field`×`field` px from (i * jump, j * jump), and is 0 if one of them is hidden.
-    """
-
-    mask_aware = True
-    steady = True
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__(network)
-        inner: Any = network
-        self.field, self.jump = int(inner.field), int(inner.jump)
+class VisibleFeatures(VisibleOnly):
+    """A network's head on the features of its trunk that see no hidden pixel; the others are 0."""
 
     def features(self, images: Tensor) -> Tensor:
         """[N, C, H, W] → features [N, width, down, across]; except in training NaN is 0 and none is infinite."""
@@ -68,8 +68,7 @@ class VisibleFeatures(Around):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[N, C + 1, H, W] → logits."""
-        visible = functional.max_pool2d(inputs[:, -1:], self.field, self.jump)[:, 0] == 0
-        return self.head(self.features(inputs[:, :-1]), visible)
+        return self.head(self.features(inputs[:, :-1]), self.visible(inputs[:, -1:])[:, 0])
 
 
 def visible_only(features: Tensor, visible: Tensor) -> Tensor:

@@ -13,14 +13,15 @@ from pyarrow import compute
 
 from patchcleanser.data.catalog import object_shares
 from patchcleanser.errors import DataError, RecordError
-from patchcleanser.evaluation.attack_rows import attack_shares
+from patchcleanser.evaluation.attack_jobs import attack_shares
 from patchcleanser.evaluation.timing import Latencies
 from patchcleanser.paper.experiments import MASKING, Experiment, Measurement, PaperRow, RunSpec, Values
 from patchcleanser.paper.models import PAPER_DATASETS, PaperDataset
 from patchcleanser.paper.runners import Missing, Outcome
 from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.columns import COLUMNS
 from patchcleanser.records.derive import detection, verdicts
-from patchcleanser.records.metrics import COLUMNS, Proportion, per_class, summary
+from patchcleanser.records.metrics import Proportion, per_class, summary
 from patchcleanser.records.run import Run
 from patchcleanser.reports.wording import shorten_paths
 

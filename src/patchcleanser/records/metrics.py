@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,33 +13,9 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from patchcleanser.core.results import Case
+from patchcleanser.records.columns import BOUNDS, kind_of
 
 Z95 = 1.959963984540054
-
-_SHARED = ("label", "skipped", "undefended", "answer", "alert", "certified", "row_certified", "detection_certified")
-
-COLUMNS = (*_SHARED, "case", "margin", "classifications", "seconds")
-"""The columns that a summary needs."""
-_ATTACKED = ("undefended_fooled", "fooled", "attacked_answer", "attacked_alert", "attacked_case", "queries", "seconds")
-OBJECT_COLUMNS = ("skipped", "undefended", "defended", "over", "near", "far", "classifications", "seconds")
-BOUNDS = ("undefended", "clean", "certified", "one_mask", "each_class")
-"""Whose true and false positives a row of several labels counts; see MultiLabelExamination.counts."""
-MULTILABEL_COLUMNS = (
-    *("skipped", "classes", "classifications", "seconds"),
-    *(f"{bound}_{what}" for bound in BOUNDS for what in ("true", "false")),
-)
-CLASS_ATTACK_COLUMNS = (
-    *("skipped", "attacked", "certified", "undefended_wrong", "defended_wrong", "true_positives", "false_positives"),
-    *("promised_true", "promised_false", "classifications", "seconds"),
-)
-COLUMNS_OF = {
-    "certify": COLUMNS,
-    "attack": (*_SHARED, *_ATTACKED),
-    "detect": OBJECT_COLUMNS,
-    "multilabel": MULTILABEL_COLUMNS,
-    "multilabel-attack": CLASS_ATTACK_COLUMNS,
-}
-"""By the kind of run."""
 
 OVERLAP = 0.5
 """An object counts as detected if a box of its class covers at least this share of it."""
@@ -143,7 +120,7 @@ def summary(rows: pa.Table) -> Summary:
     threshold; neither are shares of images.
     """
     answered = rows.filter(compute.is_null(rows["skipped"]))
-    case, cost = ("attacked_case", "queries") if is_attack(rows) else ("case", "classifications")
+    case, cost = ("attacked_case", "queries") if kind_of(rows) == "attack" else ("case", "classifications")
     cases = answered[case].to_pylist() if case in answered.column_names else []
     return Summary(
         images=len(answered),
@@ -157,10 +134,14 @@ def summary(rows: pa.Table) -> Summary:
 
 def shares_of(answered: pa.Table) -> dict[str, Proportion]:
     """The shares of a summary."""
-    if attacks_classes(answered):
-        return attacked_classes(answered)
-    if not has_several_labels(answered):
-        return {name: Proportion(int(hits.sum()), len(hits)) for name, hits in outcomes(answered).items()}
+    return SHARES.get(kind_of(answered), _shares_of_outcomes)(answered)
+
+
+def _shares_of_outcomes(answered: pa.Table) -> dict[str, Proportion]:
+    return {name: Proportion(int(hits.sum()), len(hits)) for name, hits in outcomes(answered).items()}
+
+
+def _precisions_and_recalls(answered: pa.Table) -> dict[str, Proportion]:
     shares: dict[str, Proportion] = {}
     for bound in BOUNDS:
         precision, recall = precision_and_recall(answered, bound)
@@ -179,6 +160,13 @@ def attacked_classes(answered: pa.Table) -> dict[str, Proportion]:
         "certified_undefended_under_attack": Proportion(int((certified & ~undefended).sum()), int(certified.sum())),
         "certified_robust": Proportion(int((certified & ~defended).sum()), int(certified.sum())),
     }
+
+
+SHARES: dict[str, Callable[[pa.Table], dict[str, Proportion]]] = {
+    "multilabel": _precisions_and_recalls,
+    "multilabel-attack": attacked_classes,
+}
+"""The shares of a summary by the kind of run, where these are not shares of what `outcomes` says."""
 
 
 def certificates_beaten(rows: pa.Table) -> pa.Table:
@@ -215,11 +203,11 @@ def outcomes(rows: pa.Table) -> dict[str, Bools]:
 
     For a detection defense, an alert on a clean image counts as wrong.
     """
-    if sees_objects(rows):
+    if kind_of(rows) == "detect":
         return object_outcomes(rows, OVERLAP)
     label = numbers(rows, "label")
     right = numbers(rows, "answer") == label
-    attacked, detects = is_attack(rows), len(rows) > 0 and rows["alert"].null_count == 0
+    attacked, detects = kind_of(rows) == "attack", len(rows) > 0 and rows["alert"].null_count == 0
     hits = {"undefended": numbers(rows, "undefended") == label}
     if attacked:
         hits["undefended_under_attack"] = ~flags(rows, "undefended_fooled")
@@ -252,26 +240,6 @@ def object_values(rows: pa.Table, name: str) -> NDArray[np.float64]:
     """The values of a list column of all rows, one for each object."""
     values: NDArray[np.float64] = rows[name].combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return values
-
-
-def sees_objects(rows: pa.Table) -> bool:
-    """Whether these are the rows of a detector."""
-    return "defended" in rows.column_names
-
-
-def has_several_labels(rows: pa.Table) -> bool:
-    """Whether these are the rows of images with several labels."""
-    return "each_class_true" in rows.column_names
-
-
-def attacks_classes(rows: pa.Table) -> bool:
-    """Whether these are the rows of an attack on single classes."""
-    return "attacked" in rows.column_names
-
-
-def is_attack(rows: pa.Table) -> bool:
-    """Whether these are the rows of an attack."""
-    return "fooled" in rows.column_names
 
 
 def certified_fooled(rows: pa.Table) -> pa.Table:

@@ -24,16 +24,8 @@ from pyarrow import compute, parquet
 
 from patchcleanser.errors import RecordError
 from patchcleanser.records.atomic import whole_file
-from patchcleanser.records.metrics import (
-    BOUNDS,
-    Bools,
-    attacks_classes,
-    flags,
-    has_several_labels,
-    is_attack,
-    numbers,
-    sees_objects,
-)
+from patchcleanser.records.columns import BOUNDS, kind_of
+from patchcleanser.records.metrics import Bools, flags, numbers
 
 HEADER = b"patchcleanser"
 """Key of the header and checksum among the metadata of the Parquet schema."""
@@ -180,22 +172,13 @@ def first_contradiction(rows: pa.Table) -> tuple[int, str] | None:
     labels = numbers(rows, "label") if "label" in rows.column_names else np.zeros(len(rows))
     if not (labels >= 0).all():
         return int(rows["index"][int((~(labels >= 0)).argmax())].as_py()), "it has no label"
-    for text, wrong in _ways(rows)(answered):
+    for text, wrong in CONTRADICTIONS[kind_of(rows)](answered):
         if wrong.any():
             return int(answered["index"][int(wrong.argmax())].as_py()), text
     return None
 
 
-def _ways(rows: pa.Table) -> Callable[[pa.Table], Iterator[tuple[str, Bools]]]:
-    """The ways in which rows of this kind can contradict themselves."""
-    if attacks_classes(rows):
-        return _class_attack_contradictions
-    if has_several_labels(rows):
-        return _label_contradictions
-    return _object_contradictions if sees_objects(rows) else _contradictions
-
-
-def _contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
+def _answer_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
     """Each way in which an answered row can contradict itself, and the rows that do."""
     label, answer, undefended = (numbers(rows, name) for name in ("label", "answer", "undefended"))
     certified, row_certified, detects, alert = (
@@ -207,7 +190,6 @@ def _contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
     yield "certified with a wrong answer", (certified | row_certified) & (answer != label)
     yield "detection-certified with a wrong answer or an alert", detects & ((answer != label) | alert)
     yield "it has no time", ~(numbers(rows, "seconds") >= 0)
-    yield from (_attack_contradictions if is_attack(rows) else _mask_contradictions)(rows)
 
 
 def _object_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
@@ -274,6 +256,7 @@ def _outside(counts: ListColumn, limits: NDArray[np.int64]) -> Bools:
 
 def _attack_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
     """An attacker may leave the image as it is, so a defense that is wrong on the clean image is fooled."""
+    yield from _answer_contradictions(rows)
     label = numbers(rows, "label")
     silent = (numbers(rows, "answer") != label) & ~flags(rows, "alert")
     silent |= (numbers(rows, "attacked_answer") != label) & ~flags(rows, "attacked_alert")
@@ -285,6 +268,7 @@ def _attack_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
 
 def _mask_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
     """What must follow from labels under masks; rows of defenses without masks have null lists."""
+    yield from _answer_contradictions(rows)
     ones, table = ListColumn.read(rows, "one_mask_labels"), ListColumn.read(rows, "table")
     truth = rows["label"].to_numpy()
     wrong_ones, wrong_table = (each.count(each.values != np.repeat(truth, each.lengths)) for each in (ones, table))
@@ -311,6 +295,16 @@ def _mask_contradictions(rows: pa.Table) -> Iterator[tuple[str, Bools]]:
         if part in rows.column_names:  # older rows do not have all counts
             few, many = numbers(rows, part), numbers(rows, total)
             yield f"more labels {part} than {total}", (few < 0) | (few > many)
+
+
+CONTRADICTIONS: dict[str, Callable[[pa.Table], Iterator[tuple[str, Bools]]]] = {
+    "certify": _mask_contradictions,
+    "attack": _attack_contradictions,
+    "detect": _object_contradictions,
+    "multilabel": _label_contradictions,
+    "multilabel-attack": _class_attack_contradictions,
+}
+"""The ways in which rows can contradict themselves, by the kind of run."""
 
 
 @dataclass(frozen=True)

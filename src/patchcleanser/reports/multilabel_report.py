@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
-from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.columns import BOUNDS
 from patchcleanser.records.derive_multilabel import (
     LEVELS,
     answered_rows,
@@ -24,13 +24,13 @@ from patchcleanser.records.derive_multilabel import (
     recall_at,
     weak_counts,
 )
-from patchcleanser.records.metrics import BOUNDS, Proportion, Summary, precision_and_recall, summary
+from patchcleanser.records.metrics import Proportion, precision_and_recall, summary
 from patchcleanser.records.run import Row, Run
 from patchcleanser.reports import wording
-from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, save, style
+from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, style
 from patchcleanser.reports.gallery import saved_picture, saved_rows
-from patchcleanser.reports.page import template_environment
-from patchcleanser.reports.tables import Cells, Column, Table, write_tables
+from patchcleanser.reports.sections import PageSection, numbered, write_sections
+from patchcleanser.reports.tables import Cells, Column, Table
 
 PICTURES = 8
 """Images that are drawn."""
@@ -71,43 +71,21 @@ class LabelPicture:
     """A patch at such a place."""
 
 
-@dataclass(frozen=True)
-class LabelSection:
-    """What the page shows of one run."""
-
-    run: Run
-    name: str
-    summary: Summary
-    tables: list[Table]
-    figure: Drawing
-    pictures: list[LabelPicture]
-
-
 def write_multilabel_report(runs: Sequence[Run], out: Path, *, title: str | None = None, pictures: bool = True) -> Path:
     """Write report.html, tables/ and figures/ for runs of several labels; return the path of the page."""
-    sections = [_section(run, number if len(runs) > 1 else 0, pictures) for number, run in enumerate(runs, start=1)]
-    write_tables([table for section in sections for table in section.tables], out / "tables")
-    for section in sections:
-        save(section.figure, out / "figures")
+    sections = [_section(run, slug, pictures) for run, slug in numbered(runs)]
     shares = sections[0].summary.shares
     lead = f"{shares['certified_recall'].percent:.1f}% recall at {shares['certified_precision'].percent:.1f}% precision"
-    template = template_environment().get_template("multilabel.html.jinja")
-    target = out / "report.html"
-    with whole_file(target) as part:
-        text = template.render(sections=sections, headline=title or f"Certified: {lead}", wording=wording)
-        part.write_text(text, encoding="utf-8", errors="replace")
-    return target
+    return write_sections(sections, out, "multilabel.html.jinja", title or f"Certified: {lead}")
 
 
-def _section(run: Run, number: int, pictures: bool) -> LabelSection:
+def _section(run: Run, slug: str, pictures: bool) -> PageSection:
     rows = run.read()
     totals, answered = summary(rows), answered_rows(rows)
     if not totals.images:
         raise RecordError(f"{run.folder} has no image that has an answer yet, so there is nothing to show")
-    slug = f"-{number}" if number else ""
     tables = [_bounds_table(run, answered, slug), _class_table(run, answered, slug)]
-    drawn = _pictures(run) if pictures else []
-    return LabelSection(run, run.folder.resolve().name, totals, tables, _curves(run, answered, slug), drawn)
+    return PageSection(run, totals, tables, _curves(run, answered, slug), _pictures(run) if pictures else [])
 
 
 def _bounds_table(run: Run, rows: pa.Table, slug: str) -> Table:

@@ -16,7 +16,6 @@ from patchcleanser.core.geometry import Window, image_window
 from patchcleanser.core.hiding import PLACES, Place
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
-from patchcleanser.records.atomic import whole_file
 from patchcleanser.records.derive_objects import (
     ANY_SIZE,
     NEEDED,
@@ -25,13 +24,13 @@ from patchcleanser.records.derive_objects import (
     derived_threats,
     recorded_objects,
 )
-from patchcleanser.records.metrics import OVERLAP, Proportion, Summary, object_values, summary
+from patchcleanser.records.metrics import OVERLAP, Proportion, object_values, summary
 from patchcleanser.records.run import Row, Run
 from patchcleanser.reports import wording
-from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, save, style
+from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, style
 from patchcleanser.reports.gallery import saved_picture, saved_rows
-from patchcleanser.reports.page import template_environment
-from patchcleanser.reports.tables import Cells, Column, Table, write_tables
+from patchcleanser.reports.sections import PageSection, numbered, write_sections
+from patchcleanser.reports.tables import Cells, Column, Table
 
 PICTURES = 8
 """Objects that are drawn."""
@@ -59,45 +58,23 @@ class ObjectPicture:
     far: float | None
 
 
-@dataclass(frozen=True)
-class ObjectSection:
-    """What the page shows of one run."""
-
-    run: Run
-    name: str
-    summary: Summary
-    tables: list[Table]
-    figure: Drawing
-    pictures: list[ObjectPicture]
-
-
 def write_object_report(runs: Sequence[Run], out: Path, *, title: str | None = None, pictures: bool = True) -> Path:
     """Write report.html, tables/ and figures/ for runs of detectors; return the path of the page."""
-    sections = [_section(run, number if len(runs) > 1 else 0, pictures) for number, run in enumerate(runs, start=1)]
-    write_tables([table for section in sections for table in section.tables], out / "tables")
-    for section in sections:
-        save(section.figure, out / "figures")
+    sections = [_section(run, slug, pictures) for run, slug in numbered(runs)]
     lead = sections[0].summary.shares["certified_far"]
     headline = title or f"{lead.percent:.1f}% of objects certified against a patch far from them"
-    template = template_environment().get_template("objects.html.jinja")
-    target = out / "report.html"
-    with whole_file(target) as part:
-        text = template.render(sections=sections, headline=headline, wording=wording, threat_name=threat_name)
-        part.write_text(text, encoding="utf-8", errors="replace")
-    return target
+    return write_sections(sections, out, "objects.html.jinja", headline, threat_name=threat_name)
 
 
-def _section(run: Run, number: int, pictures: bool) -> ObjectSection:
+def _section(run: Run, slug: str, pictures: bool) -> PageSection:
     rows = run.read()
     totals = summary(rows)
     if not totals.images or not totals.shares["undefended"].total:
         raise RecordError(f"{run.folder} has no image with objects that has an answer yet, so there is nothing to show")
     promises = derived_promises(run, rows, derived_threats(run))
-    slug = f"-{number}" if number else ""
     clean = {name: object_values(rows, name) for name in ("undefended", "defended")}
     tables = [_recall_table(clean, promises, slug), _boxes_table(rows, slug)]
-    drawn = _pictures(run) if pictures else []
-    return ObjectSection(run, run.folder.resolve().name, totals, tables, _curve(run, clean, promises, slug), drawn)
+    return PageSection(run, totals, tables, _curve(run, clean, promises, slug), _pictures(run) if pictures else [])
 
 
 def threat_name(threat: Threat) -> str:

@@ -14,8 +14,9 @@ from pyarrow import compute
 
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
+from patchcleanser.records.columns import COLUMNS_OF
 from patchcleanser.records.derive import Derived
-from patchcleanser.records.metrics import COLUMNS_OF, Proportion, Summary, certified_fooled, per_class, summary
+from patchcleanser.records.metrics import Proportion, Summary, certified_fooled, per_class, summary
 from patchcleanser.records.run import Run
 
 CASES = {

@@ -29,7 +29,7 @@ from patchcleanser.engine.fast.calibration import MIN_IMAGES
 from patchcleanser.engine.masking import ImageState
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
 from patchcleanser.evaluation.class_names import match_labels
-from patchcleanser.evaluation.jobs import Pair
+from patchcleanser.evaluation.dataset_jobs import Pair
 from patchcleanser.service.config import ServiceSettings
 from patchcleanser.service.decoding import Pixels, unpack
 from patchcleanser.service.schemas import CertifyOptions, Options, PredictOptions

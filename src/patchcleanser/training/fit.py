@@ -73,14 +73,7 @@ def fit(
     accelerator = _accelerator(next(module.parameters()).device)
     device, alone = accelerator.device, accelerator.num_processes == 1
     require_inner(module, recipe.loss, accelerator.num_processes)
-    several = recipe.loss == "binary"
-    if several != (data.labels.ndim == 2):
-        held = "one label" if data.labels.ndim == 1 else "several labels"
-        raise TrainingError(f"{data.name} has {held} for each image, which the loss {recipe.loss!r} cannot learn")
-    if recipe.guidance and (teacher is None or not alone):
-        raise TrainingError(
-            "feature distillation (guidance) needs a teacher, and a single process: start it without accelerate launch"
-        )
+    _require_learnable(data, recipe, guided=teacher is not None and alone)
     torch.manual_seed(seed)
     permutation = torch.from_numpy(np.random.default_rng(seed).permutation(len(data)))
     held_out, training = permutation.tensor_split([int(recipe.holdout * len(data))])
@@ -92,7 +85,7 @@ def fit(
         module, recipe, preprocessing, accelerator, seed=seed, steps=steps, teacher=tutor, examples=examples
     )
     threat = threat or Threat.share(0.024)
-    kind = ScoreSelector if several else Selector
+    kind = ScoreSelector if recipe.loss == "binary" else Selector
     checkpoint = Checkpoint(out, _key(data, recipe, seed, threat, teacher) | {"criterion": kind.criterion})
     if (state := checkpoint.read(device)) is not None:
         run.restore(state)
@@ -122,6 +115,17 @@ def fit(
     number, weights = run.best or (len(run.history), run.averaged.state_dict())
     run.module.load_state_dict(weights)
     return FitResult(run.module.eval(), run.history, run.history[number - 1], accelerator.is_main_process)
+
+
+def _require_learnable(data: ArrayDataset, recipe: Recipe, *, guided: bool) -> None:
+    """Refuse labels that the loss cannot learn, and feature distillation without a teacher that can guide."""
+    if (recipe.loss == "binary") != (data.labels.ndim == 2):
+        held = "one label" if data.labels.ndim == 1 else "several labels"
+        raise TrainingError(f"{data.name} has {held} for each image, which the loss {recipe.loss!r} cannot learn")
+    if recipe.guidance and not guided:
+        raise TrainingError(
+            "feature distillation (guidance) needs a teacher, and a single process: start it without accelerate launch"
+        )
 
 
 def _key(

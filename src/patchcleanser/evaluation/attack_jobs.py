@@ -1,9 +1,11 @@
-"""Rows of attacked images: empirical robust accuracy, undefended and defended."""
+"""AttackJob: what decides the rows of attacked images, and how they are computed, undefended and defended."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -11,17 +13,75 @@ from torch import Tensor
 
 from patchcleanser.attacks import ADAPTIVE, ATTACKS, AdaptiveAttack
 from patchcleanser.attacks.adaptive import AdaptiveResult, defense_on_grid, is_certified, is_fooled
-from patchcleanser.attacks.patch_attack import image_on_grid
+from patchcleanser.attacks.patch_attack import AttackSettings, image_on_grid, require_gradients
 from patchcleanser.core.results import Verdict
 from patchcleanser.defenses.defense import Examination
-from patchcleanser.evaluation.jobs import AttackJob
+from patchcleanser.errors import InputError
+from patchcleanser.evaluation.dataset_jobs import RunJob
+from patchcleanser.evaluation.jobs import Job
 from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns
-from patchcleanser.evaluation.saved_images import ATTACKED, as_png, picture_name
+from patchcleanser.evaluation.saved_images import ATTACKED, as_png, picture_name, save_picture
+from patchcleanser.evaluation.workloads import Batch, BatchWorkload
 from patchcleanser.records.metrics import Proportion, summary
-from patchcleanser.records.run import Row
+from patchcleanser.records.run import Row, Run
 
 SAVED_IMAGES = 64
 """The first images of a run whose pictures are saved; so is every image whose defense was fooled."""
+
+
+@dataclass(frozen=True)
+class AttackJob(RunJob):
+    """What to attack, how, and with which budget. Attack jobs of equal identity have equal rows."""
+
+    job: Job
+    attack: str = "apgd"
+    settings: AttackSettings = field(default_factory=AttackSettings)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.job, Job):
+            raise InputError(f"an attack job wraps a Job: AttackJob(Job(…)), got {type(self.job).__name__}")
+        if self.attack not in ATTACKS:
+            raise InputError.unknown("attack", self.attack, ATTACKS)
+        if not isinstance(self.settings, AttackSettings):
+            raise InputError(f"settings are AttackSettings(iterations=…, …), got {self.settings!r}")
+        if self.attack != ADAPTIVE and ATTACKS[self.attack].load().needs_gradients:
+            require_gradients(self.job.classifier)
+        if self.attack == ADAPTIVE and self.settings.places == "searched":
+            raise InputError("the adaptive attack chooses its places itself, where the proof is weakest")
+
+    @property
+    def base(self) -> Job:
+        return self.job
+
+    @property
+    def title(self) -> str:
+        """Attack and threat."""
+        return f"{self.attack}, {self.job.threat}"
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the rows, as plain values."""
+        budget = asdict(replace(self.settings, chunk=None))
+        return {**self.job.identity, "kind": "attack", "attack": self.attack, "settings": budget, "table": False}
+
+    def workload(self, *, skip: bool = False) -> AttackWorkload:
+        """The batches to attack."""
+        return AttackWorkload(self, skip)
+
+
+class AttackWorkload(BatchWorkload[AttackJob, tuple[list[Row], dict[str, bytes]]]):
+    """Batches of images to attack, into rows and pictures."""
+
+    sizes = (64, 4)
+
+    def process(self, task: Batch, read: LoadedBatch) -> tuple[list[Row], dict[str, bytes]]:
+        return attack_rows(self.job, read, task.entropy)
+
+    def write(self, run: Run, task: Batch, result: tuple[list[Row], dict[str, bytes]]) -> None:
+        rows, pictures = result
+        for name, content in pictures.items():  # before the rows: a batch that has rows is complete
+            save_picture(run, name, content)
+        run.write(task.number, rows)
 
 
 def attack_rows(job: AttackJob, batch: LoadedBatch, entropy: int = 0) -> tuple[list[Row], dict[str, bytes]]:
