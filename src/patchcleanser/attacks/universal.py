@@ -168,7 +168,7 @@ class UniversalPatch:
             with torch.no_grad():
                 pixels.clamp_(0, 1)
         about = {
-            "threat": self.threat.to_json(),
+            "threat": self.threat.to_dict(),
             "settings": asdict(self.settings),
             "printing": asdict(self.printing),
             "classifier": self.classifier.fingerprint,

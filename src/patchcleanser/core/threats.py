@@ -173,18 +173,18 @@ class Threat:
         height = int(match["h"])
         return cls.rectangle(height, int(match["w"] or height), count=count, region=region, grid=grid)
 
-    def to_json(self) -> dict[str, Any]:
-        """The threat as plain values; `from_json` reads them back.
+    def to_dict(self) -> dict[str, Any]:
+        """The threat as plain values; `from_dict` reads them back.
 
-        >>> Threat.from_json(Threat.share(0.02, count=2).to_json()) == Threat.share(0.02, count=2)
+        >>> Threat.from_dict(Threat.share(0.02, count=2).to_dict()) == Threat.share(0.02, count=2)
         True
         """
         region = self.region and list(self.region.numbers)
         return {"shape": str(self.shape), "count": self.count, "region": region, "grid": self.grid}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Threat:
-        """The threat that `to_json` described."""
+    def from_dict(cls, values: dict[str, Any]) -> Threat:
+        """The threat that `to_dict` described."""
         region = values["region"] and Window(*values["region"])
         return cls.parse(values["shape"], count=values["count"], region=region, grid=values["grid"])
 

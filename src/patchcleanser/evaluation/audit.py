@@ -51,7 +51,7 @@ class Audit:
     """Images, and differences, whose margin is so small that rounding decides. They are reported but do not fail."""
     notes: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return dict(vars(self))
 
@@ -291,7 +291,7 @@ def write_audit(result: Audit, run: Run, settings: AttackSettings, *, sample: in
         "sample": sample,
         "attack": attack,
         "settings": vars(settings),
-        **result.to_json(),
+        **result.to_dict(),
     }
     content["signature"] = sign(content)
     with whole_file(path) as part:

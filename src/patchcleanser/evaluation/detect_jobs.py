@@ -103,7 +103,7 @@ class DetectJob(DatasetJob):
             "device": self.device.type,
             "data": self.dataset.fingerprint,
             "images": len(self.dataset),
-            "threat": self.threat.to_json(),
+            "threat": self.threat.to_dict(),
             **mask_identity(self.masks, self.stride),
             "lines": self.lines,
             "fill": FILL,

@@ -176,7 +176,7 @@ class Job(DatasetJob):
             "precision": "fast" if self.built.fast else "exact",
             "data": self.dataset.fingerprint,
             "images": len(self.dataset),
-            "threat": self.threat.to_json(),
+            "threat": self.threat.to_dict(),
             **mask_identity(self.masks, self.stride, default=6 if self.has_masks else None),
             "defense": self.defense,
             "options": dict(self.options),

@@ -132,7 +132,7 @@ class MultiLabelJob(DatasetJob):
             "data": self.dataset.fingerprint,
             "images": len(self.dataset),
             "outputs": None if self.outputs is None else list(self.outputs),
-            "threat": self.threat.to_json(),
+            "threat": self.threat.to_dict(),
             **mask_identity(self.masks, self.stride),
             "defense": "multilabel-masking",
             "options": {

@@ -118,7 +118,7 @@ class Run:
 
     @cached_property
     def threat(self) -> Threat:
-        return Threat.from_json(self.job["threat"])
+        return Threat.from_dict(self.job["threat"])
 
     def mask_set(self, size: Size) -> MaskSet:
         """The masks of this run for images of this size on the threat's grid."""
