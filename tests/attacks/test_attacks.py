@@ -232,7 +232,7 @@ def test_attacks_take_a_model_by_name_and_a_threat_by_its_text(attack: Any) -> N
     made = attack("zoo:tiny", "3", AttackSettings(iterations=1))
     assert (made.classifier.spec, made.threat) == ("zoo:tiny", Threat.square(3))
     with pytest.raises(ThreatError, match="a threat is"):
-        attack("zoo:tiny", 3)
+        attack("zoo:tiny", 3.5)
 
 
 def test_the_adaptive_attack_takes_a_defense_and_says_so(linear: TorchClassifier) -> None:

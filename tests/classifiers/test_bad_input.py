@@ -441,7 +441,7 @@ def test_a_list_is_a_number_of_masks_for_each_axis() -> None:
         (lambda: MinorityReports(Means().eval(), THREAT, threshold=float("nan")), "threshold lies in .*, got nan"),
         (lambda: Window(0.5, 0, 3, 3), "the top of a window is a whole number of px, got 0.5"),
         (lambda: Window(0, 0, "3", 3), "the height of a window is a whole number of px, got '3'"),
-        (lambda: DoubleMasking(Means().eval(), 5), "got the int 5; write '5'"),
+        (lambda: DoubleMasking(Means().eval(), 5.5), "got the float 5.5"),
         (lambda: evaluate(Job(Means().eval(), PAIRS, THREAT), "run", batch=0), "batch is .*, got 0"),
     ],
 )  # fmt: skip
