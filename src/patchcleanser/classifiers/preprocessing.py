@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -20,6 +20,12 @@ from torch.utils.data import DataLoader
 from patchcleanser.core.geometry import Size, is_number
 from patchcleanser.core.pixels import pixels_of, range_error
 from patchcleanser.errors import ImageError, InputError, did_you_mean
+
+AnyImage: TypeAlias = Tensor | NDArray[Any] | Image.Image
+"""One image: a tensor or an array [C, H, W] in [0, 1], or a PIL image."""
+
+AnyImages: TypeAlias = Tensor | NDArray[Any] | Iterable[AnyImage]
+"""A batch [N, C, H, W] in [0, 1], or a list or another iterable of images, which may differ in size."""
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Rounding = Literal["even", "down"]

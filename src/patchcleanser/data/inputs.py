@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -18,13 +18,25 @@ from patchcleanser.data.catalog import load_dataset
 from patchcleanser.data.dataset import Dataset, class_index
 from patchcleanser.errors import DataError, ImageError, InputError, LabelError
 
+
+class Pairs(Protocol):
+    """A list of (image, label), or a map-style dataset of torch or others that gives such pairs."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+AnyDataset: TypeAlias = Dataset | DataLoader[Any] | Pairs | str
+"""A Dataset, a torch dataset or a DataLoader over one, a list of (image, label), or a name as "sample"."""
+
 ACCEPTED = (
     "a dataset is a name ('sample', 'folder:photos', …), a Dataset of patchcleanser or torch, a DataLoader over one, "
     "or a list of (image, label), as list(zip(images, labels))"
 )
 
 
-def as_dataset(data: Any) -> Dataset:
+def as_dataset(data: AnyDataset) -> Dataset:
     """A Dataset from a Dataset, a name, a map-style torch dataset, a DataLoader over one, or a list of pairs.
 
     A pair is an image (PIL image, uint8 array [H, W, C] or float tensor [C, H, W] in [0, 1]) and its class index.
