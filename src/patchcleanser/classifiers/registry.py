@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -190,6 +190,11 @@ def as_classifier(model: AnyClassifier) -> Classifier:
         return TorchClassifier(model)
     if callable(model) and not isinstance(model, type):
         return CallableClassifier(model)
+    if isinstance(model, Mapping):
+        raise InputError(
+            f"a classifier is a network, got its weights ({type(model).__name__}); load them into a module first: "
+            "module.load_state_dict(weights)"
+        )
     got = f"the class {model.__name__}; make an instance" if isinstance(model, type) else type(model).__name__
     raise InputError(f"a classifier is a Classifier, torch module, function or string, got {got}")
 

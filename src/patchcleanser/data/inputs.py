@@ -30,9 +30,10 @@ class Pairs(Protocol):
 AnyDataset: TypeAlias = Dataset | DataLoader[Any] | Pairs | str
 """A Dataset, a torch dataset or a DataLoader over one, a list of (image, label), or a name as "sample"."""
 
+PAIRED = "list(zip(images, labels))"
 ACCEPTED = (
     "a dataset is a name ('sample', 'folder:photos', …), a Dataset of patchcleanser or torch, a DataLoader over one, "
-    "or a list of (image, label), as list(zip(images, labels))"
+    f"or a list of (image, label), as {PAIRED}"
 )
 
 
@@ -110,8 +111,10 @@ class PairDataset(Dataset):
                 f"{where} cannot be read: {type(error).__name__}: {error}; wanted is (image, label) for each index"
             ) from error
         if not isinstance(item, tuple | list) or len(item) != 2:
-            hint = ", or [(row['image'], row['label']) for row in data]" if isinstance(item, Mapping) else ""
-            raise InputError(f"item {index} of {self.name} is {_described(item)}; {ACCEPTED}{hint}")
+            fix = "[(row['image'], row['label']) for row in data]" if isinstance(item, Mapping) else PAIRED
+            raise InputError(
+                f"items must be (image, label), got {_described(item)} as item {index} of {self.name}; pass {fix}"
+            )
         label = class_index(item[1], f"the label of {where}")
         if label < 0:
             raise LabelError(f"the label of {where} is {label}; class indices start at 0")

@@ -81,7 +81,7 @@ class Defense(ABC, Generic[VerdictT, CertificateT]):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__init__" in vars(cls):
-            cls.__init__ = _naming_the_class(cls.__init__)
+            cls.__init__ = _naming_the_class(cls.__init__)  # type: ignore[method-assign]
 
     @_naming_the_class
     def __init__(self, classifier: AnyClassifier, threat: AnyThreat) -> None:
@@ -179,7 +179,7 @@ class DefendedModule(nn.Module):
         scores = scores.to(images.device)
         if not (images.requires_grad and torch.is_grad_enabled()):
             return scores
-        without: Tensor = NoGradient.apply(images, scores)  # type: ignore[no-untyped-call]
+        without: Tensor = NoGradient.apply(images, scores)
         return without
 
 

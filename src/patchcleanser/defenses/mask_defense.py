@@ -153,10 +153,10 @@ class MaskSets:
 
     def _warn_of_too_many(self, built: MaskSet, pairs: int) -> None:
         """Warn, once, if more masks per axis are asked for than a patch has places."""
-        asked, strides = masks_per_axis(self._masks, self._stride)
+        counts, strides = masks_per_axis(self._masks, self._stride)
         room, shapes = self.threat.room(built.image), self.threat.shapes(built.image)
         places = [room.height + 1 - min(h for h, _ in shapes), room.width + 1 - min(w for _, w in shapes)]
-        few = any(number > most for number, most in zip(asked, places, strict=True))
+        few = any(number > most for number, most in zip(counts, places, strict=True))
         if self._masks is None or strides or not few or self._warned:
             return
         self._warned = True
