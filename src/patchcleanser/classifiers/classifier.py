@@ -223,7 +223,7 @@ def several_labels_error(use: str) -> ClassifierError:
     """Why a network whose card says that it is multi-label cannot be used for one label."""
     return ClassifierError(
         f"the network's card says that it is multi-label, but {use} one label for each image; "
-        "use MultiLabelMasking (certify --task multilabel)"
+        "use it in certify --task multilabel (in Python MultiLabelMasking)"
     )
 
 

@@ -140,11 +140,11 @@ class MaskSets:
             fields = ReceptiveFields.fields(size, *self._fields) if self._fields else None
             built = MaskSet.build(self.threat, image=size, masks=self._masks, stride=self._stride, fields=fields)
             pairs = len(built) * (len(built) + 1) // 2
-            if pairs > MANY_PAIRS:
+            self._warn_of_too_many(built, pairs)
+            if pairs > MANY_PAIRS and not self._warned:
                 LOGGER.info("%s masks make %s pairs; checking them takes a while", f"{len(built):,}", f"{pairs:,}")
             built.require_cover(self.threat)
             _warn_of_blind(built)
-            self._warn_of_too_many(built, pairs)
             if len(self._built) >= CACHED_SIZES:
                 self._built.clear()
             self._built[size] = built
@@ -153,17 +153,18 @@ class MaskSets:
 
     def _warn_of_too_many(self, built: MaskSet, pairs: int) -> None:
         """Warn, once, if more masks per axis are asked for than a patch has places."""
-        counts, strides = masks_per_axis(self._masks, self._stride)
+        if self._masks is None or self._warned:
+            return
+        counts, _ = masks_per_axis(self._masks, None)
         room, shapes = self.threat.room(built.image), self.threat.shapes(built.image)
         places = [room.height + 1 - min(h for h, _ in shapes), room.width + 1 - min(w for _, w in shapes)]
-        few = any(number > most for number, most in zip(counts, places, strict=True))
-        if self._masks is None or strides or not few or self._warned:
+        if all(number <= most for number, most in zip(counts, places, strict=True)):
             return
         self._warned = True
         LOGGER.warning(
-            "masks=%s is more than the %d×%d places of a patch in an image of %s px: %s masks are used, and a "
-            "certificate tries all %s pairs of them; fewer are enough, as masks=6",
-            *(self._masks, *places, size_in_words(built.image), f"{len(built):,}", f"{pairs:,}"),
+            "%d×%d masks are more than the %d×%d places of a patch in an image of %s px: %s masks are used, and a "
+            "certificate tries all %s pairs of them; fewer cover the threat, too (the default is 6×6)",
+            *(*counts, *places, size_in_words(built.image), f"{len(built):,}", f"{pairs:,}"),
         )
 
 
