@@ -63,7 +63,7 @@ class Cost:
         fast = self.seconds is not None and self.job.identity["precision"] == "fast"
         return f"{product}, {self.patch}, {about(self.seconds)}" + " (as exact labels; fast ones take less)" * fast
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "run": self.job.title,
             "images": self.images,
@@ -102,7 +102,7 @@ def announce(
         estimates = [cost_of(job, resumed(job, folder), timed=cluster.on == "here") for job, folder in work]
     costs = [cost for cost in estimates if cost is not None and (cost.images or dry_run)]
     if dry_run and as_json:
-        print(json.dumps([cost.to_json() for cost in costs], indent=1))
+        print(json.dumps([cost.to_dict() for cost in costs], indent=1))
     else:
         _print_costs(costs, sys.stdout if dry_run else sys.stderr)
     return [cost.seconds if cost else None for cost in estimates]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from patchcleanser.core.cover import positions
 from patchcleanser.core.geometry import Size, Window
-from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.masks import MaskSet, PerAxis
 from patchcleanser.core.results import Result
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import MaskError, ThreatError
@@ -50,8 +50,8 @@ def object_masks(
     threat: Threat,
     image: Size,
     *,
-    masks: int | tuple[int, int] | None = None,
-    stride: int | tuple[int, int] | None = None,
+    masks: PerAxis = None,
+    stride: PerAxis = None,
     lines: int = 0,
 ) -> MaskSet:
     """Windows for the threat, and both sides of `lines` rows and columns; CoverError if they do not cover it.

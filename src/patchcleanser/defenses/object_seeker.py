@@ -16,8 +16,8 @@ from patchcleanser.core.cover import Mask
 from patchcleanser.core.detections import Detections, areas, coverage, merge, pixel_window, promised_coverage
 from patchcleanser.core.geometry import Size, is_number
 from patchcleanser.core.hiding import ObjectCertificate, certify_object, object_masks
-from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.masks import MaskSet, PerAxis
+from patchcleanser.core.threats import AnyThreat, Threat
 from patchcleanser.detectors.detector import Detector, require_detector
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import ImageError, InputError, LabelError, NotAFunctionError, OutputError, ThreatError
@@ -71,10 +71,10 @@ class ObjectSeeker:
     def __init__(
         self,
         detector: Detector,
-        threat: Threat | str,
+        threat: AnyThreat,
         *,
-        masks: int | tuple[int, int] | None = None,
-        stride: int | tuple[int, int] | None = None,
+        masks: PerAxis = None,
+        stride: PerAxis = None,
         lines: int = 0,
         score: float = 0.3,
         masked_score: float = 0.5,

@@ -210,7 +210,7 @@ class OnePass(MaskDefense[Verdict, Certificate]):
     (666, 1)
     """
 
-    def label_engine(self, chunk: int | None, precision: Precision) -> ExactEngine:
+    def _label_engine(self, chunk: int | None, precision: Precision) -> ExactEngine:
         if precision == "fast":
             raise InputError("one pass computes exact labels only; use precision='exact'")
         return engine_for(self.classifier, grid=self.threat.grid, chunk=chunk)

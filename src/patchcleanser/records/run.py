@@ -31,7 +31,7 @@ from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import DataError, MissingDependencyError, RecordError
 from patchcleanser.records.columns import COLUMNS_OF, SCHEMAS
-from patchcleanser.records.leftovers import batch_of_shards, require_free, require_no_links
+from patchcleanser.records.leftovers import ANOTHER_FOLDER, batch_of_shards, require_free, require_no_links
 from patchcleanser.records.metrics import Summary, error_rate_bound, summary
 from patchcleanser.records.provenance import MANIFEST, key_of, read_manifest, short, write_manifest
 from patchcleanser.records.shards import DamageError, check_shard, read_shard, type_name, write_shard
@@ -90,9 +90,9 @@ class Run:
             differs = [name for name in sorted({*run.job, *job}) if run.job.get(name) != job.get(name)]
             if differs:
                 changes = ", ".join(f"{n} ({short(run.job.get(n))}, now {short(job.get(n))})" for n in differs)
-                hint = " (other images: the dataset, --limit, --seed or --subset)" if "data" in differs else ""
+                hint = " (other images: another dataset, limit, seed or subset)" if "data" in differs else ""
                 raise RecordError(
-                    f"{folder} holds a run of another job; it differs in {changes}{hint}; use another folder (--out)"
+                    f"{folder} holds a run of another job; it differs in {changes}{hint}; {ANOTHER_FOLDER}"
                 )
             return run
         require_no_links([folder / MANIFEST])
@@ -118,7 +118,7 @@ class Run:
 
     @cached_property
     def threat(self) -> Threat:
-        return Threat.from_json(self.job["threat"])
+        return Threat.from_dict(self.job["threat"])
 
     def mask_set(self, size: Size) -> MaskSet:
         """The masks of this run for images of this size on the threat's grid."""
@@ -301,19 +301,17 @@ class Run:
             lock.acquire(timeout=0)
         except Timeout as error:
             raise RecordError(
-                f"another process is working on {self.folder}; wait for it, or use another folder (--out)"
+                f"another process is working on {self.folder}; wait for it, or {ANOTHER_FOLDER}"
             ) from error
         except OSError as error:
-            raise DataError(f"cannot write into {self.folder}: {error.strerror}; use another folder (--out)") from error
+            raise DataError(f"cannot write into {self.folder}: {error.strerror}; {ANOTHER_FOLDER}") from error
         try:
             current = Run.open(self.folder)
             if (current.key, current.batch) != (
                 self.key,
                 self.batch,
             ):  # created by another command before we had the lock
-                raise RecordError(
-                    f"{self.folder} was taken by another run meanwhile; repeat, or use another folder (--out)"
-                )
+                raise RecordError(f"{self.folder} was taken by another run meanwhile; repeat, or {ANOTHER_FOLDER}")
             yield
         finally:
             lock.release()
