@@ -24,9 +24,9 @@ from patchcleanser.classifiers.trained import read_card
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.paper.baselines import BASELINES, PATCHES, Baseline, row_key
+from patchcleanser.records.columns import COLUMNS
 from patchcleanser.records.metrics import summary
 from patchcleanser.records.provenance import versions
-from patchcleanser.records.schemas import COLUMNS
 
 ROWS, COSTS = "results/baselines.json", "results/baselines-224.json"
 
@@ -49,6 +49,9 @@ def row_of(baseline: Baseline, patch: str, words: argparse.Namespace) -> dict[st
         "defense": baseline.defense,
         "network": card["model"],
         "patch": PATCHES[patch],
+        "grid": "source",
+        "data": "cifar10",
+        "at": 32,
         **measured(job, folder),
         "printed": list(baseline.printed(patch).values()) or None,
         "recipe": card["recipe"],

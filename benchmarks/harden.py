@@ -72,6 +72,8 @@ def main() -> None:
         "patch": given.patch,
         "masks": "6x6",
         "grid": "input",
+        "data": "imagenet",
+        "at": input_size(job.classifier)[0],
         "hidden": "filled in" if filled else "grey",
         "asked": "with its mirror image" if mirror else "once",
     }

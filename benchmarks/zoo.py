@@ -21,9 +21,9 @@ from patchcleanser.classifiers.registry import innermost, members
 from patchcleanser.classifiers.trained import read_card, zoo_folder
 from patchcleanser.data import chosen, load_dataset
 from patchcleanser.evaluation import Job, evaluate
+from patchcleanser.records.columns import COLUMNS
 from patchcleanser.records.metrics import summary
 from patchcleanser.records.provenance import versions
-from patchcleanser.records.schemas import COLUMNS
 
 HARDENED = {"name": "harden"}
 """What stands for a recipe where there is none."""
@@ -67,6 +67,7 @@ def row_of(spec: str, patch: str, limit: int | None, runs: Path) -> dict[str, ob
     dataset = chosen(load_dataset("cifar10", split="test"), limit, subset="first")
     job = Job(load_classifier(spec), dataset, Threat.parse(patch), masks=6, precision="fast")
     row: dict[str, object] = {"model": called, "patch": f"{patch}x{patch}", "masks": "6x6", "grid": "source"}
+    row |= {"data": "cifar10", "at": 32}
     row |= measured(job, runs / f"{called}-{patch}")
     facts = [
         {

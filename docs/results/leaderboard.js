@@ -29,7 +29,7 @@
   const count = document.createElement("output");
   bar.append(count);
 
-  const FEW = 20; // rows of a table before its button is pressed
+  const FEW = 10; // rows of a table before its button is pressed
 
   function show() {
     const wanted = selects.filter(({ select }) => select.value);

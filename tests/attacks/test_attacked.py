@@ -18,9 +18,9 @@ from patchcleanser.errors import InputError, RecordError
 from patchcleanser.evaluation import AttackJob
 from patchcleanser.evaluation import attack_jobs as module
 from patchcleanser.evaluation.attack_jobs import attack_shares
+from patchcleanser.records.columns import ATTACK_SCHEMA
 from patchcleanser.records.metrics import certified_fooled
 from patchcleanser.records.run import find_runs
-from patchcleanser.records.schemas import ATTACK_SCHEMA
 
 QUICK = AttackSettings(iterations=8, locations=2)
 

@@ -42,3 +42,4 @@ def test_rows_outside_of_the_repository_are_refused(run: Command, tmp_path: Path
     done = run("claim", str(tmp_path / "rows"))
     assert done.code == 2
     assert "a claim names its rows from the root of the repository" in done.err
+    assert "--by says who measured it, got nothing" in run("claim", "rows", "--by", "").err

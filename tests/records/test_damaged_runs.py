@@ -16,8 +16,8 @@ from pyarrow import parquet
 
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
+from patchcleanser.records.columns import SCHEMA
 from patchcleanser.records.run import Row, Run
-from patchcleanser.records.schemas import SCHEMA
 from patchcleanser.records.shards import checksum, write_shard
 
 JOB: dict[str, Any] = {"threat": Threat.square(5).to_dict(), "masks": [2, 2], "stride": None, "table": True}

@@ -15,10 +15,10 @@ from pyarrow import parquet
 from patchcleanser.core.geometry import Window
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import DataError, RecordError
+from patchcleanser.records.columns import SCHEMA
 from patchcleanser.records.metrics import Proportion, per_class, summary
 from patchcleanser.records.provenance import write_manifest
 from patchcleanser.records.run import Run, find_runs
-from patchcleanser.records.schemas import SCHEMA
 
 JOB: dict[str, Any] = {
     "classifier": "abc",

@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 
 from patchcleanser.cli.report import report
 from patchcleanser.errors import RecordError
+from patchcleanser.records.columns import COLUMNS
 from patchcleanser.records.metrics import summary
 from patchcleanser.records.run import Run
-from patchcleanser.records.schemas import COLUMNS
 
 MakeRun = Callable[..., Run]
 

@@ -23,7 +23,7 @@ from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import Job, evaluate
 from patchcleanser.records.derive import verdicts
 from patchcleanser.records.run import Run
-from patchcleanser.reports.claims import DefenseClaim
+from patchcleanser.reports.claims import OURS, DefenseClaim
 from patchcleanser.reports.leaderboard import CLAIMS, PAGE, check, generated, main
 from patchcleanser.reports.leaderboard_page import page
 from patchcleanser.reports.rederive import claim_of, numbers_of, problems_of
@@ -66,11 +66,10 @@ def test_every_run_of_the_repository_has_a_claim() -> None:
     ("name", "change"),
     [
         *((name, lambda value: round(value - 0.01, 2)) for name in ("certified", "undefended", "classifications")),
-        *((name, lambda value: value + 1) for name in ("images", "side", "at", "count")),
+        *((name, lambda value: value + 1) for name in ("images", "at", "count")),
         ("clean", lambda value: round(value + 0.01, 2)),
         ("grid", lambda _: "input"),
         ("masks", lambda _: "9x9"),
-        ("patch", lambda _: "6x6"),
         ("labels", lambda _: "fast"),
         ("promise", lambda _: "detection"),
         ("defense", lambda _: "ds"),
@@ -87,6 +86,11 @@ def test_one_changed_value_of_a_claim_fails(
     changed = replace(repository, **{name: change(getattr(repository, name))})
     (problem,) = problems_of(changed, tmp_path)
     assert problem.startswith(f"{name} is ") or name == "defense"
+
+
+def test_another_patch_of_a_claim_fails(repository: DefenseClaim, tmp_path: Path) -> None:
+    problems = problems_of(replace(repository, patch="6x6", side=6), tmp_path)
+    assert [problem.partition(",")[0] for problem in problems] == ["patch is 6x6", "side is 6"]
 
 
 def test_one_changed_row_fails(repository: DefenseClaim, tmp_path: Path) -> None:
@@ -111,15 +115,22 @@ def test_a_claim_cannot_name_files_outside_of_the_repository(repository: Defense
 
 def test_numbers_of_a_table_are_compared_with_its_entry(tmp_path: Path) -> None:
     entry = {"images": 200, "clean": 80.5, "certified": 50.25, "patch": "5x5", "ms": 3.125, "classifications": 33.0}
+    entry |= {"data": "cifar10", "grid": "source", "at": 32, "defense": "cbn", "options": {"scale": 0.15}}
     origin = {"versions": {"hardware": "H"}}
     (tmp_path / "t.json").write_text(json.dumps([{}, {**entry, **origin}]), encoding="utf-8")
     facts = {"images": 200, "clean": 80.5, "certified": 50.25, "patch": "5x5", "milliseconds": 3.12, "hardware": "H"}
+    facts |= {"grid": "source", "side": 5, "at": 32, "defense": "cbn", "options": "scale=0.15"}
     claim = reported(table="t.json#/1", classifications=33.0, **facts)
     assert list(problems_of(claim, tmp_path)) == []
     assert claim.standing == "measured"
-    for change in ({"certified": 50.26}, {"clean": 81}, {"images": 201}, {"milliseconds": 4.0}, {"patch": "6x6"}):
-        (problem,) = problems_of(replace(claim, **change), tmp_path)
-        assert next(iter(change)) in problem
+    changes: dict[str, Any] = {"certified": 50.26, "clean": 81, "images": 201, "milliseconds": 4.0, "data": "svhn"}
+    changes |= {"grid": "input", "masks": "6x6", "at": 33, "count": 2, "labels": "fast", "attack": "adaptive"}
+    changes |= {"defense": "ds", "options": "scale=0.2"}
+    for name, value in changes.items():
+        (problem,) = problems_of(replace(claim, **{name: value}), tmp_path)
+        assert problem.startswith(f"{name} is ")
+    (problem,) = problems_of(replace(claim, patch="6x6", side=6), tmp_path)
+    assert problem.startswith("patch is 6x6, but t.json#/1 has 5x5")
     (problem,) = problems_of(replace(claim, table="t.json#/7"), tmp_path)
     assert "names no entry" in problem
     (problem,) = problems_of(replace(claim, undefended=99.0), tmp_path)
@@ -129,11 +140,16 @@ def test_numbers_of_a_table_are_compared_with_its_entry(tmp_path: Path) -> None:
 
 
 def test_an_attack_is_compared_with_its_record(tmp_path: Path) -> None:
-    record = {"certified_images_attacked": 40, "certified_images_fooled": 0}
+    record: dict[str, Any] = {"certified_images_attacked": 40, "certified_images_fooled": 0}
+    record |= {"attack": "apgd", "iterations": 9, "locations": 2, "patch": "5x5", "data": "cifar10"}
     (tmp_path / "t.json").write_text(json.dumps(record), encoding="utf-8")
-    claim = reported(attack="adaptive", attacked=40, fooled=0, attack_table="t.json#")
+    facts = {"patch": "5x5", "attack": "Auto-PGD, 9 steps, 2 places", "attacked": 40, "fooled": 0}
+    claim = reported(attack_table="t.json#", **facts)
     assert list(problems_of(claim, tmp_path)) == []
-    assert list(problems_of(replace(claim, attacked=41), tmp_path)) != []
+    changes: dict[str, Any] = {"attacked": 41, "fooled": 1, "attack": "Auto-PGD, 10 steps, 2 places", "patch": "6x6"}
+    for name, value in {**changes, "data": "svhn"}.items():
+        (problem,) = problems_of(replace(claim, **{name: value}), tmp_path)
+        assert problem.startswith(f"{name} is ")
 
 
 def test_detection_follows_from_the_rows_of_recovery(make_run: MakeRun) -> None:
@@ -211,12 +227,12 @@ def test_a_coarse_round_has_a_theorem_of_its_own() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["attack", "unfinished"])
-def test_attacks_and_unfinished_runs_make_no_claim(make_run: MakeRun, make_attack: MakeRun, kind: str) -> None:
-    run = make_attack() if kind == "attack" else make_run()
-    if kind == "unfinished":
-        run.shard(0).unlink()
-    with pytest.raises(RecordError, match="finished run of certify"):
+def test_attacks_and_unfinished_runs_make_no_claim(make_run: MakeRun, make_attack: MakeRun) -> None:
+    with pytest.raises(RecordError, match=r"about a run of certify; .* is an attack"):
+        numbers_of(make_attack("attacked"))
+    run = make_run()
+    run.shard(0).unlink()
+    with pytest.raises(RecordError, match="1 batch short of its end: finish it"):
         numbers_of(run)
 
 
@@ -236,7 +252,12 @@ def test_attacks_and_unfinished_runs_make_no_claim(make_run: MakeRun, make_attac
         ({"paper": None}, "names its run, table or paper"),
         ({"run": "rows"}, "run needs run_key and run_digest"),
         ({"run": "rows", "run_key": "a", "run_digest": "b", "table": "t.json#"}, "got both"),
+        ({"run_key": "a"}, "are hashes of a run, got no run"),
         ({"milliseconds": 3.0}, "milliseconds need their hardware"),
+        ({"side": 5}, "side and at go together, got 5 and None"),
+        ({"side": 6, "at": 32}, "side is 6, but 5 of 32x32 px is 5x5"),
+        ({"patch": "2%", "side": 35, "at": 224}, "side is 35, but 2% of 224x224 px is 32x32"),
+        ({"code": "javascript:alert(1)"}, "code is an address, https://…, got javascript"),
         ({"attacked": 3}, "attacked and fooled need their record"),
         ({"attack": "adaptive", "attacked": 0, "fooled": 0}, "attacked and fooled need their record"),
         ({"rederived": 0}, "rederived needs its record"),
@@ -294,6 +315,15 @@ def test_grids_and_promises_never_share_a_table() -> None:
     assert (
         page(claims).index("## Recovery") < page(claims).index("## Detection") < page(claims).index("detection-source")
     )
+
+
+def test_the_page_says_who_measured_and_where_code_and_attack_are(repository: DefenseClaim) -> None:
+    attacked: dict[str, Any] = {"attack": "adaptive", "attacked": 1, "fooled": 0, "attack_table": "t.json#"}
+    ours, theirs = replace(repository, measured_by=OURS), replace(repository, measured_by="A. Author", **attacked)
+    text = page([ours, theirs, reported(code="https://example.org/x"), reported(patch="6")])
+    assert text.count("; by ") == text.count("; by A. Author |") == 1
+    assert text.count("| Coq: *a certified image keeps its label* | adaptive: 1 image, 0 certified ones fooled |") == 1
+    assert "- B et al., Venue 2026: Title. [Code](https://example.org/x).\n" in text
 
 
 def test_no_number_in_a_figure_covers_a_point_or_another_number() -> None:

@@ -15,7 +15,7 @@ from patchcleanser.reports.leaderboard_page import page
 pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs" / "results"
-FEW = 20
+FEW = 10
 """Rows of a table before its button is pressed."""
 CLAIMS = [
     DefenseClaim(
@@ -83,6 +83,12 @@ def test_a_header_sorts_all_rows_and_unknown_numbers_come_last(opened: Callable[
     assert methods(tab, "source")[:4] == ["59", "58", "57", "56"]
     tab.get_by_role("button", name="all 60 claims").first.click()
     assert {int(name) % 5 for name in methods(tab, "source")[-12:]} == {0}
+
+
+def test_a_phone_sorts_as_well(opened: Callable[..., Any]) -> None:
+    tab = opened(viewport={"width": 390, "height": 800})
+    tab.locator('[data-grid="input"] th', has_text="Method").get_by_role("button").click()
+    assert methods(tab, "input")[:2] == ["59", "58"]
 
 
 def test_without_a_script_every_row_is_there(opened: Callable[..., Any]) -> None:

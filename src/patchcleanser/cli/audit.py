@@ -75,25 +75,25 @@ def audit(
         )
 
 
-class Named(NamedTuple):
+class NamedSource(NamedTuple):
     """What loads a model or data, and the file that says so; None if it was typed."""
 
     name: str
     file: Path | None
 
 
-def _named(run: Run, what: str, typed: str | None) -> Named:
+def _named(run: Run, what: str, typed: str | None) -> NamedSource:
     """The model or the data: as typed, or as the run says."""
     from patchcleanser.records.provenance import MANIFEST
 
     if typed is not None:
-        return Named(typed, None)
+        return NamedSource(typed, None)
     if what not in run.metadata:
         raise InputError(f"{run.folder} does not say its {what}; name it with --{what}")
     name = run.metadata[what]
     if not isinstance(name, str):
         raise RecordError(f"{run.folder / MANIFEST} is damaged: its {what} is not a name; name it with --{what}")
-    return Named(name, run.folder / MANIFEST)
+    return NamedSource(name, run.folder / MANIFEST)
 
 
 def _job(

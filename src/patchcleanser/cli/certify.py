@@ -57,9 +57,9 @@ def certify(
     A comma list of --patch, --masks or --defense makes a sweep: one run for each combination.
     """
     flags = {"table": table, "confirm": confirm != "sampled", "lines": lines != 0, "dry-run": dry_run}
-    asked = TASKS[task](options, cluster, option or [], table, confirm, lines)
-    asked.refuse({**flags, "on": cluster.on != "here"})
-    runs = _evaluated(asked, dry_run=dry_run, as_json=as_json)
+    work = TASKS[task](options, cluster, option or [], table, confirm, lines)
+    work.refuse({**flags, "on": cluster.on != "here"})
+    runs = _evaluated(work, dry_run=dry_run, as_json=as_json)
     if dry_run:
         return
     print_runs(runs, TASKS[task], as_json=as_json)

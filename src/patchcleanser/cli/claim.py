@@ -25,6 +25,7 @@ def claim(
 ) -> None:
     """Write a claim for the leaderboard: what a run certified, with the hashes of its rows and of its audit."""
     from patchcleanser.records.run import Run
+    from patchcleanser.reports.claims import OURS
     from patchcleanser.reports.leaderboard import CLAIMS
     from patchcleanser.reports.rederive import claim_of
     from patchcleanser.reports.wording import defense_title
@@ -34,6 +35,8 @@ def claim(
         raise InputError(
             f"a claim names its rows from the root of the repository, got {run}; go there, and name them so"
         )
+    if measured_by == "":
+        raise InputError("--by says who measured it, got nothing; write --by 'A. NAME'")
     if measured_by is None and not CLAIMS.is_dir():
         raise InputError("a claim says who measured it, and this is not the root of the repository: add --by 'A. NAME'")
     if out is None and not CLAIMS.is_dir():
@@ -43,7 +46,7 @@ def claim(
         stored,
         method=method or f"{title[0].upper()}{title[1:]}, {stored.metadata.get('model')}",
         data=data or str(stored.metadata.get("data")),
-        measured_by=measured_by or "this repository",
+        measured_by=OURS if measured_by is None else measured_by,
         authors=authors,
         paper=paper,
         code=code,

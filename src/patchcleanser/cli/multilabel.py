@@ -43,7 +43,7 @@ class MultiLabelTask(CertifyTask):
 
     @staticmethod
     def described(run: Run, result: Summary) -> Iterator[str]:
-        from patchcleanser.records.schemas import BOUNDS
+        from patchcleanser.records.columns import BOUNDS
 
         thresholds = {f"{share:g}" for share in run.job["options"]["threshold"]}
         threshold = f"threshold {thresholds.pop()}" if len(thresholds) == 1 else "a threshold for each class"

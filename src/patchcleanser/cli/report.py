@@ -64,8 +64,8 @@ def report(
 
 def accuracies(run: Run) -> dict[str, object]:
     """What the rows of a run show, as plain numbers."""
+    from patchcleanser.records.columns import COLUMNS_OF
     from patchcleanser.records.metrics import certified_fooled, summary
-    from patchcleanser.records.schemas import COLUMNS_OF
 
     rows = run.read(COLUMNS_OF[run.kind])
     fooled = {"certified_images_fooled": len(certified_fooled(rows))} if run.kind == "attack" else {}

@@ -110,12 +110,12 @@ def merge(base: Detections, masked: Sequence[Detections], *, prune: float) -> De
     [[0.0, 0.0, 8.0, 8.0], [6.0, 6.0, 9.0, 9.0]]
     """
     candidates = Detections.concat([base, *masked])
-    first = len(base)
-    covering = coverage(candidates.boxes, by=candidates.boxes) >= prune - ROUNDING
-    covering &= candidates.classes[:, None] == candidates.classes[None, :]
+    first, boxes, classes = len(base), candidates.boxes, candidates.classes
     present = np.arange(len(candidates)) < first
-    for b in first + np.argsort(-areas(candidates.boxes[first:]), kind="stable"):
-        present[b] = not (covering[b] & present).any()
+    # One box at a time: an attacker who makes a detector see thousands of boxes must not fill the memory.
+    for b in first + np.argsort(-areas(boxes[first:]), kind="stable"):
+        covering = boxes[present & (classes == classes[b])]
+        present[b] = not (coverage(boxes[b : b + 1], by=covering) >= prune - ROUNDING).any()
     return candidates.pick(present)
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -159,7 +160,9 @@ class ObjectSeeker:
 
     def _detections(self, image: Tensor, score: float) -> Detections:
         _check_image(image)
-        pixels = image.float().contiguous()  # equal pixels take equal kernels, however they lay in memory
+        # Equal pixels take equal kernels, however they lay in memory. A copy, as a detector may write into its input:
+        # what it makes of the whole image must not reach the images that masks are put on.
+        pixels = image.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         with strict_float32(self.detector.device):
             detections = self.detector(pixels)
         if not isinstance(detections, Detections):

@@ -13,8 +13,8 @@ from patchcleanser.defenses.defense import Defense, number_of
 from patchcleanser.errors import InputError
 from patchcleanser.evaluation.rows import clean_columns
 from patchcleanser.progress import tracked
+from patchcleanser.records.columns import COLUMNS, SCHEMA
 from patchcleanser.records.metrics import Summary, summary
-from patchcleanser.records.schemas import COLUMNS, SCHEMA
 
 LOGGER = logging.getLogger("patchcleanser")
 

@@ -25,9 +25,9 @@ from patchcleanser.evaluation.dataset_jobs import RunJob
 from patchcleanser.evaluation.rows import LoadedBatch, load_batch
 from patchcleanser.progress import progress_bar
 from patchcleanser.records.atomic import interruptible
+from patchcleanser.records.columns import COLUMNS_OF
 from patchcleanser.records.metrics import Summary, summary
 from patchcleanser.records.run import Run
-from patchcleanser.records.schemas import COLUMNS_OF
 
 LOGGER = logging.getLogger("patchcleanser")
 

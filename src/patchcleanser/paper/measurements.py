@@ -19,10 +19,10 @@ from patchcleanser.paper.experiments import MASKING, Experiment, Measurement, Pa
 from patchcleanser.paper.models import PAPER_DATASETS, PaperDataset
 from patchcleanser.paper.runners import Missing, Outcome
 from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.columns import COLUMNS
 from patchcleanser.records.derive import detection, verdicts
 from patchcleanser.records.metrics import Proportion, per_class, summary
 from patchcleanser.records.run import Run
-from patchcleanser.records.schemas import COLUMNS
 from patchcleanser.reports.wording import shorten_paths
 
 

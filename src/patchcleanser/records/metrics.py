@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from patchcleanser.core.results import Case
-from patchcleanser.records.schemas import BOUNDS, kind_of
+from patchcleanser.records.columns import BOUNDS, kind_of
 
 Z95 = 1.959963984540054
 

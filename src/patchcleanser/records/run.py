@@ -30,10 +30,10 @@ from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import DataError, MissingDependencyError, RecordError
+from patchcleanser.records.columns import COLUMNS_OF, SCHEMAS
 from patchcleanser.records.leftovers import ANOTHER_FOLDER, batch_of_shards, require_free, require_no_links
 from patchcleanser.records.metrics import Summary, error_rate_bound, summary
 from patchcleanser.records.provenance import MANIFEST, key_of, read_manifest, short, write_manifest
-from patchcleanser.records.schemas import COLUMNS_OF, SCHEMAS
 from patchcleanser.records.shards import DamageError, check_shard, read_shard, type_name, write_shard
 
 NEWER_COLUMNS = ("caught", "unconfirmed", "coarse_labels")

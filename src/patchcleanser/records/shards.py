@@ -24,8 +24,8 @@ from pyarrow import compute, parquet
 
 from patchcleanser.errors import RecordError
 from patchcleanser.records.atomic import whole_file
+from patchcleanser.records.columns import BOUNDS, kind_of
 from patchcleanser.records.metrics import Bools, flags, numbers
-from patchcleanser.records.schemas import BOUNDS, kind_of
 
 HEADER = b"patchcleanser"
 """Key of the header and checksum among the metadata of the Parquet schema."""

@@ -22,6 +22,8 @@ CHOICES = {
     "labels": ("exact", "fast", None),
 }
 """The values of fields that have few."""
+OURS = "this repository"
+"""Who measured the claims of this repository."""
 PERCENTAGES = ("undefended", "clean", "certified")
 TYPES = {str: "text", int: "a whole number", float: "a number", NoneType: "null"}
 """What the types of JSON are called in messages."""
@@ -113,6 +115,8 @@ class DefenseClaim:
             yield "a claim names a run or a table, got both; leave out the table"
         if self.run and not (self.run_key and self.run_digest):
             yield "run needs run_key and run_digest; make the claim with: patchcleanser claim RUN"
+        if not self.run and (self.run_key or self.run_digest):
+            yield "run_key and run_digest are hashes of a run, got no run; leave them out"
         if not (self.run or self.table or self.paper):
             yield "a claim names its run, table or paper, got none of them; make it with: patchcleanser claim RUN"
         if self.audit_key and not self.run:
@@ -123,10 +127,24 @@ class DefenseClaim:
             yield "attacked and fooled need their record, audit_key or attack_table; got none"
         if self.milliseconds is not None and not self.hardware:
             yield f"milliseconds need their hardware, got none for {self.milliseconds}"
+        if self.code is not None and not re.fullmatch(r"https://[\w./~-]+", self.code):
+            yield f"code is an address, https://…, got {self.code}"
         try:
-            _ = self.threat
+            yield from self._problems_of_side()
         except PatchCleanserError as error:
             yield str(error)
+
+    def _problems_of_side(self) -> Iterator[str]:
+        """Whether `side` is what the patch takes on an image of side `at`; papers round shares up or down."""
+        threat = self.threat
+        if self.side is None or self.at is None:
+            if self.side != self.at:
+                yield f"side and at go together, got {self.side} and {self.at}; give both, or none"
+            return
+        slack = int(self.standing == "reported" and "%" in self.patch)
+        for height, width in threat.shapes((self.at, self.at))[:1]:
+            if height != width or abs(height - self.side) > slack:
+                yield f"side is {self.side}, but {self.patch} of {self.at}x{self.at} px is {height}x{width}; write it"
 
     @classmethod
     def from_dict(cls, content: Any) -> DefenseClaim:

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
 
+from patchcleanser.records.columns import COLUMNS_OF
 from patchcleanser.records.metrics import Proportion, mcnemar_p_value, outcomes
-from patchcleanser.records.schemas import COLUMNS_OF
 from patchcleanser.reports.gallery import Picture, pictures_by_id
 from patchcleanser.reports.image_tables import MAX_ROWS, ImageTable, yes_or_no
 from patchcleanser.reports.run_results import RunResult

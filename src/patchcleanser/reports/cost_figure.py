@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from patchcleanser.core.counts import counted
 from patchcleanser.reports.claims import DefenseClaim
 
 WIDTH, HEIGHT = 400, 270
@@ -101,7 +102,9 @@ def figure(group: Group, points: Points) -> str:
 
 
 def _name(claim: DefenseClaim) -> str:
-    return f"{claim.method}, {claim.masks.replace('x', '×')} masks" if claim.masks else claim.method
+    masks = f"{claim.masks.replace('x', '×')} masks" if claim.masks else ""
+    images = counted(claim.images, "image") if claim.images else ""
+    return ", ".join(filter(None, (claim.method, masks, images)))
 
 
 def _steps(least: float, most: float) -> list[float]:

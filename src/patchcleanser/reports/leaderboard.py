@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for problem in problems:
         print(problem, file=sys.stderr)
     rows = sum(claim.standing == "re-derived" for claim in claims)
-    print(f"{counted(len(claims), 'claim')}, {rows} of them derived again from their rows; {len(problems)} problems")
+    total, wrong = counted(len(claims), "claim"), counted(len(problems), "problem")
+    print(f"{total}, {rows} of them derived again from their rows; {wrong}")
     return 1 if problems else 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from patchcleanser.core.counts import counted
-from patchcleanser.reports.claims import DefenseClaim
+from patchcleanser.reports.claims import OURS, DefenseClaim
 from patchcleanser.reports.cost_figure import figure, groups
 from patchcleanser.reports.tables import markdown_text
 
@@ -35,7 +35,8 @@ COLUMNS = (
     "Images",
     "Cost",
     "Evidence",
-    "Checks",
+    "Proof",
+    "Attack",
 )
 NUMBERS = {"Certified, %", "Clean, %", "Images"}
 
@@ -57,16 +58,21 @@ What defenses against adversarial patches are claimed to certify, and what each 
 | measured | We measured it, but the rows are not in the repository. The number stands in the file that is named. |
 | reported | A paper prints it. Nothing was checked here. |
 
-*Checks* names the theorem that [Coq has checked](../internals/proofs.md) of the certificate, and the attack that was
-run. *Statistical* certificates rest on labels of lower precision ([why](../internals/fast-labels.md)). Shares are
-percentages. Cost is for one image, answer and certificate together. Times on different machines do not compare.
+*Proof* names the theorem that [Coq has checked](../internals/proofs.md) of the certificate. *Statistical* certificates
+rest on labels of lower precision ([why](../internals/fast-labels.md)). *Attack* says what was tried, and on how many
+images. Shares are percentages. Cost is for one image, answer and certificate together. Times on different machines do
+not compare.
 
 A patch on the image and one on the resized input are [different threats](../internals/pixel-grids.md). The paper's 5×5
 of 32×32 px are 35×35 px of an enlarged input. Recovery and detection are different promises. None of these ever share a
 column here.
 
-Add your defense in one pull request: `leaderboard/README.md`.
+Add your defense in one pull request: `leaderboard/README.md` in the repository says how. Certified objects and several
+labels stand elsewhere: [detectors](detectors.md), [several labels](../guide/multilabel.md).
 """
+FIGURES = 2
+"""How many figures are open; the rest unfolds."""
+
 TAIL = """\
 ## Published, but not in the tables
 
@@ -89,7 +95,17 @@ def page(claims: Sequence[DefenseClaim]) -> str:
             rows = [claim for claim in claims if (claim.promise, claim.grid) == (promise, grid)]
             if rows:
                 parts.append(f"### {title}: {name[0].lower()}{name[1:]}\n\n{table(rows)}")
-    return "\n".join([*parts, TAIL])
+    return "\n".join([*parts, _papers(claims), TAIL])
+
+
+def _papers(claims: Sequence[DefenseClaim]) -> str:
+    """Each paper with its code, once."""
+    papers = sorted({(claim.authors or "", claim.paper, claim.code or "") for claim in claims if claim.paper})
+    lines = (
+        f"- {markdown_text(authors)}: {markdown_text(str(title))}." + (f" [Code]({code})." if code else "")
+        for authors, title, code in papers
+    )
+    return "## Papers\n\n" + "\n".join(lines) + "\n"
 
 
 def _figures(claims: Sequence[DefenseClaim]) -> list[str]:
@@ -97,10 +113,14 @@ def _figures(claims: Sequence[DefenseClaim]) -> list[str]:
     if not drawn:
         return []
     legend = "Dots are re-derived, rings measured, dashed rings reported. Numbers: the most certified for their cost."
-    text = [f"## Certified against cost\n\n{legend} Each figure has one threat on one grid.\n\n" + '<div class="cost">']
-    for group, points in sorted(drawn.items(), key=lambda item: (-len(item[1]), item[0].title)):
-        text.append(figure(group, points))
-    return ["\n".join([*text, "</div>\n"])]
+    ordered = sorted(drawn.items(), key=lambda item: (-len(item[1]), item[0].title))
+    figures = [figure(group, points) for group, points in ordered]
+    text = ["## Certified against cost\n", f"{legend} Each figure has one threat on one grid.\n"]
+    text += ['<div class="cost">', *figures[:FIGURES], "</div>\n"]
+    if more := figures[FIGURES:]:
+        summary = f"<summary>{counted(len(more), 'more figure')}</summary>"
+        text += [f'<details>{summary}<div class="cost">', *more, "</div></details>\n"]
+    return ["\n".join(text)]
 
 
 def table(claims: Sequence[DefenseClaim]) -> str:
@@ -122,7 +142,7 @@ def _cells(claim: DefenseClaim) -> list[str]:
     method = f"{claim.method} ({claim.options})" if claim.options else claim.method
     texts = [method, claim.data, claim.size_of_patch, claim.kind_of_threat, (claim.masks or "–").replace("x", "×")]
     numbers = [_number(claim.certified), _number(claim.clean), _number(claim.images)]
-    return [*map(markdown_text, [*texts, *numbers, _cost(claim)]), _evidence(claim), _checks(claim)]
+    return [*map(markdown_text, [*texts, *numbers, _cost(claim)]), _evidence(claim), _proof(claim), _attack(claim)]
 
 
 def _number(value: float | None) -> str:
@@ -144,19 +164,24 @@ def _evidence(claim: DefenseClaim) -> str:
             if claim.audit_key
             else ""
         )
-        text = f"re-derived, run `{str(claim.run_digest)[:12]}`{audit}"
+        by = "" if claim.measured_by == OURS else f"; by {markdown_text(claim.measured_by)}"
+        text = f"re-derived, run `{str(claim.run_digest)[:12]}`{audit}{by}"
     elif claim.standing == "measured":
-        text = f"measured, rows not in the repository: `{str(claim.table).partition('#')[0]}`"
+        text = f"measured: `{str(claim.table).partition('#')[0]}`"
     else:
         text = f"reported: {markdown_text(claim.citation)}"
     return text + (f". {markdown_text(claim.note)}" if claim.note else "")
 
 
-def _checks(claim: DefenseClaim) -> str:
-    """The theorem, the precision, and the attack that was run."""
-    attack = claim.attack or ""
-    if claim.attacked is not None:
-        attack += f": {claim.attacked:,} images, {claim.fooled} certified ones fooled"
+def _proof(claim: DefenseClaim) -> str:
+    """The theorem that was checked, and whether labels are certain."""
     proof = f"Coq: *{claim.theorem.replace('_', ' ')}*" if claim.theorem else ""
-    statistical = "statistical" if claim.labels == "fast" else ""
-    return "; ".join(filter(None, (proof, statistical, markdown_text(attack)))) or "–"
+    return "; ".join(filter(None, (proof, "statistical" if claim.labels == "fast" else ""))) or "–"
+
+
+def _attack(claim: DefenseClaim) -> str:
+    """The attack that was run, and how many certified images it fooled."""
+    attack = claim.attack or "–"
+    if claim.attacked is not None:
+        attack += f": {counted(claim.attacked, 'image')}, {claim.fooled} certified ones fooled"
+    return markdown_text(attack)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
+from patchcleanser.records.columns import BOUNDS
 from patchcleanser.records.derive_multilabel import (
     LEVELS,
     answered_rows,
@@ -25,11 +26,10 @@ from patchcleanser.records.derive_multilabel import (
 )
 from patchcleanser.records.metrics import Proportion, precision_and_recall, summary
 from patchcleanser.records.run import Row, Run
-from patchcleanser.records.schemas import BOUNDS
 from patchcleanser.reports import wording
 from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, style
 from patchcleanser.reports.gallery import saved_picture, saved_rows
-from patchcleanser.reports.sections import RunSection, numbered, write_sections
+from patchcleanser.reports.sections import PageSection, numbered, write_sections
 from patchcleanser.reports.tables import Cells, Column, Table
 
 PICTURES = 8
@@ -49,7 +49,8 @@ LOOKS = {
     "each_class": (MUTED, "--"),
 }
 """Colour and line of each curve."""
-SMALLER = Threat.share(0.01)
+SMALLER = 0.01
+"""The share of the image that a smaller patch has, against which certificates are derived."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,13 @@ def write_multilabel_report(runs: Sequence[Run], out: Path, *, title: str | None
     return write_sections(sections, out, "multilabel.html.jinja", title or f"Certified: {lead}")
 
 
-def _section(run: Run, slug: str, pictures: bool) -> RunSection:
+def _section(run: Run, slug: str, pictures: bool) -> PageSection:
     rows = run.read()
     totals, answered = summary(rows), answered_rows(rows)
     if not totals.images:
         raise RecordError(f"{run.folder} has no image that has an answer yet, so there is nothing to show")
     tables = [_bounds_table(run, answered, slug), _class_table(run, answered, slug)]
-    return RunSection(run, totals, tables, _curves(run, answered, slug), _pictures(run) if pictures else [])
+    return PageSection(run, totals, tables, _curves(run, answered, slug), _pictures(run) if pictures else [])
 
 
 def _bounds_table(run: Run, rows: pa.Table, slug: str) -> Table:
@@ -95,7 +96,7 @@ def _bounds_table(run: Run, rows: pa.Table, slug: str) -> Table:
         at = {f"at_{level}": recall_at(rows, bound, level) for level in LEVELS}
         lines.append({"what": TITLES[bound], "precision": precision[0], "recall": recall[0], **at})
     if _derivable(run):
-        derived = derived_shares(run, rows, SMALLER)
+        derived = derived_shares(run, rows, Threat.share(SMALLER, grid=run.threat.grid))
         lines.append({"what": "Certified, patch of 1%", "precision": derived[0], "recall": derived[1]})
     columns = (
         Column("what", f"Patch of {wording.patch(run.threat)}"),

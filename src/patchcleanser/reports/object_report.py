@@ -29,7 +29,7 @@ from patchcleanser.records.run import Row, Run
 from patchcleanser.reports import wording
 from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, style
 from patchcleanser.reports.gallery import saved_picture, saved_rows
-from patchcleanser.reports.sections import RunSection, numbered, write_sections
+from patchcleanser.reports.sections import PageSection, numbered, write_sections
 from patchcleanser.reports.tables import Cells, Column, Table
 
 PICTURES = 8
@@ -66,7 +66,7 @@ def write_object_report(runs: Sequence[Run], out: Path, *, title: str | None = N
     return write_sections(sections, out, "objects.html.jinja", headline, threat_name=threat_name)
 
 
-def _section(run: Run, slug: str, pictures: bool) -> RunSection:
+def _section(run: Run, slug: str, pictures: bool) -> PageSection:
     rows = run.read()
     totals = summary(rows)
     if not totals.images or not totals.shares["undefended"].total:
@@ -74,7 +74,7 @@ def _section(run: Run, slug: str, pictures: bool) -> RunSection:
     promises = derived_promises(run, rows, derived_threats(run))
     clean = {name: object_values(rows, name) for name in ("undefended", "defended")}
     tables = [_recall_table(clean, promises, slug), _boxes_table(rows, slug)]
-    return RunSection(run, totals, tables, _curve(run, clean, promises, slug), _pictures(run) if pictures else [])
+    return PageSection(run, totals, tables, _curve(run, clean, promises, slug), _pictures(run) if pictures else [])
 
 
 def threat_name(threat: Threat) -> str:

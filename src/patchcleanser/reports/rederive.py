@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from patchcleanser.attacks import ADAPTIVE, ATTACKS
+from patchcleanser.core.counts import counted
 from patchcleanser.errors import PatchCleanserError, RecordError
 from patchcleanser.records.atomic import require_inside
 from patchcleanser.records.audits import AUDIT, read_audit
@@ -18,10 +20,12 @@ from patchcleanser.reports.claims import DefenseClaim
 
 DIGITS = 2
 """Decimal digits of a claim's numbers."""
-MEASURED = ("images", "undefended", "clean", "certified", "classifications", "milliseconds", "hardware")
+SETTING = ("data", "patch", "masks", "grid", "defense")
+"""What an entry of a table, or of an attack, says in the words of a claim."""
+MEASURED = ("options", "undefended", "clean", "classifications", "milliseconds", "hardware", "labels", *SETTING, "at")
 """What a claim may say only if the entry of its table says it."""
 ATTACKED = ("attack", "attacked", "fooled")
-"""What a claim of a run may say only if its audit, or the table of an attack, says it."""
+"""What a claim of ours may say only if its audit, or the table of an attack, says it."""
 Numbers = dict[str, Any]
 """Values by the fields of a claim."""
 
@@ -38,8 +42,13 @@ def numbers_of(run: Run, defense: str | None = None, options: str | None = None)
     `defense` and `options` may name another defense, which follows from the run's stored tables.
     """
     if run.kind != "certify" or not run.finished:
-        what = "an attack" if run.kind != "certify" else f"{len(run.missing())} batches short of its end"
-        raise RecordError(f"a claim is about a finished run of certify; {run.folder} is {what}")
+        if run.kind != "certify":
+            raise RecordError(f"a claim is about a run of certify; {run.folder} is an attack; name the run it attacked")
+        missing = counted(len(run.missing()), "batch")
+        raise RecordError(
+            f"a claim is about a finished run of certify; {run.folder} is {missing} short of its end: "
+            "finish it with the command that began it"
+        )
     if run.threat.region is not None:
         raise RecordError(f"a claim is about patches anywhere; those of {run.folder} lie inside {run.threat.region}")
     if skipped := run.images - run.read(["skipped"])["skipped"].null_count:
@@ -127,10 +136,14 @@ def audited(run: Run) -> Numbers:
         raise RecordError(f"the audit in {run.folder / AUDIT} has contradictions, so its run supports no claim")
     numbers = {"audit_key": audit["signature"], "rederived": len(audit["derived"])}
     if audit["attacked"]:
-        steps, places = audit["settings"]["iterations"], audit["settings"]["locations"]
-        numbers |= {"attack": f"adaptive, {steps} steps, {places} place{'s' * (places > 1)}", "fooled": 0}
-        numbers |= {"attacked": len(audit["attacked"])}
+        numbers |= {"attack": _attack(audit["settings"]), "attacked": len(audit["attacked"]), "fooled": 0}
     return numbers
+
+
+def _attack(entry: dict[str, Any]) -> str:
+    """An attack as claims name it; without a name it is the adaptive one, as audits run it."""
+    title, steps, places = ATTACKS[entry.get("attack", ADAPTIVE)].title, entry["iterations"], entry["locations"]
+    return f"{title}, {counted(steps, 'step')}, {counted(places, 'place')}"
 
 
 def rounded(value: Proportion | float) -> float:
@@ -144,8 +157,8 @@ def problems_of(claim: DefenseClaim, root: Path) -> Iterator[str]:
         if claim.run:
             yield from _differences(claim, _of_run(claim, root), "its rows give")
         if claim.table:
-            unknown = dict.fromkeys(MEASURED)
-            yield from _differences(claim, unknown | _of_table(entry_at(root, claim.table)), f"{claim.table} has")
+            unknown = dict.fromkeys(MEASURED if claim.attack_table else (*MEASURED, *ATTACKED))
+            yield from _differences(claim, unknown | _of_table(root, claim.table), f"{claim.table} has")
         if claim.attack_table:
             yield from _differences(claim, _of_attack(entry_at(root, claim.attack_table)), f"{claim.attack_table} has")
     except PatchCleanserError as error:
@@ -190,25 +203,45 @@ def entry_at(root: Path, address: str) -> dict[str, Any]:
     return value
 
 
-def _of_table(entry: dict[str, Any]) -> Numbers:
+def _of_table(root: Path, address: str) -> Numbers:
     """The numbers of an entry of zoo.json and the like, of baselines.json, or of results/reproduce."""
+    entry = entry_at(root, address)
     values, origin = {**entry, **entry.get("values", {})}, entry.get("origin", entry)
     detects = values.get("detection_certified") is not None
     shares = {"certified": values["detection_certified" if detects else "certified"]}
     shares |= {name: values[name] for name in ("undefended", "clean") if name in values}
     percents = {name: 100 * value[0] / value[1] if isinstance(value, list) else value for name, value in shares.items()}
-    numbers: Numbers = {name: entry[name] for name in ("images", "patch", "masks", "grid", "defense") if name in entry}
+    numbers: Numbers = {"images": entry["images"], "count": 1, "promise": "detection" if detects else "recovery"}
+    numbers |= {name: rounded(value) for name, value in percents.items()}
     if "ms" in values or "seconds" in values:  # entries of the first kind count over all images
         images = 1 if {"values", "ms"} & set(entry) else entry["images"]
         milliseconds = values.get("ms") or 1000 * values["seconds"] / images
         numbers |= {"classifications": rounded(values["classifications"] / images)}
         numbers |= {"milliseconds": rounded(milliseconds), "hardware": origin["versions"]["hardware"]}
-    promise = "detection" if detects else "recovery"
-    return {**numbers, "promise": promise, **{name: rounded(value) for name, value in percents.items()}}
+    if "labels_rechecked" in entry or origin.get("precision") == "fast":
+        numbers["labels"] = "fast"
+    if entry.get("options"):
+        numbers["options"] = ", ".join(f"{name}={value}" for name, value in entry["options"].items())
+    return numbers | (_named(address) if "origin" in entry else _setting_of(entry, "at"))
+
+
+def _setting_of(entry: dict[str, Any], *more: str) -> Numbers:
+    """Setting of an entry; one with masks that names no defense is of double-masking, as in zoo.json."""
+    setting = {name: entry[name] for name in (*SETTING, *more) if name in entry}
+    return {"defense": "double-masking", **setting} if "masks" in entry else setting
+
+
+def _named(address: str) -> Numbers:
+    """Setting of a row of results/reproduce, by its name: MODEL-DATA-SIDE-GRID-MASKS|DEFENSE."""
+    name, _, defense = address.rpartition("/")[2].partition("|")
+    data, side, grid, masks = name.split("-")[-4:]
+    size = {"at": 32} if data == "cifar10" else {}
+    return {"data": data, "patch": f"{side}x{side}", "grid": grid, "masks": masks, "defense": defense, **size}
 
 
 def _of_attack(entry: dict[str, Any]) -> Numbers:
-    """How many images an attack of results/ tried, and how many certified ones it fooled."""
+    """The attack of an entry of results/: on what, how many images it tried, and how many certified ones it fooled."""
     attacked = entry.get("certified_images_attacked_adaptively", entry.get("certified_images_attacked"))
     fooled = entry.get("certified_images_fooled", len(entry.get("contradictions", [])))
-    return {"attacked": entry["images"] if attacked is None else attacked, "fooled": fooled}
+    numbers = {"attack": _attack(entry), "attacked": entry["images"] if attacked is None else attacked}
+    return {**_setting_of(entry), **numbers, "fooled": fooled}

@@ -14,10 +14,10 @@ from pyarrow import compute
 
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
+from patchcleanser.records.columns import COLUMNS_OF
 from patchcleanser.records.derive import Derived
 from patchcleanser.records.metrics import Proportion, Summary, certified_fooled, per_class, summary
 from patchcleanser.records.run import Run
-from patchcleanser.records.schemas import COLUMNS_OF
 
 CASES = {
     "coarse": "coarse round: all agree",

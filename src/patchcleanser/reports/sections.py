@@ -17,7 +17,7 @@ from patchcleanser.reports.tables import Table, write_tables
 
 
 @dataclass(frozen=True)
-class RunSection:
+class PageSection:
     """What the page shows of one run."""
 
     run: Run
@@ -39,7 +39,7 @@ def numbered(runs: Sequence[Run]) -> Iterator[tuple[Run, str]]:
         yield run, f"-{number}" if len(runs) > 1 else ""
 
 
-def write_sections(sections: Sequence[RunSection], out: Path, template: str, headline: str, **words: Any) -> Path:
+def write_sections(sections: Sequence[PageSection], out: Path, template: str, headline: str, **words: Any) -> Path:
     """Write report.html, tables/ and figures/; return the path of the page. `words` are for the template only."""
     write_tables([table for section in sections for table in section.tables], out / "tables")
     for section in sections:
