@@ -30,7 +30,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         "attack": run.job["attack"],
         **{name: settings[name] for name in ("iterations", "locations", "places", "restarts", "loss", "seed")},
         **({"places": "weakest"} if run.job["attack"] == "adaptive" else {}),  # it finds its own
-        "patch": str(run.threat.to_json()["shape"]),
+        "patch": str(run.threat.to_dict()["shape"]),
         "masks": "x".join(map(str, run.job["masks"])),
         "grid": run.threat.grid,
         "data": run.metadata["data"],

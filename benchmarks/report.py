@@ -39,7 +39,7 @@ def made_up_run(folder: Path, rows: int) -> Run:
         "device": "cpu",
         "precision": "exact",
         "data": "1" * 64,
-        "threat": threat.to_json(),
+        "threat": threat.to_dict(),
         "masks": [6, 6],
         "stride": None,
         "defense": "double-masking",

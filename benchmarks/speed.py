@@ -82,7 +82,7 @@ SUITES["growth"], SUITES["gpu-growth"] = SUITES["cpu"][:1], SUITES["gpu"][:3]
 class WorstCase(DoubleMasking):
     """Double-masking as it goes when every mask disagrees: all second rounds are needed."""
 
-    def fine_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
+    def _fine_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
         yield table, table.masks()
         yield table, table.rows(range(len(table.mask_set)))
         return double_masking(table.one_mask_labels(), table.row_labels)

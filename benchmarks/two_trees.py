@@ -33,10 +33,10 @@ PHOTOS, TIMED, STEPS = 300, 256, 160
 class Worst(DoubleMasking):
     """Double-masking as it goes when every mask disagrees: all second rounds are needed."""
 
-    def fine_flow(self, table: Any) -> Any:
+    def _fine_flow(self, table: Any) -> Any:
         yield table, table.masks()
         yield table, table.rows(range(len(table.mask_set)))
-        return (yield from super().fine_flow(table))
+        return (yield from super()._fine_flow(table))
 
     def _verdict(self, table: Any) -> Any:  # its name before the redesign
         yield table.masks()

@@ -42,11 +42,13 @@ Section Certificate.
     rewrite nth_indep with (d' := region_of []) by now rewrite map_length. apply map_nth.
   Qed.
 
-  Lemma accepted_masks_hide_every_patch : forall chosen, check chosen = true ->
-    forall patch, threat_of_the_program patch ->
-    exists i, i < length masks /\ entry chosen i = true /\ hides (mask regions i) patch.
+  (** Patches lie inside placements of the shapes, and a mask that hides these hides the patches. *)
+  Lemma a_patch_lies_in_placements : forall patch, threat_of_the_program patch ->
+    exists windows, length windows = patches /\ Forall (a_patch shapes room) windows /\
+      forall i, i < length masks ->
+      (forall w, In w windows -> hides (region_of (mask_of masks i)) (region_of [w])) -> hides (mask regions i) patch.
   Proof.
-    intros chosen Hcheck patch [windows [Hlength [Hpatches Hpatch]]].
+    intros patch [windows [Hlength [Hpatches Hpatch]]].
     assert (Hlarger : exists larger, length larger = patches /\ Forall (a_patch shapes room) larger /\
       forall w, In w windows -> exists v, In v larger /\ inside w v).
     { clear Hpatch. revert Hlength. generalize patches as k.
@@ -56,13 +58,42 @@ Section Certificate.
         split; [simpl in *; lia|]. split; [now constructor|].
         intros u [<-|Hu]; [exists v; split; [now left|assumption]|].
         destruct (Hin u Hu) as [t [Ht Ht']]. exists t. split; [now right|assumption]. }
-    destruct Hlarger as [larger [Hl [Hall Hin]]].
-    assert (H := cover_check_is_exact masks shapes room patches chosen shapes_are_positive).
-    destruct H as [H _]. destruct (H Hcheck larger Hl Hall) as [i [Hi [Hchosen Hhides]]].
-    exists i. repeat split; [assumption|assumption|]. rewrite region_of_a_mask by assumption.
+    destruct Hlarger as [larger [Hl [Hall Hin]]]. exists larger. split; [assumption|]. split; [assumption|].
+    intros i Hi Hhides. rewrite region_of_a_mask by assumption.
     intros p Hp. rewrite Hpatch in Hp. apply region_of_iff in Hp. destruct Hp as [w [Hw Hp]].
     destruct (Hin w Hw) as [v [Hv Hinside]]. apply (Hhides v Hv).
     apply (a_window_hides_what_is_inside w v Hinside), region_of_iff. exists w. split; [now left | assumption].
+  Qed.
+
+  Lemma accepted_masks_hide_every_patch : forall chosen, check chosen = true ->
+    forall patch, threat_of_the_program patch ->
+    exists i, i < length masks /\ entry chosen i = true /\ hides (mask regions i) patch.
+  Proof.
+    intros chosen Hcheck patch Hpatch. destruct (a_patch_lies_in_placements patch Hpatch) as [windows [Hl [Hall Hin]]].
+    assert (H := cover_check_is_exact masks shapes room patches chosen shapes_are_positive).
+    destruct H as [H _]. destruct (H Hcheck windows Hl Hall) as [i [Hi [Hchosen Hhides]]].
+    exists i. repeat split; auto.
+  Qed.
+
+  (** Which masks hide each placement that the check looks at. *)
+  Definition listed_placements : list (list bool) :=
+    map (fun rows => map (fun i => forallb (fun row => entry row i) rows) (seq 0 (length masks)))
+      (combinations patches (single_rows masks shapes room)).
+
+  Lemma a_listed_placement_stands_for_each_patch : forall patch, threat_of_the_program patch ->
+    exists hiding, In hiding listed_placements /\
+      forall i, i < length masks -> entry hiding i = true -> hides (mask regions i) patch.
+  Proof.
+    intros patch Hpatch. destruct (a_patch_lies_in_placements patch Hpatch) as [windows [Hl [Hall Hin]]].
+    destruct (placements_together_have_listed_rows masks shapes room windows shapes_are_positive Hall)
+      as [rows [Hrows Hhides]].
+    rewrite Hl in Hrows. eexists. split; [apply in_map; exact Hrows|]. intros i Hi Hentry. apply Hin; [assumption|].
+    intros w Hw. apply mask_hides_iff, Hhides; [assumption| |assumption].
+    unfold entry at 1 in Hentry.
+    rewrite nth_indep with (d' := forallb (fun row => entry row 0) rows) in Hentry
+      by now rewrite map_length, seq_length.
+    rewrite map_nth with (f := fun i => forallb (fun row => entry row i) rows), seq_nth in Hentry by assumption.
+    now rewrite forallb_forall in Hentry.
   Qed.
 
   Theorem an_accepted_mask_set_covers : check all_masks = true -> covers regions threat_of_the_program.

@@ -105,29 +105,37 @@ Section Soundness.
   Context {pixel value : Type}.
   Variable masks : list (region pixel).
   Variable labels : image pixel value -> table label.
-  Hypothesis visible : function_of_visible masks labels.
-  Variable R : threat pixel.
   Variable order : list nat.
   Hypothesis order_has_every_mask : Permutation order (seq 0 (length masks)).
 
   Definition answer_of_challenger_masking (x : image pixel value) : label :=
     fst (challenger_masking order (one_mask_labels masks labels x) (labels x)).
 
-  Theorem challenger_masking_keeps_the_label : forall x y,
-    row_certified masks labels R x y -> forall x', attacked R x x' -> answer_of_challenger_masking x' = y.
+  Lemma challenger_masking_answers_a_good_row : forall x y,
+    two_masks_commute labels -> (exists i, i < length masks /\ good masks labels x y i) ->
+    answer_of_challenger_masking x = y.
   Proof.
-    intros x y Hcert x' Hattack.
-    destruct (some_good_row_survives_the_attack masks labels visible R x y x' Hcert Hattack) as [i [Hi Hgood]].
+    intros x y Hcommute [i [Hi Hgood]].
     assert (Hin : forall j, In j order <-> j < length masks).
     { intro j. rewrite order_has_every_mask. rewrite in_seq. lia. }
     unfold answer_of_challenger_masking, challenger_masking.
     apply Hin in Hi as Horder. destruct order as [|candidate remaining]; [destruct Horder|].
-    pose proof (a_good_mask_never_loses (one_mask_labels masks labels x') (labels x') i y
+    pose proof (a_good_mask_never_loses (one_mask_labels masks labels x) (labels x) i y
       (length remaining) candidate remaining) as H.
     destruct (challenge _ _ _ _ _) as [last rounds]. apply H; auto.
     - rewrite one_mask_label_number by assumption. now apply Hgood.
     - intros j Hj. apply Hin in Hj. split; [now apply Hgood|].
-      rewrite (proj1 visible). now apply Hgood.
+      rewrite Hcommute. now apply Hgood.
+  Qed.
+
+  Hypothesis visible : function_of_visible masks labels.
+  Variable R : threat pixel.
+
+  Theorem challenger_masking_keeps_the_label : forall x y,
+    row_certified masks labels R x y -> forall x', attacked R x x' -> answer_of_challenger_masking x' = y.
+  Proof.
+    intros x y Hcert x' Hattack. apply challenger_masking_answers_a_good_row; [apply visible|].
+    now apply some_good_row_survives_the_attack with (R := R) (x := x).
   Qed.
 
   Theorem two_mask_correctness_certifies_challenger_masking : forall x y,

@@ -209,6 +209,30 @@ Qed.
 
 Definition row_eq_dec : forall a b : list bool, {a = b} + {a <> b} := list_eq_dec bool_dec.
 
+Lemma placements_together_have_listed_rows : forall masks shapes room windows,
+  (forall s, In s shapes -> 1 <= fst s /\ 1 <= snd s) -> Forall (a_patch shapes room) windows ->
+  exists rows, In rows (combinations (length windows) (single_rows masks shapes room)) /\
+    forall i, i < length masks -> (forall row, In row rows -> entry row i = true) ->
+    forall w, In w windows -> mask_hides (mask_of masks i) w = true.
+Proof.
+  intros masks shapes room windows Hpositive Hpatches.
+  assert (Hrows : exists rows, length rows = length windows /\ incl rows (single_rows masks shapes room) /\
+    forall i, i < length masks -> (forall row, In row rows -> entry row i = true) ->
+    forall w, In w windows -> mask_hides (mask_of masks i) w = true).
+  { induction Hpatches as [|w rest Hw Hrest IH].
+    - exists []. repeat split; [apply incl_nil_l | intros ? ? ? ? []].
+    - destruct IH as [rows [Hl [Hincl Hhides]]].
+      destruct (every_patch_has_a_hardest_row masks shapes room w Hpositive Hw) as [row [Hrow Hrowhides]].
+      exists (row :: rows). split; [simpl in *; lia|]. split; [now apply incl_cons|].
+      intros i Hi Hall v [<-|Hv].
+      + apply Hrowhides; [assumption|]. apply Hall. now left.
+      + apply Hhides; [assumption | | assumption]. intros. apply Hall. now right. }
+  destruct Hrows as [rows [Hl [Hincl Hhides]]].
+  destruct (combinations_hold_every_choice row_eq_dec _ rows Hincl) as [c [Hc Hperm]]. rewrite Hl in Hc.
+  exists c. split; [assumption|]. intros i Hi Hall. apply Hhides; [assumption|].
+  intros row Hrow. apply Hall. eapply Permutation_in; eassumption.
+Qed.
+
 Theorem cover_check_is_exact : forall masks shapes room patches chosen,
   (forall s, In s shapes -> 1 <= fst s /\ 1 <= snd s) ->
   cover_check masks shapes room patches chosen = true <->
@@ -219,24 +243,12 @@ Proof.
   intros masks shapes room patches chosen Hpositive. unfold cover_check. rewrite forallb_forall. split.
   - (* Accepted: replace each patch by its hardest row. *)
     intros Hcheck windows Hlength Hpatches.
-    assert (Hrows : exists rows, length rows = patches /\ incl rows (single_rows masks shapes room) /\
-      forall i, i < length masks -> (forall row, In row rows -> entry row i = true) ->
-      forall w, In w windows -> mask_hides (mask_of masks i) w = true).
-    { clear Hcheck. revert patches Hlength. induction windows as [|w rest IH]; intros patches Hlength.
-      - exists []. repeat split; [assumption | apply incl_nil_l | intros ? ? ? ? []].
-      - inversion_clear Hpatches as [|? ? Hw Hrest].
-        destruct (IH Hrest (length rest) eq_refl) as [rows [Hl [Hincl Hhides]]].
-        destruct (every_patch_has_a_hardest_row masks shapes room w Hpositive Hw) as [row [Hrow Hrowhides]].
-        exists (row :: rows). split; [simpl in *; lia|]. split; [now apply incl_cons|].
-        intros i Hi Hall v [<-|Hv].
-        + apply Hrowhides; [assumption|]. apply Hall. now left.
-        + apply Hhides; [assumption | | assumption]. intros. apply Hall. now right. }
-    destruct Hrows as [rows [Hl [Hincl Hhides]]].
-    destruct (combinations_hold_every_choice row_eq_dec _ rows Hincl) as [c [Hc Hperm]]. rewrite Hl in Hc.
-    specialize (Hcheck c Hc). apply existsb_exists in Hcheck. destruct Hcheck as [i [Hi Hall]].
-    apply in_seq in Hi. apply andb_true_iff in Hall. destruct Hall as [Hchosen Hall]. rewrite forallb_forall in Hall.
-    exists i. split; [lia|]. split; [assumption|]. intros w Hw. apply mask_hides_iff.
-    apply Hhides; [lia| |assumption]. intros row Hrow. apply Hall. eapply Permutation_in; eassumption.
+    destruct (placements_together_have_listed_rows masks shapes room windows Hpositive Hpatches)
+      as [rows [Hrows Hhides]].
+    rewrite Hlength in Hrows. specialize (Hcheck rows Hrows). apply existsb_exists in Hcheck.
+    destruct Hcheck as [i [Hi Hall]]. apply in_seq in Hi. apply andb_true_iff in Hall.
+    destruct Hall as [Hchosen Hall]. rewrite forallb_forall in Hall.
+    exists i. split; [lia|]. split; [assumption|]. intros w Hw. apply mask_hides_iff. apply Hhides; auto. lia.
   - (* Every row is the row of a placement. *)
     intros Hcovers rows Hrows. apply combinations_have_only_choices in Hrows. destruct Hrows as [Hlength Hincl].
     assert (Hwindows : exists windows, map (hidden_by masks) windows = rows /\ Forall (a_patch shapes room) windows).

@@ -74,8 +74,6 @@ Section Soundness.
   Context {pixel value : Type}.
   Variable masks : list (region pixel).
   Variable labels : image pixel value -> table label.
-  Hypothesis visible : function_of_visible masks labels.
-  Variable R : threat pixel.
   Variable majority : list label -> label.
   Variable order : list nat.
   Hypothesis order_has_every_mask : Permutation order (seq 0 (length masks)).
@@ -83,11 +81,11 @@ Section Soundness.
   Definition answer_of_double_masking (x : image pixel value) : label :=
     answer (double_masking majority order (one_mask_labels masks labels x) (row_labels masks labels x)).
 
-  Theorem double_masking_keeps_the_label : forall x y,
-    row_certified masks labels R x y -> forall x', attacked R x x' -> answer_of_double_masking x' = y.
+  Lemma double_masking_answers_a_good_row : forall x y,
+    two_masks_commute labels -> (exists i, i < length masks /\ good masks labels x y i) ->
+    answer_of_double_masking x = y.
   Proof.
-    intros x y Hcert x' Hattack.
-    destruct (some_good_row_survives_the_attack masks labels visible R x y x' Hcert Hattack) as [i [Hi Hgood]].
+    intros x y Hcommute [i [Hi Hgood]].
     assert (Hin : forall j, In j order <-> j < length masks).
     { intro j. rewrite order_has_every_mask. rewrite in_seq. lia. }
     apply a_good_row_decides with (i := i).
@@ -95,7 +93,17 @@ Section Soundness.
     - rewrite one_mask_label_number by assumption. now apply Hgood.
     - intros l Hl. apply row_has_only_pairs in Hl. destruct Hl as [j [Hj ->]]. now apply Hgood.
     - intros j Hj. rewrite <- (Hgood j) by now apply Hin.
-      rewrite (proj1 visible). now apply row_has_every_pair.
+      rewrite Hcommute. now apply row_has_every_pair.
+  Qed.
+
+  Hypothesis visible : function_of_visible masks labels.
+  Variable R : threat pixel.
+
+  Theorem double_masking_keeps_the_label : forall x y,
+    row_certified masks labels R x y -> forall x', attacked R x x' -> answer_of_double_masking x' = y.
+  Proof.
+    intros x y Hcert x' Hattack. apply double_masking_answers_a_good_row; [apply visible|].
+    now apply some_good_row_survives_the_attack with (R := R) (x := x).
   Qed.
 
   (** The paper's Theorem 1. *)

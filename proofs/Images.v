@@ -44,8 +44,10 @@ Section Images.
   (** What is assumed of them: two masks commute, and an answer is a function of which masks these are and of the pixels
       that both leave visible. So a transformer may drop hidden tokens, and two unions that hide the same pixels may
       have different answers, as where they lie in different rows of a batch. *)
+  Definition two_masks_commute : Prop := forall x i j, labels x i j = labels x j i.
+
   Definition function_of_visible : Prop :=
-    (forall x i j, labels x i j = labels x j i) /\
+    two_masks_commute /\
     (forall x x' i j, (forall p, mask i p = false -> mask j p = false -> x p = x' p) -> labels x i j = labels x' i j).
 
   Definition one_mask_labels (x : image) : list answer := map (fun i => labels x i i) (seq 0 (length masks)).
@@ -106,7 +108,7 @@ Section Classifier.
   Lemma such_a_classifier_fills_a_table : forall F,
     sees_visible_pixels_only F -> function_of_visible masks (table_of F).
   Proof.
-    intros F H. split; intros; apply H.
+    intros F H. split; [intros x i j | intros]; apply H.
     - intro p. apply orb_comm.
     - reflexivity.
     - reflexivity.

@@ -158,13 +158,17 @@ Section Smoothing.
 
   Definition reached_views (reach : view -> bool) : Z := sum (fun v => if reach v then 1 else 0) views.
 
+  (** What the certificate wants to be above 0 for each other class, if a patch reaches at most so many views. *)
+  Definition smoothing_margin (b : ballot) (most : Z) (y c : nat) : Z :=
+    votes b y - (votes b c + (if (c <? y)%nat then 1 else 0)) - 2 * most + 1.
+
   Theorem smoothing_keeps_the_label : forall b b' reach most y,
     (forall c v, reach v = false -> b' c v = b c v) ->
     reached_views reach <= most ->
-    (forall c, c <> y -> votes b c + (if (c <? y)%nat then 1 else 0) + 2 * most <= votes b y) ->
+    (forall c, c <> y -> 0 < smoothing_margin b most y c) ->
     wins b' y.
   Proof.
-    intros b b' reach most y Hsame Hmost Hcert c Hc. specialize (Hcert c Hc).
+    intros b b' reach most y Hsame Hmost Hcert c Hc. specialize (Hcert c Hc). unfold smoothing_margin in Hcert.
     assert (H : forall d, votes b d - reached_views reach <= votes b' d <= votes b d + reached_views reach).
     { intro d. unfold votes, reached_views. rewrite <- sum_minus, <- sum_plus.
       split; apply sum_of_smaller_terms; intros v _; destruct (reach v) eqn:E;

@@ -15,7 +15,7 @@ Section SourceGrid.
   (** The network may be told which two masks these are, in either order: it may drop hidden tokens, or compute each
       union of masks in a row of the batch of its own. *)
   Variable network : nat -> nat -> input -> answer.
-  Hypothesis two_masks_commute : forall i j z, network i j z = network j i z.
+  Hypothesis either_order : forall i j z, network i j z = network j i z.
 
   (** Preparation looks at the values of pixels only. *)
   Hypothesis prepare_is_a_function : forall x x', (forall p, x p = x' p) -> prepare x = prepare x'.
@@ -30,7 +30,7 @@ Section SourceGrid.
   Theorem masking_before_preparing_sees_visible_pixels_only : function_of_visible masks masked_then_prepared.
   Proof.
     unfold masked_then_prepared, fill_in, union. split.
-    - intros x i j. rewrite two_masks_commute. f_equal. apply prepare_is_a_function. intro p. now rewrite orb_comm.
+    - intros x i j. rewrite either_order. f_equal. apply prepare_is_a_function. intro p. now rewrite orb_comm.
     - intros x x' i j Hsame. f_equal. apply prepare_is_a_function. intro p.
       destruct (mask masks i p) eqn:Ei, (mask masks j p) eqn:Ej; simpl; auto.
   Qed.

@@ -135,6 +135,17 @@ class MissingDependencyError(PatchCleanserError, ImportError):
         return cls(f"{package} is not installed; run, in a clone of the repository: pip install '.[{extra}]'")
 
 
+def first_line(error: BaseException) -> str:
+    r"""The type of an error of the user's own code, and the first line of what it says.
+
+    >>> first_line(TypeError("conv2d() received bad arguments, but expected one of:\n * (Tensor input)"))
+    'TypeError: conv2d() received bad arguments'
+    """
+    lines = str(error).strip().splitlines()
+    text = lines[0].removesuffix(":").removesuffix(", but expected one of") if len(lines) > 1 else str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def did_you_mean(text: str, names: Iterable[str]) -> str:
     """The end of a sentence about a wrong name: the nearest right name, if any is near.
 

@@ -39,7 +39,7 @@ def test_the_png_keeps_the_pixels_and_says_how_they_were_found(colour: TorchClas
     torch.testing.assert_close(again.pixels, patch.pixels, atol=0.5 / 255 + 1e-6, rtol=0)
     assert again.about["settings"]["seed"] == 9
     assert again.about["printing"]["rotation"] == 5
-    assert Threat.from_json(again.about["threat"]) == Threat.square(4)
+    assert Threat.from_dict(again.about["threat"]) == Threat.square(4)
     assert again.about["classifier"] == colour.fingerprint
     stuck = apply_patch(IMAGES[0], again.pixels, Window(2, 3, 4, 4))
     torch.testing.assert_close(stuck[:, 2:6, 3:7], again.pixels, atol=1e-5, rtol=0)

@@ -71,9 +71,17 @@ BAD_IMAGES = [
     ("empty array", np.zeros((0, 3, 16, 16)), r"a batch needs at least 1 image, got shape \(0, 3, 16, 16\)"),
     ("empty list", [], "a batch needs at least 1 image, got none"),
     ("empty generator", (image for image in ()), "a batch needs at least 1 image, got none"),
-    ("8-bit tensor", torch.zeros(1, 3, 16, 16, dtype=torch.uint8), r"image 0 has type torch\.uint8; .* by 255"),
-    ("8-bit array", np.zeros((1, 3, 16, 16), np.uint8), r"image 0 has type torch\.uint8; pass floats in \[0, 1\]"),
-    ("whole numbers", torch.zeros(1, 3, 16, 16, dtype=torch.int64), r"image 0 has type torch\.int64"),
+    (
+        "8-bit tensor",
+        torch.zeros(1, 3, 16, 16, dtype=torch.uint8),
+        r"image 0 has type torch\.uint8 .*; pass images / 255$",
+    ),
+    ("8-bit array", np.zeros((1, 3, 16, 16), np.uint8), r"image 0 has type torch\.uint8 .*; pass images / 255$"),
+    (
+        "whole numbers",
+        torch.zeros(1, 3, 16, 16, dtype=torch.int64),
+        r"image 0 has type torch\.int64 .*; pass floats in \[0, 1\]$",
+    ),
     ("booleans", torch.zeros(1, 3, 16, 16, dtype=torch.bool), r"image 0 has type torch\.bool"),
     ("complex", torch.zeros(1, 3, 16, 16, dtype=torch.complex64), r"image 0 has type torch\.complex64"),
     ("too bright", with_pixel(1.5), r"image 0 has values from 0\.5 to 1\.5; pixels lie in \[0, 1\]"),
@@ -84,7 +92,7 @@ BAD_IMAGES = [
     (
         "8-bit HWC array",
         np.zeros((1, 16, 20, 3), np.uint8),
-        r"or a PIL image: .*Image\.fromarray\(pixels\)",
+        r"image 0 has type torch\.uint8 and shape \(16, 20, 3\); pass Image\.fromarray\(image\)$",
     ),
     (
         "8-bit values",
@@ -110,7 +118,7 @@ BAD_IMAGES = [
     ("no pixels", torch.rand(1, 3, 0, 16), r"image 0 has no pixels: shape \(3, 0, 16\)"),
     ("path", "photo.jpg", "images come as a batch .* or a list of images, got str"),
     ("bytes", b"\x89PNG", "or a list of images, got bytes"),
-    ("bare PIL image", Image.new("RGB", (16, 16)), "or a list of images, got Image"),
+    ("bare PIL image", Image.new("RGB", (16, 16)), "or a list of images, got Image; put the one image into a list"),
     ("None", None, "or a list of images, got NoneType"),
     ("int", 3, "or a list of images, got int"),
     ("list of paths", ["photo.jpg"], "image 0 is a str; pass a tensor, an array or a PIL image"),
@@ -253,6 +261,26 @@ def test_functions_that_return_no_scores_are_refused(output: Callable[[Any], Any
         DoubleMasking(output, THREAT, masks=2).predict(images[:1])
 
 
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (nn.Conv2d(3, 4, 3), "TypeError: conv2d() received an invalid combination of arguments"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 4)), "TypeError: flatten()"),
+    ],
+)
+def test_a_function_of_tensors_is_told_in_one_line_how_to_get_them(
+    network: nn.Module, words: str, images: Tensor
+) -> None:
+    network.eval()
+    with pytest.raises(OutputError) as error:
+        DoubleMasking(lambda x: network(x), THREAT, masks=2).predict(images[:1])
+    message = str(error.value)
+    assert words in message
+    assert message.endswith('; for a function of torch tensors pass CallableClassifier(function, array="torch")')
+    assert "\n" not in message
+    assert len(message) < 400
+
+
 def test_a_wrong_number_of_classes_is_refused(images: Tensor) -> None:
     with pytest.raises(OutputError, match="must return 10 classes, got 3"):
         DoubleMasking(TorchClassifier(Means().eval(), classes=10), THREAT, masks=2).predict(images)
@@ -345,7 +373,7 @@ def test_the_image_that_is_too_small_is_named() -> None:
         ({"masks": (2, 0)}, r"masks is a whole number of at least 1, .*, got \(2, 0\)"),
         ({"masks": (1, 2, 3)}, r"masks is a whole number of at least 1, .*, got \(1, 2, 3\)"),
         ({"masks": 2.5}, r"masks is a whole number of at least 1, .*, got 2\.5"),
-        ({"masks": "6"}, "masks is a whole number of at least 1, .*, got '6'"),
+        ({"masks": "six"}, "masks is a whole number of at least 1, .*, got 'six'"),
         ({"masks": True}, "masks is a whole number of at least 1, .*, got True"),
         ({"stride": 0}, "stride is a whole number of at least 1, or one for each axis, got 0"),
         ({"masks": 2, "stride": 3}, r"give masks \(--masks\) or stride \(--stride\), not both; got 2×2 and 3×3"),
@@ -387,15 +415,21 @@ def test_a_mask_set_and_a_recipe_for_one_are_refused_together(option: dict) -> N
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [(3, "got int"), (None, "got NoneType"), ([Means().eval()], "got list"), ("resnet50", "cannot read classifier")],
-    ids=["int", "None", "list", "bare name"],
+    [
+        (3, "got int"),
+        (None, "got NoneType"),
+        ([Means().eval()], "got list"),
+        ("resnet50", "cannot read classifier"),
+        (nn.Linear(3, 2).state_dict(), "a network, got its weights .OrderedDict.; load them into a module first"),
+    ],
+    ids=["int", "None", "list", "bare name", "state dict"],
 )
 def test_what_is_no_classifier_is_refused(model: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         DoubleMasking(model, THREAT)
 
 
-@pytest.mark.parametrize("threat", [32, "32px", None, (4, 4)])
+@pytest.mark.parametrize("threat", [3.2, "32cm", None, (4, 4)])
 def test_what_is_no_threat_is_refused(threat: Any) -> None:
     with pytest.raises(ThreatError, match="12x83"):
         DoubleMasking(Means().eval(), threat)
@@ -441,7 +475,7 @@ def test_a_list_is_a_number_of_masks_for_each_axis() -> None:
         (lambda: MinorityReports(Means().eval(), THREAT, threshold=float("nan")), "threshold lies in .*, got nan"),
         (lambda: Window(0.5, 0, 3, 3), "the top of a window is a whole number of px, got 0.5"),
         (lambda: Window(0, 0, "3", 3), "the height of a window is a whole number of px, got '3'"),
-        (lambda: DoubleMasking(Means().eval(), 5), "got the int 5; write '5'"),
+        (lambda: DoubleMasking(Means().eval(), 5.5), "got the float 5.5"),
         (lambda: evaluate(Job(Means().eval(), PAIRS, THREAT), "run", batch=0), "batch is .*, got 0"),
     ],
 )  # fmt: skip

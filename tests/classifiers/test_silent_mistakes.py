@@ -153,20 +153,20 @@ class Scored(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("function", "level", "words"),
+    ("function", "words"),
     [
-        (torch.sigmoid, logging.WARNING, "do not sum to 1, as after torch.sigmoid: if several labels may be right"),
-        (partial(torch.softmax, dim=1), logging.INFO, "sum to 1, as after a softmax: labels are the same"),
+        (torch.sigmoid, "do not sum to 1, as after torch.sigmoid: if several labels may be right"),
+        (partial(torch.softmax, dim=1), "sum to 1, as after a softmax: labels are the same"),
     ],
 )
 def test_a_sigmoid_or_softmax_inside_forward_is_noticed_once_by_its_scores(
-    function: Callable[[torch.Tensor], torch.Tensor], level: int, words: str, warnings: pytest.LogCaptureFixture
+    function: Callable[[torch.Tensor], torch.Tensor], words: str, warnings: pytest.LogCaptureFixture
 ) -> None:
     warnings.set_level(logging.INFO, logger="patchcleanser")
     defense = DoubleMasking(TorchClassifier(Scored(function).eval()), Threat.square(2), masks=3)
     for _ in range(2):
         defense.predict(torch.rand(1, 3, 8, 8))
-    assert [record.levelno for record in warnings.records] == [level]
+    assert [record.levelno for record in warnings.records] == [logging.WARNING]
     assert words in warnings.text
 
 

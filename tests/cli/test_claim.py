@@ -33,7 +33,7 @@ def test_a_run_that_was_audited_becomes_a_claim_that_passes_the_check(run: Comma
     assert (claim.run, claim.run_key, claim.run_digest) == ("rows", stored.key, stored.digest)
     assert (claim.rederived, claim.attacked) == (1, None)
     assert claim.certified == round(stored.summary().shares["certified"].percent, 2)
-    assert "None" not in json.dumps(claim.to_json())
+    assert "None" not in json.dumps(claim.to_dict())
     assert main([]) == 0
     assert run(*certify[:-1], "rows2", "--seed", "1").code == 0
     before = path.read_bytes()

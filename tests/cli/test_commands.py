@@ -195,7 +195,7 @@ def test_harden_writes_a_copy_that_loads(run: Command, tmp_path: Path) -> None:
         (["train", "--model", "net:tiny", "--set", "epoch=3"], "a recipe has no setting 'epoch'"),
         (["train", "--model", "net:tiny?classes=7", "--data", "sample"], "7 classes, the data has 10"),
         (["train", "--model", "net:tiny", "--data", "nowhere"], "no dataset 'nowhere'"),
-        (["train", "--model", "net:tiny", "--data", "sample", "--patch", "5px"], "cannot read patch '5px'"),
+        (["train", "--model", "net:tiny", "--data", "sample", "--patch", "5cm"], "cannot read patch '5cm'"),
         (["harden", "--model", "zoo:nothing", "--images", "sample"], "no zoo model 'nothing'; there are cifar10-mlp"),
         (["harden", "--model", "zoo:tiny", "--images", "nowhere"], "no dataset 'nowhere'"),
         (["harden", "--model", "zoo:tiny", "--images", "sample", "--device", "tpu"], "device 'tpu' cannot be used"),

@@ -93,8 +93,11 @@ def test_timing_beforehand_changes_no_row(words: list[str], run: Command) -> Non
 
 def test_many_masks_say_how_many_pairs_before_they_are_checked(run: Command) -> None:
     done = run("certify", "--device", "cpu", "-p", "5", "-n", "1", "--masks", "500", "--dry-run")
-    assert done.err == "note: 784 masks make 307,720 pairs; checking them takes a while\n"
+    assert done.err.startswith("note: 500×500 masks are more than the 28×28 places of a patch in an image of 32×32 px")
+    assert "784 masks are used, and a certificate tries all 307,720 pairs of them" in done.err
     assert "307,721 classifications" in done.out
+    done = run("certify", "--device", "cpu", "-p", "5", "-n", "1", "--masks", "28", "--dry-run")
+    assert done.err == "note: 784 masks make 307,720 pairs; checking them takes a while\n"
 
 
 def test_quiet_leaves_errors_and_results_only(run: Command) -> None:

@@ -151,7 +151,7 @@ def test_attacks_and_audits_find_the_same_there(runner: RayRunner, tmp_path: Pat
         assert picture.read_bytes() == (tmp_path / "there" / "gallery" / picture.name).read_bytes()
     certified = evaluate(job, tmp_path / "certified")
     audits = [
-        audit(certified, job, sample=3, attack=2, settings=settings, runner=place).to_json() for place in (None, runner)
+        audit(certified, job, sample=3, attack=2, settings=settings, runner=place).to_dict() for place in (None, runner)
     ]
     assert audits[0] == audits[1]
     assert len(audits[0]["derived"]) == 3

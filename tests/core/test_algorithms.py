@@ -10,10 +10,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from patchcleanser import CallableClassifier, Case, ChallengerMasking, DoubleMasking, MaskSet, MinorityReports, Threat
-from patchcleanser.core.algorithms import AHEAD, challenger_flow, challenger_masking, double_masking, majority_label
+from patchcleanser.core.algorithms import (
+    AHEAD,
+    certification_flow,
+    challenger_flow,
+    challenger_masking,
+    double_masking,
+    majority_label,
+)
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import LabelTable
 from patchcleanser.core.results import Verdict
+from patchcleanser.errors import CoverError
 
 
 def table_of(rows: list[list[int]]) -> tuple[list[int], list[list[int]]]:
@@ -198,3 +206,20 @@ def test_early_exit_gives_the_same_answer_as_the_full_check(case: tuple[MaskSet,
     if full.failing_placement is not None:
         place = full.failing_placement[0]
         assert not full.positions[place.height, place.width][place.top, place.left]
+
+
+@pytest.mark.parametrize("careless", ["fine", "coarse"])
+def test_no_certificate_comes_from_masks_or_coarse_masks_that_do_not_cover(careless: str) -> None:
+    threat = Threat.square(2)
+    covering, small = (
+        MaskSet.build(threat, image=(8, 8), masks=2),
+        MaskSet.build(Threat.square(1), image=(8, 8), masks=3),
+    )
+    table = LabelTable(
+        small if careless == "fine" else covering, LabelTable(small if careless == "coarse" else covering)
+    )
+    for part in (table, table.coarse):
+        assert part is not None
+        part.labels[:], part.margins[:] = 0, 1.0
+    with pytest.raises(CoverError, match="does not cover the threat"):
+        list(certification_flow(table, 0, threat, maps=False))

@@ -1,6 +1,7 @@
 """Placements around an object, counted out; merging and its promise, on random boxes."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from patchcleanser import MaskSet, Threat, Window
 from patchcleanser.core.detections import Detections, coverage, merge, promised_coverage
 from patchcleanser.core.geometry import Size
-from patchcleanser.core.hiding import PLACES, certify_object, near_gap, placements
+from patchcleanser.core.hiding import PLACES, ObjectCertificate, certify_object, near_gap, placements
 from patchcleanser.errors import MaskError, ThreatError
 
 
@@ -102,6 +103,26 @@ def test_the_answer_covers_what_masked_boxes_promise(seed: int) -> None:
         same = answer.boxes[answer.classes == 0]
         covered = coverage(target[None], by=same).max(initial=0.0)
         assert covered >= max(promised_coverage(part, target, 0, prune=0.7) for part in parts)
+
+
+def test_thousands_of_boxes_that_an_attacker_makes_do_not_fill_the_memory() -> None:
+    random = np.random.default_rng(0)
+    corners = random.random((5000, 2)) * 600
+    boxes = np.hstack([corners, corners + 1 + random.random((5000, 2)) * 20])
+    many = Detections(boxes, random.integers(0, 80, 5000), np.ones(5000))
+    tracemalloc.start()
+    assert len(merge(many.pick(slice(0, 10)), [many], prune=0.8)) > 4000
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20e6  # a number for each pair of boxes takes 200 MB
+
+
+def test_of_a_promise_of_nothing_more_than_nothing_is_wanted() -> None:
+    masks, box = MaskSet.build(Threat.square(2), image=(8, 8), masks=2), Window(0, 0, 2, 2)
+    nothing, all_of_it = (certify_object(masks, Threat.square(2), box, 0, np.full(4, p)) for p in (0.0, 1.0))
+    assert not nothing.certified("far", 0.0)
+    assert all_of_it.certified("far", 0.0)
+    assert not ObjectCertificate(0, None, None, None, {}).certified("far", 0.0)
 
 
 def test_boxes_with_nan_or_without_area_are_left_out() -> None:

@@ -175,15 +175,22 @@ def test_without_a_map_the_failing_patch_is_hatched() -> None:
 
 
 TITLES = {
-    "label 3, disagreer": VERDICT,
+    "label 3, dashed: the mask that decided": VERDICT,
+    "label 3, all masks agree": replace(VERDICT, case=Case.AGREED, deciding_mask=None, suspected=()),
+    "label 3, all coarse masks agree": replace(VERDICT, case=Case.COARSE, deciding_mask=None, suspected=()),
+    "label 3, most masks agree": replace(VERDICT, case=Case.MAJORITY, deciding_mask=None, suspected=()),
     "label 1, certified": CERTIFIED,
     "label 1, row-certified": replace(CERTIFIED, certified=False),
-    "label 1, not certified": replace(MAPPED, positions=None),
+    "label 1, not certified\na map of all places needs maps=True": replace(MAPPED, positions=None),
     "label 1, 95.8% of places proved\npink: patch centres that are not": MAPPED,
     "label 2": RESULTS[3],
     "alert": RESULTS[5],
     "label 2, not certified": RESULTS[6],
     "label 2, detection-certified": DetectionCertificate(2, True, None, 1.0, 37),
+    "classes 0 2": MultiLabelVerdict((0, 2), (Case.AGREED,) * 3, 9),
+    "classes -": MultiLabelVerdict((), (Case.AGREED,) * 3, 9),
+    "classes 0 2, 1 certified": MultiLabelCertificate((0, 2), (0,), (), 1, 0, None, 0.5, 666),
+    "label 4": ObjectCertificate(4, 0.0, 0.2, 0.9, {}),  # whether it is certified depends on the place
 }
 
 

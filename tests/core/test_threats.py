@@ -1,5 +1,8 @@
+import re
 from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 
 from patchcleanser import Threat, Window
@@ -46,10 +49,41 @@ def test_a_region_bounds_the_shapes_and_shares_stay_shares_of_the_image() -> Non
         ("2.4%", Threat.share(0.024)),
         ("any:1%", Threat.any_rectangle(share=0.01)),
         ("any:502", Threat.any_rectangle(502)),
+        ("32px", Threat.square(32)),
+        ("12x83 px", Threat.rectangle(12, 83)),
+        ("2 %", Threat.share(0.02)),
     ],
 )
 def test_command_line_words(text: str, threat: Threat) -> None:
     assert Threat.parse(text) == threat
+    assert Threat.from_dict(threat.to_dict()) == threat
+
+
+@pytest.mark.parametrize("side", [5, np.int64(5), "5", Threat.square(5)])
+def test_a_whole_number_is_the_side_of_a_square(side: Any) -> None:
+    assert Threat.of(side) == Threat.square(5)
+
+
+@pytest.mark.parametrize(
+    ("near", "words"),
+    [
+        (0.02, "got the float 0.02; did you mean '2%'?"),
+        (5.0, "got the float 5.0; did you mean '5'?"),
+        ("0.02", "cannot read patch '0.02'; write 32, 12x83, 2%, any:502 or any:1%; did you mean '2%'?"),
+        ("12 × 83", "did you mean '12x83'?"),
+        ("32*32", "did you mean '32x32'?"),
+        ("32 pixels", "did you mean '32px'?"),
+    ],
+)
+def test_what_was_probably_meant_is_said(near: Any, words: str) -> None:
+    with pytest.raises(ThreatError, match=re.escape(words)):
+        Threat.of(near)
+
+
+@pytest.mark.parametrize("far", ["huge", "5cm", "0.0", "any:3x4", 2.5, True, None])
+def test_nothing_is_suggested_where_it_is_not_clear_what_was_meant(far: Any) -> None:
+    with pytest.raises(ThreatError, match=r"^(?!.*did you mean).*$"):
+        Threat.of(far)
 
 
 @pytest.mark.parametrize(

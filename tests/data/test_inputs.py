@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[Any, type[PatchCleanserError], str]] = {
     "a path": (Path("photos"), InputError, "write 'folder:photos'"),
     "a missing folder": ("folder:/no/such/place", DataError, "/no/such/place"),
     "no dataset's name": ("zoo:tiny", DataError, "no dataset 'zoo:tiny'"),
-    "a network": (NETWORK, InputError, "item 0 of Sequential is a Flatten"),
+    "a network": (NETWORK, InputError, r"items must be \(image, label\), got a Flatten as item 0 of Sequential"),
     "a threat": (Threat.square(2), InputError, "got a Threat"),
     "a stream": (Stream(), InputError, "iterable-style.*map-style"),
     "a loader of a stream": (DataLoader(Stream()), InputError, "iterable-style"),
@@ -142,7 +142,7 @@ WRONG: dict[str, tuple[Any, type[PatchCleanserError], str]] = {
     "a dict": ({"images": FLOATS}, InputError, "got a dict with 'images'"),
     "no images": ([], DataError, "holds no images"),
     "two arrays": ((FLOATS, LABELS), InputError, r"list\(zip\(images, labels\)\)"),
-    "images only": (FLOATS, InputError, "item 0 of Tensor is a Tensor"),
+    "images only": (FLOATS, InputError, r"^items must be \(image, label\), got a Tensor as item 0 .*list\(zip\("),
     "rows that are dicts": (Rows(), InputError, r"row\['image'\], row\['label'\]"),
     "three values": ([(FLOATS[0], 0, "a")], InputError, "a tuple of 3"),
     "a dataset that fails": (Broken(), DataError, "image 0 of Broken cannot be read: OSError: the disk is gone"),
@@ -193,7 +193,7 @@ def test_jobs_and_defenses_take_texts_modules_and_pairs() -> None:
     assert isinstance(job.dataset[0][0], Tensor)
 
 
-WRONG_THREATS = {"int": 5, "share": 0.02, "nothing": None, "pair": (5, 5), "class": Threat, "dataset": "sample"}
+WRONG_THREATS = {"float": 5.5, "share": 0.02, "nothing": None, "pair": (5, 5), "class": Threat, "dataset": "sample"}
 
 
 @pytest.mark.parametrize("threat", WRONG_THREATS.values(), ids=WRONG_THREATS)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -18,6 +23,8 @@ from patchcleanser import (
     TorchClassifier,
 )
 from patchcleanser.core.algorithms import double_masking
+from patchcleanser.core.masks import PerAxis
+from patchcleanser.defenses.clipped_bagnet import ClippedBagNet
 from patchcleanser.errors import CoverError, InputError, MaskError
 
 
@@ -71,6 +78,17 @@ def test_as_module_scores_the_defended_label_highest(network: nn.Module, images:
     scores = module(images)
     assert scores.shape == (6, 5)
     assert scores.argmax(1).tolist() == [v.label for v in defense.predict(images)]
+
+
+def test_a_defended_label_has_no_gradient_and_says_so(network: nn.Module, images: Tensor) -> None:
+    module = DoubleMasking(network, Threat.square(6), masks=2).as_module()
+    wanting = images[:1].clone().requires_grad_()
+    scores = module(wanting)
+    assert torch.equal(scores.detach(), module(images[:1]))
+    with pytest.raises(InputError, match=r"no gradient; attack with patchcleanser\.attacks\.AdaptiveAttack"):
+        scores.sum().backward()
+    with torch.no_grad():
+        assert not module(wanting).requires_grad
 
 
 def test_as_module_gives_an_alert_a_column_of_its_own(images: Tensor) -> None:
@@ -157,3 +175,44 @@ def test_a_mask_that_hides_the_whole_image_is_warned_of(caplog: pytest.LogCaptur
         DoubleMasking(classifier, Threat.square(3), masks=masks).predict(torch.rand(2, 3, 8, 8))
     (record,) = caplog.records
     assert "a mask hides the whole image of 8×8 px" in record.getMessage()
+
+
+@pytest.mark.parametrize(("masks", "warned"), [(100, True), ((3, 33), True), (28, False), (None, False)])
+def test_more_masks_than_a_patch_has_places_are_warned_of_once(
+    masks: PerAxis, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    defense = DoubleMasking(CallableClassifier(lambda x: x.mean((2, 3))), Threat.square(5), masks=masks)
+    built = [defense.mask_set(size) for size in ((32, 32), (33, 33))]
+    records = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(records) == warned
+    if warned:
+        number = len(built[0])
+        assert "places of a patch in an image of 32×32 px" in caplog.text
+        assert f": {number:,} masks are used, and a certificate tries all {number * (number + 1) // 2:,}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda f: DoubleMasking(f, "5", mask=3), "DoubleMasking: .* 'mask'; did you mean masks?"),
+        (lambda f: ChallengerMasking(f, "5", sed=3), "ChallengerMasking: .* 'sed'; did you mean seed?"),
+        (
+            lambda f: ChallengerMasking(f, "5", foo=3),
+            "ChallengerMasking: .* 'foo'; its options are seed, coarse",
+        ),
+        (lambda f: ClippedBagNet(f, "5", threshold=1), "ClippedBagNet: .*; its options are scale, shift"),
+        (lambda f: DoubleMasking(clasifier=f, threat="5"), "DoubleMasking: .*did you mean classifier?"),
+        (
+            lambda f: DoubleMasking(f),
+            "DoubleMasking: missing a required argument: 'threat'; write .*, '2%'",
+        ),
+        (lambda f: DoubleMasking(f, "5", 3), "DoubleMasking: too many positional arguments; .*options by name"),
+    ],
+)
+def test_wrong_arguments_are_told_by_the_class_that_the_user_wrote(make: Callable[[Any], Any], words: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{words}"):
+        make(lambda x: x.mean((2, 3)))
+
+
+def test_a_defense_shows_its_own_options() -> None:
+    assert list(signature(DoubleMasking).parameters)[:4] == ["classifier", "threat", "coarse", "masks"]

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from patchcleanser import CallableClassifier, ChallengerMasking, DoubleMasking, Threat, TorchClassifier
 from patchcleanser.core.label_table import UNMASKED
+from patchcleanser.core.multilabel import certify_classes
 from patchcleanser.core.results import Case
 from patchcleanser.defenses.multilabel_masking import MultiLabelMasking
-from patchcleanser.errors import InputError, LabelError, OutputError
+from patchcleanser.errors import CoverError, InputError, LabelError, OutputError
 
 THREAT = Threat.square(2)
 
@@ -114,6 +115,44 @@ def test_classes_that_do_not_count_are_left_out() -> None:
 def test_each_class_may_have_a_threshold_of_its_own() -> None:
     defense = MultiLabelMasking(model(), THREAT, masks=4, threshold=[0.9, 0.5, 0.5, 0.5])
     assert [v.present for v in defense.predict(image_of(0, 1)[None])] == [(1,)]
+
+
+@pytest.mark.parametrize("kind", ["logits", "probabilities"])
+def test_a_score_at_its_threshold_is_present_in_answers_and_in_certificates(kind: Any) -> None:
+    at = np.float32(0.0 if kind == "logits" else 0.5)
+    scores = torch.tensor([at, np.nextafter(at, np.float32(-1)), np.nextafter(at, np.float32(1))])
+    constant = CallableClassifier(lambda x: scores.expand(len(x), 3), array="torch")
+    defense = MultiLabelMasking(constant, Threat.square(2), masks=3, scores=kind)
+    image = torch.zeros(1, 3, 8, 8)
+    assert defense.predict(image)[0].present == (0, 2)
+    for truth in ([0, 2], [1]):
+        (examined,) = defense.examine(image, [truth])
+        certificate, missed = examined.certificate, [c for c in (0, 2) if c not in truth]
+        assert examined.verdict.present == (0, 2)
+        assert certificate.certified == tuple(c for c in (0, 2) if c in truth)
+        assert certificate.possible == tuple(missed)
+        for counts in examined.counts(defense.score_thresholds[None]).values():
+            assert (counts.true[0], counts.false[0]) == (2 - len(missed), len(missed))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_scores_that_are_not_finite_end_certify_and_no_prediction(value: float) -> None:
+    def corrupt(images: Tensor) -> Tensor:
+        return torch.where(images[:, :1, 0, 0] > 0.9, value, quarters(images))
+
+    defense = MultiLabelMasking(CallableClassifier(corrupt, array="torch"), Threat.square(2), masks=3)
+    image = torch.zeros(1, 3, 16, 16)
+    image[..., 0, 0] = 1.0
+    assert len(defense.predict(image)) == 1
+    with pytest.raises(OutputError, match="NaN or infinite"):
+        defense.certify(image, np.zeros((1, 4), dtype=bool))
+
+
+def test_a_table_whose_masks_do_not_cover_the_threat_is_refused() -> None:
+    defense = MultiLabelMasking(model(), Threat.square(2), masks=4)
+    (examined,) = defense.examine(image_of(0)[None], [[0]])
+    with pytest.raises(CoverError, match="does not cover"):
+        certify_classes(examined.table, Threat.square(12), examined.truth)
 
 
 def test_the_map_counts_weak_classes_where_masks_hide_what_is_needed() -> None:

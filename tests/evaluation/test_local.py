@@ -111,6 +111,7 @@ def test_the_same_masks_are_the_same_job_however_they_are_written(tmp_path: Path
     states: list[Progress] = []
     evaluate(job(masks=2), tmp_path)
     evaluate(job(masks=(2, 2)), tmp_path, on_progress=states.append)
+    evaluate(job(masks="2"), tmp_path, on_progress=states.append)
     assert states == []  # there was nothing left to do
 
 

@@ -27,7 +27,7 @@ from patchcleanser.evaluation.audit import Audit, audit
 from patchcleanser.evaluation.multilabel_audit import LabelRowChecker, MultiLabelAudit, audited_labels
 from patchcleanser.evaluation.multilabel_jobs import CURVE, MultiLabelAttackJob, MultiLabelJob
 from patchcleanser.records.columns import BOUNDS
-from patchcleanser.records.derive_multilabel import derived_shares, per_label, weak_counts
+from patchcleanser.records.derive_multilabel import derived_shares, per_label, recall_at, weak_counts
 from patchcleanser.records.metrics import certificates_beaten, precision_and_recall
 from patchcleanser.reports import write_multilabel_report
 
@@ -182,6 +182,15 @@ def test_classes_are_counted_as_their_scores_say(tmp_path: Path) -> None:
     assert sum(each.possible for each in counts) == sum(row["each_class_false"][0] for row in rows_of(run))
 
 
+def test_recall_at_a_precision_is_the_best_of_thresholds_that_reach_it() -> None:
+    counts = {"certified_true": [[10, 9, 6, 3, 0]], "certified_false": [[0, 9, 2, 0, 0]]}  # the run's own comes first
+    rows = pa.table({"classes": [list(range(10))], **counts})
+    expected = {25: 9, 50: 9, 51: 6, 75: 6, 90: 3, 100: 3}
+    assert {level: getattr(recall_at(rows, "certified", level), "count", None) for level in expected} == expected
+    nothing = pa.table({"classes": [list(range(10))], "certified_true": [[10, 0]], "certified_false": [[0, 3]]})
+    assert recall_at(nothing, "certified", 25) is None
+
+
 def test_weak_places_of_rows_are_those_of_the_certificate(tmp_path: Path) -> None:
     work = job()
     run = evaluate(work, tmp_path / "run")
@@ -202,6 +211,8 @@ def test_certificates_against_smaller_patches_follow_from_the_rows(tmp_path: Pat
     assert precision.percent >= shares["certified_precision"].percent
     with pytest.raises(CoverError):
         derived_shares(run, rows, Threat.square(4))
+    with pytest.raises(RecordError, match="lie on the source grid, the threat on the input grid"):
+        derived_shares(run, rows, Threat.square(1, grid="input"))
 
 
 def test_a_report_has_curves_classes_and_pictures(tmp_path: Path) -> None:

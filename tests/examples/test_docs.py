@@ -75,7 +75,7 @@ def rows_of_results(page: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results/index.md", "docs/guide/harden.md"])
 def test_accuracies_on_the_pages_are_those_of_a_claim_of_the_leaderboard(page: str) -> None:
-    claims = [claim.to_json() for claim in read_claims(ROOT)[0].values()]
+    claims = [claim.to_dict() for claim in read_claims(ROOT)[0].values()]
     rows = rows_of_results(ROOT / page)
     assert rows
     for row in rows:

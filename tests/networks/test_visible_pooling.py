@@ -10,6 +10,7 @@ import torch
 from patchcleanser import TorchClassifier, load_classifier
 from patchcleanser.classifiers.trained import bare_spec
 from patchcleanser.errors import InputError
+from patchcleanser.networks.visible_pooling import visible_only
 from patchcleanser.training.artifacts import write_model
 
 SPEC = "visible:net:bagnet?width=16&depth=3&field=7"
@@ -74,3 +75,13 @@ def test_one_that_was_trained_is_loaded_with_its_card(tmp_path: Path) -> None:
     inputs = masked(torch.rand(2, 3, 32, 32), torch.zeros(1, 32, 32))
     with torch.inference_mode():
         assert torch.allclose(again.logits(inputs), classifier.logits(inputs), atol=1e-2)
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, float("nan"), float("inf"), -float("inf")])
+def test_hidden_features_leave_not_even_the_sign_of_a_zero(value: float) -> None:
+    features = torch.ones(1, 2, 3, 3)
+    features[..., 1, 1] = value
+    visible = torch.ones(1, 3, 3, dtype=torch.bool)
+    visible[..., 1, 1] = False
+    inputs = visible_only(features, visible)
+    assert inputs[0, :, 1, 1].view(torch.int32).tolist() == torch.tensor([0.0, 0.0, 1.0]).view(torch.int32).tolist()

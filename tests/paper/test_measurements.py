@@ -105,7 +105,7 @@ def test_measurements_follow_from_the_rows_beside_them(name: str) -> None:
     same = [key for key, entry in again.items() if committed[key].origin == entry.origin]
     assert same  # others were measured since, elsewhere or on more images
     for key in same:
-        assert committed[key].to_json()["values"] == again[key].to_json()["values"]
+        assert committed[key].to_dict()["values"] == again[key].to_dict()["values"]
 
 
 def test_rows_without_their_tables_say_so_where_tables_are_asked_for() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +17,6 @@ import torch
 from patchcleanser import MaskSet, Threat
 from patchcleanser.core import masks as mask_sets
 from patchcleanser.core.algorithms import (
-    LabelFlow,
-    R,
     certification_flow,
     challenger_flow,
     challenger_masking,
@@ -36,103 +34,15 @@ from patchcleanser.core.results import Case
 from patchcleanser.core.threats import AnyRectangle
 from patchcleanser.defenses.local_defense import ImageScores, summed_margin
 from patchcleanser.defenses.patchguard import PatchGuard
-from proofs.coq import compute, coq, needs_coq
+from patchcleanser.defenses.smoothing import Smoothing
+from patchcleanser.errors import CoverError
+from proofs.coq import coq, needs_coq
+from proofs.drawn import answers, random_table, random_window, rows_of, run, settings, window, windows
 
 pytestmark = needs_coq
 
-MASK_SETS, TABLES = 600, 4
+NO_CLASS = 9  # stands for UNCERTAIN, a number too large for Coq's unary ones
 CASES = {Case.AGREED: 0, Case.DISAGREER: 1, Case.MAJORITY: 2}
-
-
-def window(w: Window) -> str:
-    return f"Window {w.top} {w.left} {w.height} {w.width}"
-
-
-def windows(mask: Sequence[Window]) -> str:
-    return f"[{'; '.join(map(window, mask))}]"
-
-
-def random_window(rng: random.Random, image: Size) -> Window:
-    height, width = (rng.randint(1, side) for side in image)
-    return Window(rng.randint(0, image[0] - height), rng.randint(0, image[1] - width), height, width)
-
-
-def random_threat(rng: random.Random, image: Size) -> Threat:
-    region = random_window(rng, image) if rng.random() < 0.3 else None
-    room = region or Window(0, 0, *image)
-    count = rng.choice([1, 1, 1, 2])
-    if rng.random() < 0.3:
-        return Threat.any_rectangle(rng.randint(1, 4), count=count, region=region)
-    side = [rng.randint(1, min(2, side)) for side in (room.height, room.width)]
-    return Threat.rectangle(*side, count=count, region=region)
-
-
-def random_masks(rng: random.Random, threat: Threat, image: Size) -> MaskSet:
-    """A set as the program builds it, sometimes with a mask left out or shortened, or any windows."""
-    if rng.random() < 0.2:
-        number = rng.randint(1, 5)
-        masks = [tuple(random_window(rng, image) for _ in range(rng.randint(1, 3))) for _ in range(number)]
-        return MaskSet(image, tuple(masks))
-    built = list(MaskSet.build(threat, image=image, masks=rng.randint(1, 3)).masks)
-    if rng.random() < 0.3 and len(built) > 1:
-        built.remove(rng.choice(built))
-    if rng.random() < 0.3:
-        mask = rng.choice(built)
-        shorter = tuple(Window(w.top, w.left, w.height, max(1, w.width - 1)) for w in mask)
-        built[built.index(mask)] = shorter
-    return MaskSet(image, tuple(built))
-
-
-def random_table(rng: random.Random, masks: MaskSet) -> LabelTable:
-    """Mostly the true label 1; the more wrong labels, the less often."""
-    wrong = rng.choice([0, 0.02, 0.1, 0.5])
-    table = LabelTable(masks)
-    table.labels[:] = [rng.choice([0, 1, 2, 3]) if rng.random() < wrong else 1 for _ in table.labels]
-    if rng.random() < 0.5:  # an attack: all labels are free but those in the row of one mask
-        row = masks.unions.index[rng.randrange(len(masks))]
-        free = [rng.choice([0, 2]) for _ in table.labels]
-        table.labels[:] = [y if u in row else free[u] for u, y in enumerate(table.labels)]
-    table.margins[:] = [rng.random() for _ in table.labels]  # which decide what is asked first
-    table.confidences[:] = [rng.randint(2, 8) / 8 for _ in table.labels]
-    return table
-
-
-def run(flow: Callable[[LabelTable], LabelFlow[R]], full: LabelTable) -> R:
-    """What a flow answers that starts with an empty table, and is told the labels that it asks for and no others."""
-    table = LabelTable(full.mask_set, LabelTable(full.coarse.mask_set) if full.coarse else None)
-    going = flow(table)
-    while True:
-        try:
-            wanted, unions = next(going)
-        except StopIteration as end:
-            answer: R = end.value
-            return answer
-        answers = full if wanted is table else full.coarse
-        for name in ("labels", "margins", "confidences"):
-            getattr(wanted, name)[unions] = getattr(answers, name)[unions]
-
-
-@cache
-def settings() -> list[tuple[MaskSet, Threat, list[LabelTable]]]:
-    rng, drawn = random.Random(0), []
-    while len(drawn) < MASK_SETS:
-        image = (rng.randint(2, 7), rng.randint(2, 7))
-        threat = random_threat(rng, image)
-        masks = random_masks(rng, threat, image)
-        if len(masks) <= 12:
-            drawn.append((masks, threat, [random_table(rng, masks) for _ in range(TABLES)]))
-    return drawn
-
-
-def rows_of(table: LabelTable) -> list[list[int]]:
-    return [table.row_labels(i) for i in range(len(table.mask_set))]
-
-
-def answers(folder: Path, modules: str, function: str, inputs: Sequence[str]) -> list[Any]:
-    """What Coq computes for each input, many in one command."""
-    parts = [inputs[start : start + 100] for start in range(0, len(inputs), 100)]
-    lists = compute(folder, modules, [f"map ({function}) [{'; '.join(part)}]" for part in parts])
-    return [value for values in lists for value in values]
 
 
 def option(value: int | None) -> tuple[int] | None:
@@ -182,61 +92,78 @@ def coarse_settings() -> list[tuple[MaskSet, Threat, list[LabelTable]]]:
             with_coarse = [copy.copy(table) for table in tables]
             for table in with_coarse:
                 table.coarse = random_table(rng, coarse)
+                table.coarse.rounding = 0  # a pass that rounds has no coarse round
             drawn.append((masks, threat, with_coarse))
     return drawn
 
 
 def test_a_coarse_round_is_the_proved_one(compiled: Path) -> None:
-    """The answer, and whether the image is certified."""
+    """The answer, and both certificates."""
     function = """fun '(masks, shapes, room, patches, tables) => map (fun '(coarse, labels, rows) =>
       let fine := double_masking majority_label (seq 0 (length labels)) labels (fun i => nth i rows []) in
-      (coarse_first coarse (answer fine), check masks shapes room patches (right_masks 1 coarse))) tables"""
+      (coarse_first coarse (answer fine), check masks shapes room patches (right_masks 1 coarse),
+       unanimous 1 coarse)) tables"""
     inputs, expected = [], []
     for _, threat, tables in coarse_settings():
         coarse_masks = tables[0].coarse.mask_set
         shapes, room = coq(threat.shapes(coarse_masks.image)), window(threat.room(coarse_masks.image))
         mask_list = f"[{'; '.join(map(windows, coarse_masks.masks))}]"
+        if len(coarse_masks) > 1 and not (part := MaskSet(coarse_masks.image, coarse_masks.masks[1:])).covers(threat):
+            table = copy.copy(tables[0])
+            table.coarse = LabelTable(part)
+            with pytest.raises(CoverError):
+                certificate_of(table, threat)
         labels = coq([(t.coarse.one_mask_labels(), t.one_mask_labels(), rows_of(t)) for t in tables])
         inputs.append(f"({mask_list}, {shapes}, {room}, {threat.count}, {labels})")
         expected.append([coarse_answers(table, threat) for table in tables])
     outcomes = answers(compiled, "DoubleMasking Geometry Cover Certificate CoarseFirst", function, inputs)
     pairs = [pair for proved, ours in zip(outcomes, expected, strict=True) for pair in zip(proved, ours, strict=True)]
-    assert all(answer == label for (answer, _), (label, *_) in pairs)
-    assert all((coarse and fine) == certified for (_, coarse), (_, certified, fine) in pairs)
-    assert {(coarse, fine) for (_, coarse), (*_, fine) in pairs} == set(product([True, False], repeat=2))
+    for (answer, rows, right), (label, certificate, fine) in pairs:
+        assert label == answer
+        assert certificate == (fine[0] and right, fine[1] and rows)
+    assert {(rows, fine[1]) for (_, rows, _), (*_, fine) in pairs} == set(product([True, False], repeat=2))
 
 
-def coarse_answers(table: LabelTable, threat: Threat) -> tuple[int, bool, bool]:
-    """The answer, the row certificate, and the row certificate of the fine masks alone."""
+def coarse_answers(table: LabelTable, threat: Threat) -> tuple[int, tuple[bool, bool], tuple[bool, bool]]:
+    """The answer, both certificates, and those of the fine masks alone."""
     label = run(partial(coarse_first_flow, fine=double_masking_flow), table).label
-    certificate = run(lambda empty: certification_flow(empty, 1, threat, maps=False), table)
     fine = copy.copy(table)
-    fine.coarse = None  # what the fine masks alone certify
-    return label, certificate.row_certified, certificate_of(fine, threat)[1]
+    fine.coarse = None
+    return label, certificate_of(table, threat), certificate_of(fine, threat)
 
 
 def test_the_certificate_is_the_proved_one(compiled: Path) -> None:
-    """Whether the set covers, and both certificates of some images."""
-    function = """fun '(masks, shapes, room, patches, tables) =>
+    """Whether the set covers, and both certificates of some images, of which some labels are uncertain."""
+    function = f"""fun '(masks, shapes, room, patches, tables) =>
       let check := check masks shapes room patches in
-      (check (all_masks masks), map (fun rows => (certified 1 rows, check (good_masks 1 rows))) tables)"""
+      (check (all_masks masks), map (fun '(rounding, rows) =>
+        let certain '(y, margin) := certain_label {NO_CLASS} (Z.of_nat rounding) (Z.of_nat margin) y in
+        let rows := map (map certain) rows in (certified 1 rows, check (good_masks 1 rows))) tables)"""
     inputs, expected = [], []
     for masks, threat, tables in settings():
         mask_list = f"[{'; '.join(map(windows, masks.masks))}]"
         shapes, room = coq(threat.shapes(masks.image)), window(threat.room(masks.image))
-        rows = coq([rows_of(table) for table in tables])
+        rows = coq([(int(8 * table.rounding), rows_with_margins(table)) for table in tables])
         inputs.append(f"({mask_list}, {shapes}, {room}, {threat.count}, {rows})")
         expected.append((masks.covers(threat), [certificate_of(table, threat) for table in tables]))
-    assert answers(compiled, "DoubleMasking Geometry Cover Certificate", function, inputs) == expected
+    assert answers(compiled, "DoubleMasking Geometry Cover Certificate OnePass", function, inputs) == expected
     kinds = [(covers, *c) for covers, certificates in expected for c in certificates]
     assert min(kinds.count(kind) for kind in set(kinds)) > 20
     assert {(True, True, True), (True, False, True), (True, False, False), (False, False, False)} <= set(kinds)
 
 
+def rows_with_margins(table: LabelTable) -> list[list[tuple[int, int]]]:
+    """Each label with its margin in eighths."""
+    pairs = list(zip(table.labels.tolist(), (8 * table.margins).astype(int).tolist(), strict=True))
+    return [[pairs[union] for union in row] for row in table.mask_set.unions.index]
+
+
 def certificate_of(table: LabelTable, threat: Threat) -> tuple[bool, bool]:
     """Of certification_flow; for a set that does not cover, which it refuses, of the check alone."""
     if not table.mask_set.covers(threat):
-        good = np.array([all(label == 1 for label in row) for row in rows_of(table)])
+        with pytest.raises(CoverError):
+            run(lambda empty: certification_flow(empty, 1, threat, maps=False), table)
+        good = (table.certain_labels[table.mask_set.unions.index] == 1).all(axis=1)
         return bool(good.all()), table.mask_set.cover(threat).hole(good) is None
     certificate = run(lambda empty: certification_flow(empty, 1, threat, maps=False), table)
     return certificate.certified, certificate.row_certified
@@ -378,3 +305,21 @@ def test_margins_of_local_scores_are_the_proved_ones(compiled: Path) -> None:
         )
     computed = answers(compiled, "LocalScores", function, inputs)
     assert [(list(map(min, sums)), scores, list(map(min, rests))) for sums, scores, rests in computed] == expected
+
+
+def test_margins_of_smoothing_are_the_proved_ones(compiled: Path) -> None:
+    function = """fun '(classes, most, y) =>
+      let ballot := fun c v => nth v (nth c classes []) false in
+      map (smoothing_margin (seq 0 (length (hd [] classes))) ballot most y)
+        (filter (fun c => negb (Nat.eqb c y)) (seq 0 (length classes)))"""
+    rng = random.Random(6)
+    inputs, expected = [], []
+    for _ in range(300):
+        image, label = random_scores(rng), rng.randrange(3)
+        votes = (image.scores >= rng.randint(1, 5)).double()
+        votes[label] = torch.maximum(votes[label], votes[(label + 1) % 3])
+        image = replace(image, scores=votes, low=votes, high=votes)
+        (footprint,) = image.footprints
+        inputs.append(f"({coq(votes.bool().flatten(1).tolist())}, {image.patches * footprint.max_scores}%Z, {label})")
+        expected.append(Smoothing.__new__(Smoothing).worst_case_margin(image, label, footprint).item())
+    assert list(map(min, answers(compiled, "LocalScores", function, inputs))) == expected

@@ -20,7 +20,7 @@ from patchcleanser.records.columns import SCHEMA
 from patchcleanser.records.run import Row, Run
 from patchcleanser.records.shards import checksum, write_shard
 
-JOB: dict[str, Any] = {"threat": Threat.square(5).to_json(), "masks": [2, 2], "stride": None, "table": True}
+JOB: dict[str, Any] = {"threat": Threat.square(5).to_dict(), "masks": [2, 2], "stride": None, "table": True}
 IMAGES, BATCH = 10, 4
 
 

@@ -22,7 +22,7 @@ from patchcleanser.records.run import Run, find_runs
 
 JOB: dict[str, Any] = {
     "classifier": "abc",
-    "threat": Threat.square(5).to_json(),
+    "threat": Threat.square(5).to_dict(),
     "masks": [3, 3],
     "stride": None,
     "precision": "exact",
@@ -247,7 +247,7 @@ def test_a_run_in_the_folder_of_another_is_named_unless_it_is_chosen(tmp_path: P
     ],
 )
 def test_threats_come_back_from_a_manifest_as_they_were(threat: Threat) -> None:
-    assert Threat.from_json(json.loads(json.dumps(threat.to_json()))) == threat
+    assert Threat.from_dict(json.loads(json.dumps(threat.to_dict()))) == threat
 
 
 def test_a_summary_counts_what_was_answered_and_only_that(tmp_path: Path) -> None:

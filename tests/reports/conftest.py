@@ -70,7 +70,7 @@ def attack_written(
     budget = {"iterations": 100, "locations": 1, "restarts": 1, "places": "random", "loss": "margin"}
     identity = {
         **{"labels": 1, "classifier": "c" * 64, "device": "cpu", "precision": "exact", "data": "d" * 64},
-        **{"threat": Threat.square(2).to_json(), "masks": [2, 2], "stride": None, "options": {}, "table": False},
+        **{"threat": Threat.square(2).to_dict(), "masks": [2, 2], "stride": None, "options": {}, "table": False},
         **{"defense": "minority-reports" if detects else "double-masking", "kind": "attack", "attack": "apgd"},
         "settings": {**budget, "target": None, "seed": 0, "chunk": None, **(settings or {})},
         **(job or {}),
@@ -125,7 +125,7 @@ def written(
         "device": "cpu",
         "precision": "exact",
         "data": "d" * 64,
-        "threat": threat.to_json(),
+        "threat": threat.to_dict(),
         "masks": [masks, masks],
         "stride": None,
         "defense": "minority-reports" if detects else "double-masking",

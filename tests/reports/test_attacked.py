@@ -191,7 +191,7 @@ def test_an_attack_stands_beside_the_certificates_of_the_same_model_data_and_pat
     [
         ({"job": {"classifier": "e" * 64}}, "it attacks another model than"),
         ({"metadata": {"data": "imagenette"}}, "it attacks another data than"),
-        ({"job": {"threat": Threat.square(3).to_json()}}, "it attacks another patch than"),
+        ({"job": {"threat": Threat.square(3).to_dict()}}, "it attacks another patch than"),
         ({"job": {"classifier": "e" * 64}, "metadata": {"data": "svhn"}}, "it attacks another model and data than"),
     ],
 )

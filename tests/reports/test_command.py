@@ -77,7 +77,7 @@ def test_json_prints_the_summaries_by_run_folder(make_run: MakeRun, tmp_path: Pa
     run = make_run()
     done = typed(run.folder, "--json", "--no-derive", "--out", tmp_path / "elsewhere", "--title", "A title")
     checked = {"digest": run.digest, "unchecked": None, "statistical": None}
-    assert json.loads(done.stdout) == {str(run.folder): {**summary(run.read(COLUMNS)).to_json(), **checked}}
+    assert json.loads(done.stdout) == {str(run.folder): {**summary(run.read(COLUMNS)).to_dict(), **checked}}
     assert "A title" in (tmp_path / "elsewhere" / "report.html").read_text(encoding="utf-8")
 
 

@@ -243,3 +243,27 @@ def test_a_detector_whose_classes_change_is_refused_though_its_first_image_is_em
     assert defense.certify(dark, [[0, 0, 4, 4]], [0])
     with pytest.raises(NotAFunctionError, match="other boxes, classes or scores the second time"):
         defense.certify(bright, [[0, 0, 4, 4]], [0])
+
+
+class InPlace:
+    """Sees an object if the upper left pixel is ten times as bright as the mean, by which it divides its input."""
+
+    classes, device, fingerprint = ("a",), torch.device("cpu"), "in place"
+
+    def __call__(self, image: Tensor) -> Detections:
+        image /= image.mean()
+        return Detections([[0, 0, 2, 2]], [0], [0.9 if image[0, 0, 0] > 10 else 0.0])
+
+
+def test_a_detector_that_writes_into_its_input_does_not_carry_the_patch_into_masked_images() -> None:
+    defense = ObjectSeeker(InPlace(), Threat.square(2), masks=2)
+    image = torch.zeros(3, 8, 8)
+    image[:, 0, 0] = 0.1
+    clean, truth = image.clone(), Detections([[0, 0, 2, 2]], [0], [1.0])
+    promised = certificate_of(defense, image, truth)
+    assert torch.equal(image, clean)
+    for patch in every_patch(Setting("", Threat.square(2), (8, 8), (0, 0, 2, 2))):
+        changed = image.clone()
+        changed[(..., *patch.slices)] = 1.0
+        share = promised[place_of(patch, Window(0, 0, 2, 2), (8, 8))] or 0.0
+        assert best_coverage(truth, defense.predict(changed))[0] >= share

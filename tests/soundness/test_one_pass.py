@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchcleanser import DoubleMasking, Threat, TorchClassifier, Window
+from patchcleanser import DoubleMasking, Preprocessing, Threat, TorchClassifier, Window
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNCERTAIN, LabelTable
 from patchcleanser.core.masks import MaskSet
@@ -230,6 +230,37 @@ def test_a_network_in_which_loud_pixels_round_those_far_away_is_refused(loudness
         assert defense.certify(clean, [0])[0].certified
 
 
+class Understated(nn.Module):
+    """A convolution of `left + 3 + right` px that says it sees the 3 px in the middle."""
+
+    field = 3
+
+    def __init__(self, jump: int, left: int, right: int) -> None:
+        super().__init__()
+        self.jump, self.edges = jump, (left, right, left, right)
+        self.convolution = nn.Conv2d(3, 2, left + 3 + right, jump)
+
+    def local(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.convolution(nn.functional.pad(images, self.edges))
+        return scores
+
+
+@pytest.mark.parametrize("jump", [1, 2, 3])
+@pytest.mark.parametrize("side", [10, 11, 12, 13])
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (1, 0), (0, 1)])
+def test_a_field_that_is_larger_by_a_pixel_is_found_wherever_positions_lie(
+    side: int, jump: int, left: int, right: int
+) -> None:
+    torch.manual_seed(side)
+    network = VisiblePooling(Understated(jump, left, right)).eval()
+    defense = OnePass(TorchClassifier(network, Preprocessing(), classes=2), DOT, masks=2)
+    if left or right:
+        with pytest.raises(InputError, match="local logits depend on more than their receptive field of 3 px"):
+            defense.predict(torch.rand(1, 3, side, side))
+    else:
+        assert defense.predict(torch.rand(1, 3, side, side))
+
+
 class Triggered(RunningSums):
     """Its running sums are loud only if a pixel of the image has one certain value."""
 
@@ -404,6 +435,28 @@ def test_a_trunk_that_rounds_by_what_is_beside_a_feature_is_refused() -> None:
         InputError, match=r"features depend on more than their receptive field of 2 px: .* \(see net:split\)"
     ):
         defense.predict(torch.rand(1, 1, 5, 6))
+
+
+class InPlace(nn.Module):
+    """Halves of pixels as features and as local logits, which are written where the pixels lie."""
+
+    field = jump = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def features(self, images: Tensor) -> Tensor:
+        return images.mul_(0.5)
+
+    local = features
+
+
+@pytest.mark.parametrize("wrapper", [VisiblePooling, VisibleFeatures])
+def test_a_network_that_writes_into_its_input_is_not_taken_for_one_that_sees_too_much(wrapper: Any) -> None:
+    defense = OnePass(TorchClassifier(wrapper(InPlace()).eval(), Preprocessing()), DOT, masks=2)
+    image = torch.tensor([0.2, 0.9, 0.5])[:, None, None].expand(3, 6, 6)
+    assert [defense.predict([image])[0].label for _ in range(2)] == [1, 1]
 
 
 class CorruptFeatures(Corrupt):

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchcleanser import DoubleMasking, Threat, TorchClassifier
+from patchcleanser import DoubleMasking, Preprocessing, Threat, TorchClassifier
+from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.errors import NotAFunctionError
 from patchcleanser.service.access import Capacity
 from patchcleanser.service.batching import ScheduledImage, Scheduler
@@ -113,6 +114,34 @@ def test_an_image_of_another_size_changes_no_bit_of_later_labels() -> None:
     before = margins(defense, image)
     defense.predict([other])
     np.testing.assert_array_equal(margins(defense, image), before)
+
+
+class InPlace(Classifier):
+    """Divides the image by its mean in place, so that a patch changes every pixel that `prepare` is given."""
+
+    def prepare(self, images: Tensor) -> Tensor:
+        images /= images.mean((1, 2, 3), keepdim=True)
+        return images
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        share = ((inputs > 0.03) & (inputs < 0.3)).float().mean((1, 2, 3))
+        return torch.stack([share - 0.1, 0.1 - share], 1)
+
+    @property
+    def weights(self) -> str:
+        return "in place"
+
+
+def test_a_preparation_that_works_in_place_changes_no_image_before_it_is_masked() -> None:
+    def defense() -> DoubleMasking:
+        return DoubleMasking(InPlace(Preprocessing(), classes=2), Threat.square(3), masks=3)
+
+    clean = torch.full((1, 3, 9, 9), 0.02)
+    (certificate,) = defense().certify(clean, [0])
+    attacked = clean.clone()
+    attacked[..., 3:6, 3:6] = 1.0
+    assert certificate.row_certified
+    assert defense().predict(attacked)[0].label == 0
 
 
 def test_a_network_that_says_its_shapes_vary_gets_the_same_bits_beside_any_image() -> None:

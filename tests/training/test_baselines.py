@@ -117,9 +117,9 @@ def test_a_loss_that_looks_into_a_network_says_which_networks_can_be_looked_into
 def test_a_card_names_the_settings_of_its_own_loss_only() -> None:
     own = {"loss", "margin", "window", "ramp", "worst", "pairs"}
     for recipe, settings in (("scratch-cifar", set()), ("bagcert-cifar", {"loss", "margin"})):
-        assert own & set(RECIPES[recipe].to_json()) == settings
-    assert own & set(RECIPES["patchguard-cifar"].to_json()) == {"loss", "window", "ramp"}
-    assert own & set(RECIPES["one-pass-cifar"].to_json()) == {"loss", "ramp", "worst", "pairs"}
+        assert own & set(RECIPES[recipe].to_dict()) == settings
+    assert own & set(RECIPES["patchguard-cifar"].to_dict()) == {"loss", "window", "ramp"}
+    assert own & set(RECIPES["one-pass-cifar"].to_dict()) == {"loss", "ramp", "worst", "pairs"}
 
 
 def test_a_network_that_hides_pixels_only_is_not_trained_for_one_pass(images: ArrayDataset, tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_recipes_are_data_that_round_trip_through_the_command_line(name: str) ->
         sizes = [("cutout.smallest", "49"), ("cutout.largest", "84")][::order]
         assert recipe.changed(dict(sizes)).cutout.largest == 84
     assert changed.fingerprint != recipe.fingerprint == RECIPES[name].fingerprint
-    assert recipe.to_json()["cutout"]["kind"] == type(recipe.cutout).__name__
+    assert recipe.to_dict()["cutout"]["kind"] == type(recipe.cutout).__name__
 
 
 @pytest.mark.parametrize(

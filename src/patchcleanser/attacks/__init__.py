@@ -26,6 +26,8 @@ ATTACKS: dict[str, Entry] = {
 
 _OTHERS = (
     "patchcleanser.attacks.adaptive:AdaptiveResult",
+    "patchcleanser.attacks.flip_classes:attack_classes",
+    "patchcleanser.attacks.hide_objects:attack_objects",
     "patchcleanser.attacks.patch_attack:Attack",
     "patchcleanser.attacks.patch_attack:AttackResult",
     "patchcleanser.attacks.patch_attack:AttackSettings",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchcleanser.attacks.objectives import Loss, UndefendedObjective, class_logits, goal_margin
 from patchcleanser.attacks.patch_problem import (
@@ -24,11 +24,11 @@ from patchcleanser.attacks.patch_problem import (
 )
 from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.preprocessing import checked_image
-from patchcleanser.classifiers.registry import as_classifier
+from patchcleanser.classifiers.registry import AnyClassifier, as_classifier
 from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import is_integer
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.threats import AnyThreat, Threat
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import InputError
 
@@ -109,8 +109,8 @@ class Attack(ABC):
 
     def __init__(
         self,
-        classifier: Classifier | nn.Module | str,
-        threat: Threat | str,
+        classifier: AnyClassifier,
+        threat: AnyThreat,
         settings: AttackSettings | None = None,
     ) -> None:
         self.classifier, self.threat = as_classifier(classifier), Threat.of(threat)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, PngImagePlugin
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from patchcleanser.attacks.objectives import attack_loss, class_logits
@@ -23,10 +23,9 @@ from patchcleanser.attacks.patch_attack import (
     require_gradients,
 )
 from patchcleanser.attacks.patch_problem import random_placements, size_of
-from patchcleanser.classifiers.classifier import Classifier
-from patchcleanser.classifiers.registry import as_classifier
+from patchcleanser.classifiers.registry import AnyClassifier, as_classifier
 from patchcleanser.core.geometry import Size, Window
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.threats import AnyThreat, Threat
 from patchcleanser.data.codec import as_picture
 from patchcleanser.errors import DataError, InputError
 from patchcleanser.records.atomic import whole_file
@@ -134,8 +133,8 @@ class UniversalPatch:
 
     def __init__(
         self,
-        classifier: Classifier | nn.Module | str,
-        threat: Threat | str,
+        classifier: AnyClassifier,
+        threat: AnyThreat,
         settings: AttackSettings | None = None,
         *,
         printing: Printing | None = None,
@@ -168,7 +167,7 @@ class UniversalPatch:
             with torch.no_grad():
                 pixels.clamp_(0, 1)
         about = {
-            "threat": self.threat.to_json(),
+            "threat": self.threat.to_dict(),
             "settings": asdict(self.settings),
             "printing": asdict(self.printing),
             "classifier": self.classifier.fingerprint,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.errors import ClassifierError, InputError, OutputError
+from patchcleanser.errors import ClassifierError, InputError, OutputError, first_line
 
 ROUNDING = 1e-3
 """How far a probability may lie outside [0, 1]: half precision rounds so much."""
@@ -169,13 +169,19 @@ class CallableClassifier(Classifier):
             if is_out_of_memory(error):
                 raise
             shape = f"float32 {self.array} images of shape {tuple(inputs.shape)}"
-            raise OutputError(f"the function failed on {shape}: {type(error).__name__}: {error}") from error
+            raise OutputError(f"the function failed on {shape}: {first_line(error)}{self._hint(error)}") from error
         if self.outputs == "probabilities":
             shares = scores.double()
             outside = (shares < -ROUNDING) | (shares > 1 + ROUNDING)
             # Not an error: an attacker's image must not silence the classifier. Engines refuse NaN of clean images.
             scores = shares.clamp_min(np.finfo(np.float64).tiny).log().masked_fill(outside, torch.nan)
         return scores
+
+    def _hint(self, error: Exception) -> str:
+        """The end of a sentence about an error that a function of torch tensors raises if it gets arrays."""
+        if self.array == "torch" or not isinstance(error, TypeError | AttributeError):
+            return ""
+        return '; for a function of torch tensors pass CallableClassifier(function, array="torch")'
 
     @property
     def weights(self) -> str:
@@ -195,7 +201,7 @@ def _warn_of_probabilities(logits: Tensor) -> None:
         return
     if bool(((logits.float().sum(dim=1) - 1).abs() < 0.01).all()):
         text = "the scores of each image sum to 1, as after a softmax: labels are the same without it, but margins and "
-        LOGGER.info(text + "confidences are too small; take it out, or wrap a function with outputs='probabilities'")
+        LOGGER.warning(text + "confidences are too small; take it out, or wrap a function with outputs='probabilities'")
         return
     LOGGER.warning(
         "all scores lie in [0, 1] and do not sum to 1, as after torch.sigmoid: if several labels may be right at once, "
@@ -217,7 +223,7 @@ def several_labels_error(use: str) -> ClassifierError:
     """Why a network whose card says that it is multi-label cannot be used for one label."""
     return ClassifierError(
         f"the network's card says that it is multi-label, but {use} one label for each image; "
-        "use it in certify --task multilabel"
+        "use it in certify --task multilabel (in Python MultiLabelMasking)"
     )
 
 

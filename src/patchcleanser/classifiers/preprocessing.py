@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -20,6 +20,12 @@ from torch.utils.data import DataLoader
 from patchcleanser.core.geometry import Size, is_number
 from patchcleanser.core.pixels import pixels_of, range_error
 from patchcleanser.errors import ImageError, InputError, did_you_mean
+
+AnyImage: TypeAlias = Tensor | NDArray[Any] | Image.Image
+"""One image: a tensor or an array [C, H, W] in [0, 1], or a PIL image."""
+
+AnyImages: TypeAlias = Tensor | NDArray[Any] | Iterable[AnyImage]
+"""A batch [N, C, H, W] in [0, 1], or a list or another iterable of images, which may differ in size."""
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Rounding = Literal["even", "down"]
@@ -222,7 +228,8 @@ def checked_images(images: Any, channels: int | None) -> Iterator[Tensor]:
             "CertifiedAccuracy(…).score(loader) or to Job(classifier, loader, …)"
         )
     elif isinstance(images, (str, bytes, Image.Image)) or not isinstance(images, Iterable):
-        raise ImageError(f"images come as a batch [N, C, H, W] or a list of images, got {type(images).__name__}")
+        hint = "; put the one image into a list" if isinstance(images, Image.Image) else ""
+        raise ImageError(f"images come as a batch [N, C, H, W] or a list of images, got {type(images).__name__}{hint}")
     count = -1
     for count, image in enumerate(images):
         yield checked_image(image, channels, count)
@@ -239,13 +246,15 @@ def checked_image(image: Any, channels: int | None, number: int = 0) -> Tensor:
         raise ImageError(f"{where} is a {type(image).__name__}; pass a tensor, an array or a PIL image")
     tensor = image if isinstance(image, Tensor) else _from_array(image, where)
     if not tensor.is_floating_point():
-        raise ImageError(
-            f"{where} has type {tensor.dtype}; pass floats in [0, 1] with channels first, or a PIL image: "
-            "8-bit pixels [H, W, C] as Image.fromarray(pixels), others divided by 255"
-        )
+        shape = tuple(tensor.shape)
+        if tensor.dtype != torch.uint8:
+            fix = "floats in [0, 1]"
+        else:
+            fix = "Image.fromarray(image)" if _has_channels_last(shape, channels) else "images / 255"
+        raise ImageError(f"{where} has type {tensor.dtype} and shape {shape}; pass {fix}")
     if tensor.ndim != 3:
         raise ImageError(f"{where} has shape {tuple(tensor.shape)}; one image is [channels, height, width]")
-    if tensor.shape[-1] in (1, 3, 4) and tensor.shape[0] not in (1, 3, 4) and channels != tensor.shape[0]:
+    if _has_channels_last(tuple(tensor.shape), channels):
         raise ImageError(f"{where} has shape {tuple(tensor.shape)}, which looks like [H, W, C]; channels come first")
     if channels is not None and tensor.shape[0] != channels:
         raise ImageError(f"{where} has {tensor.shape[0]} channels, the classifier's mean and std have {channels}")
@@ -256,6 +265,11 @@ def checked_image(image: Any, channels: int | None, number: int = 0) -> Tensor:
     if problem is not None:
         raise ImageError(f"{where} has {problem}")
     return tensor
+
+
+def _has_channels_last(shape: tuple[int, ...], channels: int | None) -> bool:
+    """Whether an image looks like [H, W, C]."""
+    return len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4) and channels != shape[0]
 
 
 def _from_picture(picture: Image.Image, channels: int | None, where: str) -> Tensor:

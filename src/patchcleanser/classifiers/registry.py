@@ -9,12 +9,12 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -26,6 +26,9 @@ from patchcleanser.classifiers.torch import TorchClassifier
 from patchcleanser.errors import ClassifierError, InputError, PatchCleanserError, TrustError, did_you_mean
 
 LOGGER = logging.getLogger("patchcleanser")
+
+AnyClassifier: TypeAlias = Classifier | nn.Module | Callable[..., Any] | str
+"""A Classifier, a torch module, a function from numpy arrays [N, C, H, W] to scores, or a string as "zoo:tiny"."""
 
 WRAPPERS = ("tokens", "inpaint", "mirror", "visible", "mean")
 """Kinds whose name is the spec of another classifier, or of several."""
@@ -177,7 +180,7 @@ def _suggestion(spec: str) -> str:
     return next((f"; did you mean {kind}:{spec}?" for kind, fits in kinds.items() if fits), "")
 
 
-def as_classifier(model: Any) -> Classifier:
+def as_classifier(model: AnyClassifier) -> Classifier:
     """A Classifier from a Classifier, a spec string, a torch module or any function."""
     if isinstance(model, Classifier):
         return model
@@ -187,6 +190,11 @@ def as_classifier(model: Any) -> Classifier:
         return TorchClassifier(model)
     if callable(model) and not isinstance(model, type):
         return CallableClassifier(model)
+    if isinstance(model, Mapping):
+        raise InputError(
+            f"a classifier is a network, got its weights ({type(model).__name__}); load them into a module first: "
+            "module.load_state_dict(weights)"
+        )
     got = f"the class {model.__name__}; make an instance" if isinstance(model, type) else type(model).__name__
     raise InputError(f"a classifier is a Classifier, torch module, function or string, got {got}")
 

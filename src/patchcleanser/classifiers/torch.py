@@ -19,7 +19,7 @@ from patchcleanser.classifiers.classifier import (
 )
 from patchcleanser.classifiers.fingerprints import layers, module_digest, note_caches, weights_sketch
 from patchcleanser.classifiers.preprocessing import Preprocessing
-from patchcleanser.errors import ClassifierError, InputError, OutputError, TrainModeError
+from patchcleanser.errors import ClassifierError, InputError, OutputError, TrainModeError, first_line
 from patchcleanser.networks.wrapper import logits_in
 
 
@@ -79,7 +79,7 @@ class TorchClassifier(Classifier):
             if is_out_of_memory(error):
                 raise
             raise OutputError(
-                f"the model failed on inputs of shape {tuple(inputs.shape)}: {type(error).__name__}: {error}; "
+                f"the model failed on inputs of shape {tuple(inputs.shape)}: {first_line(error)}; "
                 "if their size is wrong, add ?resize=… to the spec, or in Python give "
                 "TorchClassifier(module, Preprocessing(resize=…))"
             ) from error

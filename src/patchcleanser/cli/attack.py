@@ -112,7 +112,7 @@ def _print_run(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> No
         result = {"run": str(run.folder), "job": run.job, **run.integrity, "model": model, "defense": defense}
         result |= {"attack": attack, **settings, "images": next(iter(shares.values())).total}
         result |= {"certified_images_fooled": len(fooled)}
-        result |= {name.replace(" ", "_"): share.to_json() for name, share in shares.items()}
+        result |= {name.replace(" ", "_"): share.to_dict() for name, share in shares.items()}
         print(json.dumps(result, indent=1))
     else:
         places = "weakest" if attack == ADAPTIVE else settings["places"]

@@ -64,7 +64,7 @@ def audit(
         result = audit_run(stored, job, **counts, settings=settings, on_progress=show, runner=runner, workload=workload)
     path = write_audit(result, stored, settings, **counts)
     if as_json:
-        print(json.dumps({"run": str(run), **stored.integrity, **result.to_json()}, indent=1, ensure_ascii=False))
+        print(json.dumps({"run": str(run), **stored.integrity, **result.to_dict()}, indent=1, ensure_ascii=False))
     else:
         _print_audit(result, stored, path)
     if result.contradictions:

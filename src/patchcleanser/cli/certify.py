@@ -166,7 +166,7 @@ def print_runs(
 
     results = [(run, run.summary()) for run in runs]
     if as_json:
-        rows = [{"run": str(run.folder), "job": run.job, **run.integrity, **r.to_json()} for run, r in results]
+        rows = [{"run": str(run.folder), "job": run.job, **run.integrity, **r.to_dict()} for run, r in results]
         print(json.dumps({**rows[0], **(more or {})} if len(rows) == 1 else rows, indent=1))
         return
     for run, result in results:

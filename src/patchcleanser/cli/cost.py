@@ -78,7 +78,7 @@ class Cost:
         smaller = "" if kept or number == 1 else f"; --batch {max(1, int(number * LONG_BATCH / seconds))} loses less"
         return f"rows are kept after each batch of {counted(number, 'image')}, {about(seconds)}{smaller}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "run": self.job.title,
             "images": self.images,
@@ -122,7 +122,7 @@ def announce(
         estimates = [cost_of(job, resumed(job, folder), timed=cluster.on == "here") for job, folder in work]
     costs = [cost for cost in estimates if cost is not None and (cost.images or dry_run)]
     if dry_run and as_json:
-        print(json.dumps([cost.to_json() for cost in costs], indent=1))
+        print(json.dumps([cost.to_dict() for cost in costs], indent=1))
     else:
         file = sys.stdout if dry_run else sys.stderr
         _print_costs(costs, file)

@@ -87,9 +87,9 @@ def harden(
         "seed": seed,
         "criterion": "most agreement with the original, of those within one standard error, photo by photo, of the "
         "most held-out photos with its label under all two-mask views; also part of the way back to the original",
-        "before": before.to_json(),
-        "best": best.to_json(),
-        "checks": [check.to_json() for check in done.checks],
+        "before": before.to_dict(),
+        "best": best.to_dict(),
+        "checks": [check.to_dict() for check in done.checks],
         **origin(),
     }
     outcome = f"invariance under masks {before.invariance:.3f} → {best.invariance:.3f}, agreement {best.agreement:.3f}"

@@ -42,7 +42,7 @@ def masks(
         draw(mask_set, png)
     if as_json:
         result = {
-            "threat": threat.to_json(),
+            "threat": threat.to_dict(),
             "image": list(size),
             "patch_shapes": [list(shape) for shape in shapes],
             "masks": [[list(window.numbers) for window in mask] for mask in mask_set.masks],

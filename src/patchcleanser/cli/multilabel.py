@@ -96,7 +96,7 @@ def print_attacked(run: Run, *, as_json: bool) -> None:
 
     result, beaten = run.summary(), certificates_beaten(run.read())
     if as_json:
-        content = {"run": str(run.folder), "job": run.job, **run.integrity, **result.to_json()}
+        content = {"run": str(run.folder), "job": run.job, **run.integrity, **result.to_dict()}
         print(json.dumps({**content, "certificates_beaten": len(beaten)}, indent=1))
     else:
         classes = counted(result.shares["robust"].total, "class")

@@ -76,7 +76,7 @@ def price(options: PriceOptions, as_json: AsJson = False) -> None:
 
 
 def _to_json(row: Price) -> dict[str, Any]:
-    return {**asdict(row), "clean": row.clean.to_json(), "certified": row.certified.to_json()}
+    return {**asdict(row), "clean": row.clean.to_dict(), "certified": row.certified.to_dict()}
 
 
 def _lines(rows: Iterable[Price]) -> list[str]:

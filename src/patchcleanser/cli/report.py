@@ -71,7 +71,7 @@ def accuracies(run: Run) -> dict[str, object]:
 
     rows = run.read(COLUMNS_OF[run.kind])
     fooled = {"certified_images_fooled": len(certified_fooled(rows))} if run.kind == "attack" else {}
-    return {**summary(rows).to_json(), **fooled, **run.integrity}
+    return {**summary(rows).to_dict(), **fooled, **run.integrity}
 
 
 def notes(runs: Sequence[Run]) -> list[str]:

@@ -233,7 +233,7 @@ def _print_results(results: list[Results], out: Path, *, as_json: bool) -> None:
 
     if as_json:
         rows = {
-            experiment.name: {"findings": {key: f.to_json() for key, f in measurements.items()}, "missing": missing}
+            experiment.name: {"findings": {key: f.to_dict() for key, f in measurements.items()}, "missing": missing}
             for experiment, measurements, missing in results
         }
         print(json.dumps(rows, indent=1, ensure_ascii=False))

@@ -87,7 +87,7 @@ def train(
         "classes": list(dataset.classes),
         **({"task": "multilabel", "threshold": THRESHOLD} if several else {}),
         "data": {"name": dataset.name, "images": len(dataset), "sha256": dataset.fingerprint},
-        "recipe": {"name": recipe, **settings.to_json()},
+        "recipe": {"name": recipe, **settings.to_dict()},
         "teacher": teacher,
         "teacher_weights_sha256": None if teaching is None else weights_of(teacher or "", teaching),
         "seed": seed,

@@ -102,7 +102,7 @@ def merge(base: Detections, masked: Sequence[Detections], *, prune: float) -> De
     *For each masked box b, the result has a box c of its class with coverage(b, by=c) ≥ prune.* Proof: b is either in
     the result, and c = b covers all of b, or it was left out because such a c was in the result; and no box is ever
     taken out again. This holds for every `base`, every other masked box and every order, so an attacker who chooses
-    them cannot break it.
+    them cannot break it (proofs/Objects.v: every_masked_box_is_covered).
 
     >>> seen = Detections([[0, 0, 8, 8]], [3], [0.9])
     >>> half, another = Detections([[0, 0, 8, 4]], [3], [0.7]), Detections([[6, 6, 9, 9]], [3], [0.6])
@@ -110,12 +110,12 @@ def merge(base: Detections, masked: Sequence[Detections], *, prune: float) -> De
     [[0.0, 0.0, 8.0, 8.0], [6.0, 6.0, 9.0, 9.0]]
     """
     candidates = Detections.concat([base, *masked])
-    first = len(base)
-    covering = coverage(candidates.boxes, by=candidates.boxes) >= prune - ROUNDING
-    covering &= candidates.classes[:, None] == candidates.classes[None, :]
+    first, boxes, classes = len(base), candidates.boxes, candidates.classes
     present = np.arange(len(candidates)) < first
-    for b in first + np.argsort(-areas(candidates.boxes[first:]), kind="stable"):
-        present[b] = not (covering[b] & present).any()
+    # One box at a time: an attacker who makes a detector see thousands of boxes must not fill the memory.
+    for b in first + np.argsort(-areas(boxes[first:]), kind="stable"):
+        covering = boxes[present & (classes == classes[b])]
+        present[b] = not (coverage(boxes[b : b + 1], by=covering) >= prune - ROUNDING).any()
     return candidates.pick(present)
 
 
@@ -128,7 +128,7 @@ def promised_coverage(masked: Detections, box: Boxes, label: int, *, prune: floa
         |c ∩ g| ≥ |b ∩ c ∩ g| ≥ |b ∩ g| - (1 - prune)·|b|.
 
     Divided by |g| this is the promise, for the best b. It does not use the base boxes: under attack they are the
-    attacker's.
+    attacker's. Checked by Coq for areas in whole pixels (proofs/Objects.v: a_covered_box_keeps_its_promise).
 
     >>> seen = Detections([[0, 0, 10, 10]], [3], [0.9])
     >>> round(promised_coverage(seen, np.array([0.0, 0.0, 10.0, 10.0]), 3, prune=0.8), 6)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from patchcleanser.core.cover import positions
 from patchcleanser.core.geometry import Size, Window
-from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.masks import MaskSet, PerAxis
 from patchcleanser.core.results import Result
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import MaskError, ThreatError
@@ -50,8 +50,8 @@ def object_masks(
     threat: Threat,
     image: Size,
     *,
-    masks: int | tuple[int, int] | None = None,
-    stride: int | tuple[int, int] | None = None,
+    masks: PerAxis = None,
+    stride: PerAxis = None,
     lines: int = 0,
 ) -> MaskSet:
     """Windows for the threat, and both sides of `lines` rows and columns; CoverError if they do not cover it.
@@ -111,7 +111,8 @@ def certify_object(
     are merged for x', whatever the other masks and the unmasked image show there. So the result covers at least
     max over masks m that hide P of promises[m]; where no mask hides P, nothing is promised. The minimum over all
     placements of the class holds for each of them. `positions` has one placement of every kind, and the rooms of
-    `placements` hold all of them.
+    `placements` hold all of them. Coq has checked this, the rooms being given (proofs/Objects.v:
+    a_certified_object_keeps_a_box).
 
     Only masked detections of the clean image count. A box that the detector shows without masks proves nothing.
     """

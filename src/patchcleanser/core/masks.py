@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations_with_replacement
 from math import comb
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from patchcleanser.core.mask_families import SLACK, covering_family, near_square
 from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import AnyRectangle, Threat
 from patchcleanser.errors import CoverError, MaskError
+
+PerAxis: TypeAlias = int | tuple[int, int] | None
+"""One number for both axes, or one for the rows and one for the columns. None is the default."""
 
 PAIRS = 20_000_000
 """The most pairs of masks a set may have; beyond that the table of unions fills the memory."""
@@ -94,7 +98,7 @@ class MaskSet:
     _covers: dict[Threat, Cover] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "image", _pair(self.image, "the side of an image"))
+        object.__setattr__(self, "image", per_axis(self.image, "the side of an image"))
         masks = tuple(_canonical(mask) for mask in self.masks)
         object.__setattr__(self, "masks", tuple(dict.fromkeys(masks)))
         if not self.masks:
@@ -110,8 +114,8 @@ class MaskSet:
         threat: Threat,
         *,
         image: Size,
-        masks: int | tuple[int, int] | None = None,
-        stride: int | tuple[int, int] | None = None,
+        masks: PerAxis = None,
+        stride: PerAxis = None,
         fields: ReceptiveFields | None = None,
     ) -> MaskSet:
         """The paper's mask set: at most `masks` per axis (6 by default), or every `stride` px.
@@ -284,18 +288,21 @@ def _grid(room: Window, shape: Size, strides: Size) -> list[Window]:
     return [Window(room.top + top, room.left + left, height, width) for top in tops for left in lefts]
 
 
-def masks_per_axis(
-    masks: int | tuple[int, int] | None, stride: int | tuple[int, int] | None
-) -> tuple[Size, Size | None]:
+def masks_per_axis(masks: PerAxis, stride: PerAxis) -> tuple[Size, Size | None]:
     """Masks per axis (6 by default), and the strides in pixels, if these are given instead."""
     if masks is not None and stride is not None:
-        both = " and ".join("{}×{}".format(*_pair(value, "a number")) for value in (masks, stride))
+        both = " and ".join("{}×{}".format(*per_axis(value, "a number")) for value in (masks, stride))
         raise MaskError(f"give masks (--masks) or stride (--stride), not both; got {both}")
-    return _pair(6 if masks is None else masks, "masks"), None if stride is None else _pair(stride, "stride")
+    return per_axis(6 if masks is None else masks, "masks"), None if stride is None else per_axis(stride, "stride")
 
 
-def _pair(value: int | tuple[int, int], name: str) -> Size:
-    """One number for both axes, or one for each; whole numbers of at least 1."""
+def per_axis(value: int | tuple[int, int], name: str) -> Size:
+    """One number for both axes, or one for each; whole numbers of at least 1, also as text.
+
+    >>> per_axis((2, 3), "masks"), per_axis("3", "masks")
+    ((2, 3), (3, 3))
+    """
+    value = int(value) if isinstance(value, str) and value.isdecimal() else value
     pair = value if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or any(not is_integer(v) or v < 1 for v in pair):
         raise MaskError(f"{name} is a whole number of at least 1, or one for each axis, got {value!r}")

@@ -253,7 +253,8 @@ def certify_classes(table: ScoreTable, threat: Threat, truth: Bools, *, maps: bo
 
     Of the placements that the mask set's cover lists, one is at least as hard as any other: every mask that hides the
     listed one hides that one, too, so there the bounds are as tight or tighter (core/cover.py). With several patches
-    the listed placements are those of all patches at once.
+    the listed placements are those of all patches at once (proofs/MultiLabel.v:
+    a_class_right_everywhere_keeps_its_answer).
     """
     masks = table.mask_set
     masks.require_cover(threat)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from patchcleanser.core.geometry import Size, Window, image_window
 from patchcleanser.core.pixels import pixels_of
-from patchcleanser.core.results import Certificate, Result
+from patchcleanser.core.results import Case, Certificate, Result
 from patchcleanser.errors import ImageError
 
 WEAK = (0.86, 0.0, 0.5)
@@ -21,6 +21,14 @@ WEAK = (0.86, 0.0, 0.5)
 PATCH: Any = {"hatch": "////", "edgecolor": WEAK, "linewidth": 1.5}
 MASK: Any = {"linestyle": "--", "edgecolor": "white", "linewidth": 1.8}
 
+
+CASES = {
+    Case.COARSE: "all coarse masks agree",
+    Case.AGREED: "all masks agree",
+    Case.DISAGREER: "dashed: the mask that decided",
+    Case.MAJORITY: "most masks agree",
+}
+"""How a verdict was reached, for the title of its picture."""
 
 OTHER_IMAGE = (
     "draw it on the image that was classified (for a threat on the input grid the resized and cropped one: "
@@ -50,16 +58,30 @@ def plot_result(result: Result, image: Any, ax: Axes | None) -> Axes:
 
 def _title(result: Any) -> str:
     """The label and what was decided or proved, in a few words."""
-    proofs = ("certified", "row_certified", "detection_certified")
-    proof = next((name.replace("_", "-") for name in proofs if getattr(result, name, False)), None)
     if getattr(result, "alert", False):
         return "alert"
+    if hasattr(result, "present"):  # several labels
+        proof = f"{len(result.certified)} certified" if hasattr(result, "certified") else None
+        return ", ".join([f"classes {' '.join(map(str, result.present)) or '-'}", *([proof] if proof else [])])
+    proofs = ("certified", "row_certified", "detection_certified")
+    flags = {name.replace("_", "-"): getattr(result, name, False) for name in proofs}
+    # Of an object `certified` is a method: what is certified depends on the place of the patch.
+    proof = next((name for name, flag in flags.items() if flag and not callable(flag)), None)
     if proof is None and hasattr(result, "margin"):
-        places = [safe.ravel() for safe in (getattr(result, "positions", None) or {}).values()]
-        percent = np.floor(1000 * np.concatenate(places).mean()) / 10 if places else 0
-        proof = f"{percent:.1f}% of places proved\npink: patch centres that are not" if places else "not certified"
+        proof = "not certified"
+        if isinstance(result, Certificate):
+            proof = _share_of_places(result) or "not certified\na map of all places needs maps=True"
     case = getattr(result, "case", None)
-    return ", ".join([f"label {result.label}", *([proof] if proof else []), *([case.value] if case else [])])
+    return ", ".join([f"label {result.label}", *([proof] if proof else []), *([CASES[case]] if case else [])])
+
+
+def _share_of_places(certificate: Certificate) -> str | None:
+    """How many places of the patch are proved; None without a map."""
+    places = [safe.ravel() for safe in (certificate.positions or {}).values()]
+    if not places:
+        return None
+    percent = np.floor(1000 * np.concatenate(places).mean()) / 10
+    return f"{percent:.1f}% of places proved\npink: patch centres that are not"
 
 
 def _frame(axes: Axes, window: Window, looks: dict[str, Any]) -> None:

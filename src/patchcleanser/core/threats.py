@@ -7,12 +7,18 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from patchcleanser.core.geometry import Size, Window, image_window, is_integer
+from patchcleanser.core.geometry import Size, Window, image_window, is_integer, is_number
 from patchcleanser.errors import ThreatError
 
 Grid = Literal["source", "input"]
+
+AnyThreat: TypeAlias = "Threat | str | int"
+"""A Threat, its text ("32", "12x83", "2%", "any:502"), or the side of a square in pixels."""
+
+WRITTEN = re.compile(r"(?P<any>any:)?(?:(?P<percent>\d+(?:\.\d+)?) ?%|(?P<h>\d+)(?:x(?P<w>\d+))?(?: ?px)?)")
+"""A patch as text."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +113,17 @@ class Threat:
 
     @classmethod
     def of(cls, threat: Any) -> Threat:
-        """A threat as it is, or from its text, as "2%" or "12x83"."""
+        """A threat as it is, from its text ("2%" or "12x83"), or the square with a side of so many pixels."""
+        if isinstance(threat, Threat):
+            return threat
         if isinstance(threat, str):
             return cls.parse(threat)
-        if not isinstance(threat, Threat):
-            got = f"the {type(threat).__name__} {threat}" if isinstance(threat, int | float) else type(threat).__name__
-            got += f"; write '{threat}'" if is_integer(threat) else ""
-            raise ThreatError(f"a threat is Threat.square(32) or the like, or text as '32', '12x83' or '2%'; got {got}")
-        return threat
+        if is_integer(threat):
+            return cls.square(threat)
+        got = f"the {type(threat).__name__} {threat}" if is_number(threat) else type(threat).__name__
+        raise ThreatError(
+            f"a threat is a side in px, text as '32', '12x83' or '2%', or a Threat; got {got}{_probably(str(threat))}"
+        )
 
     @classmethod
     def square(cls, side: int, *, count: int = 1, region: Window | None = None, grid: Grid = "source") -> Threat:
@@ -156,14 +165,14 @@ class Threat:
 
     @classmethod
     def parse(cls, text: str, *, count: int = 1, region: Window | None = None, grid: Grid = "source") -> Threat:
-        """A threat as written on the command line: 32, 12x83, 2%, any:502 or any:1%.
+        """A threat as written on the command line: 32, 12x83, 2%, any:502 or any:1%. Also "32px" and "2 %".
 
         >>> [str(Threat.parse(t)) for t in ("32", "12x83", "2.4%", "any:1%", "any:502")]
         ['32x32 patch', '12x83 patch', '2.4% patch', 'any:1% patch', 'any:502 patch']
         """
-        match = re.fullmatch(r"(?P<any>any:)?(?:(?P<percent>\d+(?:\.\d+)?)%|(?P<h>\d+)(?:x(?P<w>\d+))?)", text.strip())
+        match = WRITTEN.fullmatch(text.strip())
         if match is None or (match["any"] and match["w"]):
-            raise ThreatError(f"cannot read patch {text!r}; write 32, 12x83, 2%, any:502 or any:1%")
+            raise ThreatError(f"cannot read patch {text!r}; write 32, 12x83, 2%, any:502 or any:1%{_probably(text)}")
         percent = None if match["percent"] is None else float(Fraction(match["percent"]) / 100)
         if percent is not None and not 0 < percent <= 1:
             raise ThreatError(f"a patch is more than 0% and at most 100% of the image, got {match['percent']}%")
@@ -175,18 +184,18 @@ class Threat:
         height = int(match["h"])
         return cls.rectangle(height, int(match["w"] or height), count=count, region=region, grid=grid)
 
-    def to_json(self) -> dict[str, Any]:
-        """The threat as plain values; `from_json` reads them back.
+    def to_dict(self) -> dict[str, Any]:
+        """The threat as plain values; `from_dict` reads them back.
 
-        >>> Threat.from_json(Threat.share(0.02, count=2).to_json()) == Threat.share(0.02, count=2)
+        >>> Threat.from_dict(Threat.share(0.02, count=2).to_dict()) == Threat.share(0.02, count=2)
         True
         """
         region = self.region and list(self.region.numbers)
         return {"shape": str(self.shape), "count": self.count, "region": region, "grid": self.grid}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Threat:
-        """The threat that `to_json` described."""
+    def from_dict(cls, values: dict[str, Any]) -> Threat:
+        """The threat that `to_dict` described."""
         region = values["region"] and Window(*values["region"])
         return cls.parse(values["shape"], count=values["count"], region=region, grid=values["grid"])
 
@@ -215,6 +224,21 @@ class Threat:
         patches = f"{self.shape} patch" if self.count == 1 else f"{self.count} patches of {self.shape}"
         where = "" if self.region is None else f" inside {self.region}"
         return patches + where + (" on the input grid" if self.grid == "input" else "")
+
+
+def _probably(text: str) -> str:
+    """The end of a sentence about a patch that cannot be read: what was probably meant, if that is clear.
+
+    >>> _probably("0.02"), _probably("12 × 83"), _probably("2 percent"), _probably("huge")
+    ("; did you mean '2%'?", "; did you mean '12x83'?", "; did you mean '2%'?", '')
+    """
+    near = text.lower().strip().replace("percent", "%").replace("pixels", "px")
+    near = re.sub(r" ?(%|px)$", lambda unit: unit[1], re.sub(r"\s*(?:[x×*,]|by)\s*(?=\d)", "x", near))
+    if re.fullmatch(r"0?\.\d*[1-9]\d*", near):
+        near = _percent(Fraction(near))
+    elif re.fullmatch(r"[1-9]\d*\.0+", near):
+        near = near.partition(".")[0]
+    return f"; did you mean {near!r}?" if near != text and WRITTEN.fullmatch(near) else ""
 
 
 def _pixels_of_share(share: Fraction, image: Size) -> int:

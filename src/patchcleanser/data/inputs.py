@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -18,13 +18,26 @@ from patchcleanser.data.catalog import load_dataset
 from patchcleanser.data.dataset import Dataset, class_index
 from patchcleanser.errors import DataError, ImageError, InputError, LabelError
 
+
+class Pairs(Protocol):
+    """A list of (image, label), or a map-style dataset of torch or others that gives such pairs."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+AnyDataset: TypeAlias = Dataset | DataLoader[Any] | Pairs | str
+"""A Dataset, a torch dataset or a DataLoader over one, a list of (image, label), or a name as "sample"."""
+
+PAIRED = "list(zip(images, labels))"
 ACCEPTED = (
     "a dataset is a name ('sample', 'folder:photos', …), a Dataset of patchcleanser or torch, a DataLoader over one, "
-    "or a list of (image, label), as list(zip(images, labels))"
+    f"or a list of (image, label), as {PAIRED}"
 )
 
 
-def as_dataset(data: Any) -> Dataset:
+def as_dataset(data: AnyDataset) -> Dataset:
     """A Dataset from a Dataset, a name, a map-style torch dataset, a DataLoader over one, or a list of pairs.
 
     A pair is an image (PIL image, uint8 array [H, W, C] or float tensor [C, H, W] in [0, 1]) and its class index.
@@ -98,8 +111,10 @@ class PairDataset(Dataset):
                 f"{where} cannot be read: {type(error).__name__}: {error}; wanted is (image, label) for each index"
             ) from error
         if not isinstance(item, tuple | list) or len(item) != 2:
-            hint = ", or [(row['image'], row['label']) for row in data]" if isinstance(item, Mapping) else ""
-            raise InputError(f"item {index} of {self.name} is {_described(item)}; {ACCEPTED}{hint}")
+            fix = "[(row['image'], row['label']) for row in data]" if isinstance(item, Mapping) else PAIRED
+            raise InputError(
+                f"items must be (image, label), got {_described(item)} as item {index} of {self.name}; pass {fix}"
+            )
         label = class_index(item[1], f"the label of {where}")
         if label < 0:
             raise LabelError(f"the label of {where} is {label}; class indices start at 0")

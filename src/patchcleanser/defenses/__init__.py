@@ -38,6 +38,7 @@ DEFENSES: dict[str, Entry] = {
         "local logits that see no hidden pixel, or what its head says of features that see none. Where they disagree, "
         "masks are combined as in double-masking.",
         reference="double_masking",
+        theorem="certain_labels_certify",
     ),
     "ds": Entry(
         "patchcleanser.defenses.smoothing:Smoothing",
@@ -85,8 +86,14 @@ DEFENSES: dict[str, Entry] = {
 """Every defense by the name that users type. To add one: its file, and its entry here."""
 
 
-_BASES = ("patchcleanser.defenses.defense:Defense", "patchcleanser.defenses.mask_defense:MaskDefense")
+_OTHERS = (
+    "patchcleanser.defenses.defense:Defense",
+    "patchcleanser.defenses.mask_defense:MaskDefense",
+    "patchcleanser.defenses.multilabel_masking:MultiLabelMasking",
+    "patchcleanser.defenses.object_seeker:ObjectSeeker",
+)
+"""Classes that users do not choose by name."""
 
 
 def __getattr__(name: str) -> Any:
-    return load_name(__name__, [*(entry.home for entry in DEFENSES.values()), *_BASES], name)
+    return load_name(__name__, [*(entry.home for entry in DEFENSES.values()), *_OTHERS], name)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from patchcleanser.classifiers.registry import AnyClassifier
 from patchcleanser.core.receptive_fields import Footprint
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.threats import AnyThreat
 from patchcleanser.defenses.local_defense import ImageScores, LocalRecovery, summed_margin
 from patchcleanser.errors import InputError
 
@@ -24,7 +23,9 @@ class ClippedBagNet(LocalRecovery):
     Checked by Coq for integer scores: proofs/LocalScores.v: summed_margin_is_a_lower_bound.
     """
 
-    def __init__(self, classifier: Any, threat: Threat | str, *, scale: float = 0.05, shift: float = -1.0) -> None:
+    def __init__(
+        self, classifier: AnyClassifier, threat: AnyThreat, *, scale: float = 0.05, shift: float = -1.0
+    ) -> None:
         if not scale > 0:
             raise InputError(f"logits are squashed by a scale above 0, got {scale}")
         self.scale, self.shift = scale, shift

@@ -5,39 +5,68 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, signature
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from patchcleanser.classifiers.registry import as_classifier
+from patchcleanser.classifiers.preprocessing import AnyImages
+from patchcleanser.classifiers.registry import AnyClassifier, as_classifier
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.threats import AnyThreat, Threat
 from patchcleanser.data.dataset import class_index
 from patchcleanser.engine.float32 import strict_float32
-from patchcleanser.errors import ImageError, InputError, LabelError
+from patchcleanser.errors import ImageError, InputError, LabelError, did_you_mean
 from patchcleanser.progress import tracked
 
-V = TypeVar("V")
-C = TypeVar("C")
+VerdictT = TypeVar("VerdictT")
+CertificateT = TypeVar("CertificateT")
 T = TypeVar("T")
 R = TypeVar("R")
 
 
+def _naming_the_class(init: Callable[..., None]) -> Callable[..., None]:
+    """The same __init__, but an error about its arguments names the class that the user wrote, and the fix."""
+    call = signature(init)
+
+    @wraps(init)
+    def checked(self: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            call.bind(self, *arguments, **options)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}: {error}{_hint(type(self), options)}") from None
+        init(self, *arguments, **options)
+
+    return checked
+
+
+def _hint(kind: type[Any], options: Iterable[str]) -> str:
+    """The end of a sentence about arguments that do not fit a class."""
+    calls = [signature(vars(parent)["__init__"]) for parent in kind.__mro__[:-1] if "__init__" in vars(parent)]
+    named = {name: entry for call in calls for name, entry in call.parameters.items()}  # it may pass **options on
+    wrong = [name for name in options if name not in named]
+    if wrong:
+        own = [name for name, entry in named.items() if entry.kind is Parameter.KEYWORD_ONLY]
+        return did_you_mean(wrong[0], named) or f"; its options are {', '.join(own) or 'none'}"
+    return "; write classifier, threat and then options by name, as (network, '2%', masks=6)"
+
+
 @dataclass(frozen=True)
-class Examination(Generic[V, C]):
+class Examination(Generic[VerdictT, CertificateT]):
     """Everything about one labelled clean image."""
 
-    verdict: V
-    certificate: C
+    verdict: VerdictT
+    certificate: CertificateT
     size: Size
     """Of the image on the threat's grid."""
     undefended: int
     """The label of the undefended classifier."""
 
 
-class Defense(ABC, Generic[V, C]):
+class Defense(ABC, Generic[VerdictT, CertificateT]):
     """Wraps a classifier so that patches of the threat lose their power.
 
     A verdict has a `label`, and `alert` if the defense may raise one. Images are [N, C, H, W] in [0, 1], or an
@@ -49,7 +78,13 @@ class Defense(ABC, Generic[V, C]):
     multi_label = False
     """Whether it defends multi-label classifiers."""
 
-    def __init__(self, classifier: Any, threat: Threat | str) -> None:
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" in vars(cls):
+            cls.__init__ = _naming_the_class(cls.__init__)  # type: ignore[method-assign]
+
+    @_naming_the_class
+    def __init__(self, classifier: AnyClassifier, threat: AnyThreat) -> None:
         self._threat = Threat.of(threat)
         self.classifier = as_classifier(classifier)
         if not self.multi_label:
@@ -69,12 +104,12 @@ class Defense(ABC, Generic[V, C]):
         return False
 
     @abstractmethod
-    def predict(self, images: Any, *, progress: bool | None = False) -> list[V]:
+    def predict(self, images: AnyImages, *, progress: bool | None = False) -> list[VerdictT]:
         """A verdict for each image. `progress` shows a bar; None does so on a terminal and in a notebook."""
 
     def certify(
-        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = None
-    ) -> list[C]:
+        self, images: AnyImages, labels: Iterable[int], *, maps: bool = False, progress: bool | None = None
+    ) -> list[CertificateT]:
         """A certificate for each clean image with its true label; `maps` asks for the map of proved positions.
 
         `progress` shows a bar; by default it does so on a terminal and in a notebook.
@@ -83,8 +118,8 @@ class Defense(ABC, Generic[V, C]):
 
     @abstractmethod
     def examine(
-        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
-    ) -> Sequence[Examination[V, C]]:
+        self, images: AnyImages, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
+    ) -> Sequence[Examination[VerdictT, CertificateT]]:
         """Verdict, certificate and undefended label of clean images; nothing is computed twice."""
 
     @abstractmethod
@@ -108,15 +143,16 @@ class Defense(ABC, Generic[V, C]):
         with torch.inference_mode(), strict_float32(self.classifier.device):
             return self.classifier.prepare(pixels[None])[0]
 
-    def columns(self, verdict: V) -> Sequence[int]:
+    def columns(self, verdict: VerdictT) -> Sequence[int]:
         """The columns of `as_module` that are 1 for a verdict."""
         return [-1 if getattr(verdict, "alert", False) else verdict.label]  # type: ignore[attr-defined]
 
     def as_module(self) -> nn.Module:
         """An nn.Module [N, C, H, W] in [0, 1] → scores whose argmax is the defended label.
 
-        Scores are one-hot and carry no gradient. A defense that may raise an alert has one more column for it,
-        the last. A defense of several labels has ones for all that are present.
+        Scores are one-hot and have no gradient: `backward()` raises, and AdaptiveAttack attacks the defense instead.
+        A defense that may raise an alert has one more column for it, the last. A defense of several labels has ones
+        for all that are present.
         """
         return DefendedModule(self)
 
@@ -140,17 +176,37 @@ class DefendedModule(nn.Module):
         scores = torch.zeros(len(images), (self.defense.classifier.classes or 0) + self.defense.may_alert)
         for row, verdict in zip(scores, verdicts, strict=True):
             row[list(self.defense.columns(verdict))] = 1.0
-        return scores.to(images.device)
+        scores = scores.to(images.device)
+        if not (images.requires_grad and torch.is_grad_enabled()):
+            return scores
+        without: Tensor = NoGradient.apply(images, scores)
+        return without
 
 
-def checked_labels(images: Any, labels: Any) -> list[int]:
+class NoGradient(torch.autograd.Function):
+    """Says why there is no gradient, where torch would say that a tensor does not require grad."""
+
+    @staticmethod
+    def forward(context: Any, images: Tensor, scores: Tensor) -> Tensor:
+        return scores
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:
+        raise InputError(
+            "a defended label has no gradient; attack with patchcleanser.attacks.AdaptiveAttack(defense), or with the "
+            "gradients of defense.classifier"
+        )
+
+
+def checked_labels(images: AnyImages, labels: Any) -> list[int]:
     """Class indices as ints; raise LabelError if they are none, or not one for each image that can be counted."""
     labels = labels.tolist() if hasattr(labels, "tolist") else labels  # whose types tell floats from class indices
     if not isinstance(labels, Iterable) or isinstance(labels, Mapping | Set):
         raise LabelError(f"labels are a list of class indices, one for each image, got {labels!r}")
     values = [class_index(value) for value in labels]
-    if number_of(images) not in (None, len(values)):
-        raise LabelError(f"{counted(len(values), 'label')} for {counted(len(images), 'image')}")
+    number = number_of(images)
+    if number is not None and number != len(values):
+        raise LabelError(f"{counted(len(values), 'label')} for {counted(number, 'image')}")
     return values
 
 

@@ -22,5 +22,5 @@ class DoubleMasking(RecoveryMasking):
     [True]
     """
 
-    def fine_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
+    def _fine_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
         return double_masking_flow(table)

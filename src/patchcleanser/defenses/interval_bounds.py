@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.preprocessing import checked_images
+from patchcleanser.classifiers.preprocessing import AnyImages, checked_images
+from patchcleanser.classifiers.registry import AnyClassifier
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.results import LocalCertificate, LocalVerdict
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.threats import AnyThreat, Threat
 from patchcleanser.defenses.defense import Defense, Examination, check_range, checked_labels, examine_each, number_of
 from patchcleanser.defenses.local_defense import other_classes
 from patchcleanser.engine.exact import default_chunk
@@ -35,7 +35,7 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
     of them, so the true class has the largest logit. A smaller patch lies inside a larger one. One patch is meant.
     """
 
-    def __init__(self, classifier: Any, threat: Threat | str) -> None:
+    def __init__(self, classifier: AnyClassifier, threat: AnyThreat) -> None:
         super().__init__(classifier, threat)
         module = getattr(self.classifier, "module", None)
         if not isinstance(self.classifier, TorchClassifier) or not isinstance(module, IntervalNet):
@@ -53,13 +53,13 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
             )
         self.threat.shapes(size)
 
-    def predict(self, images: Any, *, progress: bool | None = False) -> list[LocalVerdict]:
+    def predict(self, images: AnyImages, *, progress: bool | None = False) -> list[LocalVerdict]:
         """The network's own labels."""
         inputs = tracked(self._inputs(images), "predict", progress, total=number_of(images))
         return [LocalVerdict(int(self._logits(pixels).argmax()), 1) for pixels in inputs]
 
     def examine(
-        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
+        self, images: AnyImages, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
     ) -> list[Examination[LocalVerdict, LocalCertificate]]:
         """Label and certificate of clean images; the undefended label is the answer itself."""
 
@@ -73,7 +73,7 @@ class IntervalBounds(Defense[LocalVerdict, LocalCertificate]):
         truths = checked_labels(images, labels)
         return examine_each(self, self._inputs(images), truths, examine, maps=maps, progress=progress)
 
-    def _inputs(self, images: Any) -> Iterable[Tensor]:
+    def _inputs(self, images: AnyImages) -> Iterable[Tensor]:
         """Each image as the network's input."""
         for image in checked_images(images, self.classifier.preprocessing.channels):
             pixels = self.to_threat_grid(image)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from patchcleanser.classifiers.preprocessing import checked_images
+from patchcleanser.classifiers.preprocessing import AnyImages, checked_images
+from patchcleanser.classifiers.registry import AnyClassifier
 from patchcleanser.core.geometry import Size, Window
 from patchcleanser.core.receptive_fields import Footprint, ReceptiveFields
 from patchcleanser.core.results import LocalCertificate, LocalVerdict
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.threats import AnyThreat
 from patchcleanser.defenses.defense import (
-    C,
+    CertificateT,
     Defense,
     Examination,
-    V,
+    VerdictT,
     check_range,
     checked_labels,
     examine_each,
@@ -52,13 +52,13 @@ class ImageScores:
     """Of the image on the threat's grid."""
 
 
-class LocalScoreDefense(Defense[V, C]):
+class LocalScoreDefense(Defense[VerdictT, CertificateT]):
     """Computes the local scores of each image; a subclass makes verdicts and certificates of them."""
 
     many_patches = True
     """Whether the certificate also holds for several patches at once."""
 
-    def __init__(self, classifier: Any, threat: Threat | str) -> None:
+    def __init__(self, classifier: AnyClassifier, threat: AnyThreat) -> None:
         super().__init__(classifier, threat)
         if self.threat.count > 1 and not self.many_patches:
             raise ThreatError(f"the certificate of {type(self).__name__} is for one patch, got {self.threat}")
@@ -74,21 +74,21 @@ class LocalScoreDefense(Defense[V, C]):
         return scores
 
     @abstractmethod
-    def verdict(self, image: ImageScores) -> V:
+    def verdict(self, image: ImageScores) -> VerdictT:
         """Decide one image."""
 
     @abstractmethod
-    def certificate(self, image: ImageScores, label: int) -> C:
+    def certificate(self, image: ImageScores, label: int) -> CertificateT:
         """Prove, or not, one clean image with its true label."""
 
-    def predict(self, images: Any, *, progress: bool | None = False) -> list[V]:
+    def predict(self, images: AnyImages, *, progress: bool | None = False) -> list[VerdictT]:
         scored = tracked(self._scored_images(images), "predict", progress, total=number_of(images))
         return [self.verdict(image) for image in scored]
 
     def examine(
-        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
-    ) -> list[Examination[V, C]]:
-        def examine(image: ImageScores, label: int) -> Examination[V, C]:
+        self, images: AnyImages, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
+    ) -> list[Examination[VerdictT, CertificateT]]:
+        def examine(image: ImageScores, label: int) -> Examination[VerdictT, CertificateT]:
             check_range([label], len(image.logits))
             certificate = self.certificate(image, label)
             return Examination(self.verdict(image), certificate, image.size, int(image.logits.argmax()))
@@ -102,7 +102,7 @@ class LocalScoreDefense(Defense[V, C]):
             fields = self.source.receptive_fields(size)
             self._fields[size] = fields, fields.footprints(self.threat)
 
-    def _scored_images(self, images: Any) -> Iterator[ImageScores]:
+    def _scored_images(self, images: AnyImages) -> Iterator[ImageScores]:
         group: list[Tensor] = []
         for number, image in enumerate(checked_images(images, self.classifier.preprocessing.channels)):
             pixels = self.to_threat_grid(image)

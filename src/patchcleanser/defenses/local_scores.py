@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from patchcleanser.classifiers.classifier import Classifier
 from patchcleanser.classifiers.torch import TorchClassifier, refuse_train_mode
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.receptive_fields import ReceptiveFields
+from patchcleanser.core.receptive_fields import Bools, ReceptiveFields
 from patchcleanser.core.threats import Grid
 from patchcleanser.engine.exact import default_chunk
 from patchcleanser.engine.float32 import strict_float32
@@ -124,12 +125,12 @@ class LocalLogits(LocalScoreSource):
             self.classifier.classes = local.shape[1]
         slack = self._slack(local)
         with torch.inference_mode():
-            logits = self.module.pooled(local) if hasattr(self.module, "pooled") else local.mean((2, 3))
+            logits = self.module.pooled(local.clone()) if hasattr(self.module, "pooled") else local.mean((2, 3))
         return LocalScores(local, local - slack, local + slack, logits, classifications=1)
 
     def _local(self, inputs: Tensor) -> Tensor:
         """Local logits; NaN counts as 0, and infinite ones are cut off, since they would drown all others in a sum."""
-        local: Tensor = self.module.local(inputs.to(self.classifier.dtype)).float()
+        local: Tensor = self.module.local(inputs.to(self.classifier.dtype, copy=True)).float()
         return local.nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST).clamp(-LARGEST, LARGEST)
 
     def _slack(self, local: Tensor) -> Tensor:
@@ -139,10 +140,11 @@ class LocalLogits(LocalScoreSource):
     def _probe(self, inputs: Tensor, local: Tensor) -> None:
         """Raise if pixels outside a receptive field change its logits; tried once for each image size.
 
-        Each half of an image of noise is painted over in several ways, and positions that see none of it must keep
-        their logits. This finds padding, a wrong `field`, layers that look at the whole image (GroupNorm, channel
-        attention), and kernels through which large features round those of other pixels. The image is always the same
-        one: pixels of an attacker must not decide whether a network is refused.
+        Parts of an image of noise are painted over in several ways, and positions that see none of it must keep their
+        logits. This finds padding, a wrong `field`, layers that look at the whole image (GroupNorm, channel attention),
+        and kernels through which large features round those of other pixels. Each part begins where the field of some
+        position ends, so that a field which is larger by one pixel shows. The image is always the same one: pixels of
+        an attacker must not decide whether a network is refused.
         """
         size = (inputs.shape[2], inputs.shape[3])
         if size in self._probed:
@@ -151,16 +153,15 @@ class LocalLogits(LocalScoreSource):
         if local.shape[2:] != fields.grid:
             got = tuple(local.shape[2:])
             raise OutputError(f"the network has {got} {self.name} where its receptive fields make {fields.grid}")
-        upper, left = (torch.arange(side) < (side + 1) // 2 for side in size)
-        upper, left = upper[:, None].expand(size), left[None].expand(size)
-        halves = [upper, ~upper, left, ~left]
+        (above, below), (left, right) = (_beside_the_middle(axis) for axis in (fields.down, fields.across))
+        parts = [*(rows[:, None].expand(size) for rows in (above, below)), *(c.expand(size) for c in (left, right))]
         noise, *paints = self._paints(inputs.shape[1:])
-        local, hidden = self._local(noise[None]), torch.stack(halves).to(noise.device)[:, None]
+        local, hidden = self._local(noise[None]), torch.stack(parts).to(noise.device)[:, None]
         painted = (self._local(torch.where(hidden, paint, noise)) for paint in paints)
         changed = torch.stack([((part - local).abs() > 2 * self._slack(local)).any(1) for part in painted]).any(0)
         rows, columns = torch.from_numpy(fields.down), torch.from_numpy(fields.across)
-        for half, moved in zip(halves, changed.cpu(), strict=True):
-            sees = rows[:, half.any(1)].any(1)[:, None] & columns[:, half.any(0)].any(1)[None]
+        for part, moved in zip(parts, changed.cpu(), strict=True):
+            sees = rows[:, part.any(1)].any(1)[:, None] & columns[:, part.any(0)].any(1)[None]
             if bool((moved & ~sees).any()):
                 raise InputError(
                     f"{self.name} depend on more than their receptive field of {self.module.field} px: pixels outside "
@@ -169,12 +170,19 @@ class LocalLogits(LocalScoreSource):
         self._probed.add(size)
 
     def _paints(self, shape: torch.Size) -> list[Tensor]:
-        """An input of noise [C, h, w], and what covers a half of it: one colour, black, white, and these two mixed."""
+        """An input of noise [C, h, w], and what covers a part of it: one colour, black, white, and these two mixed."""
         levels = torch.tensor([0.0, 1.0], device=self.classifier.device)[:, None, None, None]
         black, white = self.classifier.prepare(levels.expand(2, *shape))[:, :, :1, :1]
         gray, speckle = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(black.device)
         noise = black + (white - black) * gray
         return [noise, torch.full_like(noise, PAINT), black, white, torch.where(speckle < 0.5, black, white)]
+
+
+def _beside_the_middle(fields: Bools) -> tuple[Tensor, Tensor]:
+    """Along one axis: the pixels before the field of a position in the middle, and those after that of one."""
+    pixels = torch.arange(fields.shape[1])
+    first, last = (np.flatnonzero(fields[at])[end] for at, end in ((len(fields) // 2, 0), ((len(fields) - 1) // 2, -1)))
+    return pixels < int(first), pixels > int(last)
 
 
 class LocalFeatures(LocalLogits):
@@ -193,7 +201,7 @@ class LocalFeatures(LocalLogits):
         self.rounding = 0.0
 
     def _local(self, inputs: Tensor) -> Tensor:
-        features: Tensor = self.module.features(inputs.to(self.classifier.dtype))
+        features: Tensor = self.module.features(inputs.to(self.classifier.dtype, copy=True))
         return features
 
 

@@ -13,23 +13,31 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor
 
-from patchcleanser.classifiers.preprocessing import checked_images
+from patchcleanser.classifiers.preprocessing import AnyImages, checked_images
+from patchcleanser.classifiers.registry import AnyClassifier
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.counts import counted
-from patchcleanser.core.geometry import Size, image_window, is_integer
+from patchcleanser.core.geometry import Size, image_window, is_integer, size_in_words
 from patchcleanser.core.label_table import UNMASKED, Indices, LabelTable
-from patchcleanser.core.masks import MaskSet, masks_per_axis
+from patchcleanser.core.masks import MaskSet, PerAxis, masks_per_axis
 from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.results import Certificate
-from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.defense import C, Defense, Examination, V, check_range, checked_labels, number_of
+from patchcleanser.core.threats import AnyThreat, Threat
+from patchcleanser.defenses.defense import (
+    CertificateT,
+    Defense,
+    Examination,
+    VerdictT,
+    check_range,
+    checked_labels,
+    number_of,
+)
 from patchcleanser.engine import Confirm, LabelEngine, Precision, RecomputeError, build_engine
 from patchcleanser.engine.masking import ImageState, LabelRequest
 from patchcleanser.errors import InputError, LabelError, MaskError, PatchCleanserError
 from patchcleanser.progress import Show, progress_bar
 
 R = TypeVar("R")
-Pair = int | tuple[int, int] | None
 Report = Callable[[list[ImageState], Container[int]], None]
 """Shows how far a group of images is, of which those with these numbers are finished."""
 
@@ -93,8 +101,8 @@ class MaskSets:
     def __init__(
         self,
         threat: Threat,
-        masks: Pair,
-        stride: Pair = None,
+        masks: PerAxis,
+        stride: PerAxis = None,
         given: MaskSet | None = None,
         fields: tuple[int, int] | None = None,
     ) -> None:
@@ -104,6 +112,7 @@ class MaskSets:
         self.threat, self._masks, self._stride, self._given = threat, masks, stride, given
         self._fields = fields
         self._built: dict[Size, MaskSet] = {}
+        self._warned = False
         if given is not None:
             if not isinstance(given, MaskSet):
                 raise MaskError(f"mask_set is a MaskSet((height, width), masks), got {type(given).__name__}")
@@ -131,7 +140,8 @@ class MaskSets:
             fields = ReceptiveFields.fields(size, *self._fields) if self._fields else None
             built = MaskSet.build(self.threat, image=size, masks=self._masks, stride=self._stride, fields=fields)
             pairs = len(built) * (len(built) + 1) // 2
-            if pairs > MANY_PAIRS:
+            self._warn_of_too_many(built, pairs)
+            if pairs > MANY_PAIRS and not self._warned:
                 LOGGER.info("%s masks make %s pairs; checking them takes a while", f"{len(built):,}", f"{pairs:,}")
             built.require_cover(self.threat)
             _warn_of_blind(built)
@@ -141,6 +151,22 @@ class MaskSets:
             return built
         return self._built[size]
 
+    def _warn_of_too_many(self, built: MaskSet, pairs: int) -> None:
+        """Warn, once, if more masks per axis are asked for than a patch has places."""
+        if self._masks is None or self._warned:
+            return
+        counts, _ = masks_per_axis(self._masks, None)
+        room, shapes = self.threat.room(built.image), self.threat.shapes(built.image)
+        places = [room.height + 1 - min(h for h, _ in shapes), room.width + 1 - min(w for _, w in shapes)]
+        if all(number <= most for number, most in zip(counts, places, strict=True)):
+            return
+        self._warned = True
+        LOGGER.warning(
+            "%d×%d masks are more than the %d×%d places of a patch in an image of %s px: %s masks are used, and a "
+            "certificate tries all %s pairs of them; fewer cover the threat, too (the default is 6×6)",
+            *(*counts, *places, size_in_words(built.image), f"{len(built):,}", f"{pairs:,}"),
+        )
+
 
 def _warn_of_blind(masks: MaskSet) -> None:
     """Warn if a mask hides everything."""
@@ -149,14 +175,14 @@ def _warn_of_blind(masks: MaskSet) -> None:
 
 
 @dataclass(frozen=True)
-class TableExamination(Examination[V, C]):
+class TableExamination(Examination[VerdictT, CertificateT]):
     """An examination with the table of labels that it rests on."""
 
     table: LabelTable
     """Also holds the undefended label, at UNMASKED."""
 
 
-class MaskDefense(Defense[V, C]):
+class MaskDefense(Defense[VerdictT, CertificateT]):
     """Wraps any classifier so that patches of the threat lose their power.
 
     `classifier` is a Classifier, a torch module, a function or a string for load_classifier. `masks` is the number of
@@ -176,11 +202,11 @@ class MaskDefense(Defense[V, C]):
 
     def __init__(
         self,
-        classifier: Any,
-        threat: Threat | str,
+        classifier: AnyClassifier,
+        threat: AnyThreat,
         *,
-        masks: Pair = None,
-        stride: Pair = None,
+        masks: PerAxis = None,
+        stride: PerAxis = None,
         mask_set: MaskSet | None = None,
         chunk: int | None = None,
         precision: Precision = "exact",
@@ -189,7 +215,7 @@ class MaskDefense(Defense[V, C]):
         super().__init__(classifier, threat)
         if chunk is not None and (not is_integer(chunk) or chunk < 1):
             raise MaskError(f"chunk is at least 1 image at a time, got {chunk!r}")
-        self.engine = self.label_engine(chunk, precision)
+        self.engine = self._label_engine(chunk, precision)
         self.mask_sets = MaskSets(self.threat, masks, stride, mask_set, self.receptive_field)
         if confirm not in ("sampled", "all"):
             raise InputError(f"confirm is 'sampled' or 'all', got {confirm!r}")
@@ -203,7 +229,7 @@ class MaskDefense(Defense[V, C]):
         )
         return f"{type(self).__name__}({self.classifier!r}, {self.threat}, {self.mask_sets}{more})"
 
-    def label_engine(self, chunk: int | None, precision: Precision) -> LabelEngine:
+    def _label_engine(self, chunk: int | None, precision: Precision) -> LabelEngine:
         """What computes the labels: by default it classifies masked images."""
         return build_engine(self.classifier, grid=self.threat.grid, chunk=chunk, precision=precision)
 
@@ -231,9 +257,9 @@ class MaskDefense(Defense[V, C]):
         """A table of labels for an image of this size, with nothing known yet."""
         return LabelTable(self.mask_set(size))
 
-    def predict(self, images: Any, *, progress: bool | None = False) -> list[V]:
+    def predict(self, images: AnyImages, *, progress: bool | None = False) -> list[VerdictT]:
         """A verdict for each image; images are [N, C, H, W] in [0, 1], or an iterable of [C, H, W] or PIL images."""
-        verdicts: list[V] = []
+        verdicts: list[VerdictT] = []
         with progress_bar("predict", progress, total=number_of(images)) as show:
             for group in self._groups(images):
                 report = partial(_show_images, show, number_of(images), len(verdicts))
@@ -242,8 +268,8 @@ class MaskDefense(Defense[V, C]):
         return verdicts
 
     def certify(
-        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = None
-    ) -> list[C]:
+        self, images: AnyImages, labels: Iterable[int], *, maps: bool = False, progress: bool | None = None
+    ) -> list[CertificateT]:
         """A certificate for each clean image with its true label.
 
         Stops at the first label that refutes an image, hardest masks first, with the same answer as the full check.
@@ -253,11 +279,11 @@ class MaskDefense(Defense[V, C]):
         return self._run_labelled(images, labels, partial(self.certificate_flow, maps=maps), progress)
 
     def examine(
-        self, images: Any, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
-    ) -> list[TableExamination[V, C]]:
+        self, images: AnyImages, labels: Iterable[int], *, maps: bool = False, progress: bool | None = False
+    ) -> list[TableExamination[VerdictT, CertificateT]]:
         """Verdict, certificate and undefended label of clean images; no label is computed twice."""
 
-        def flow(table: LabelTable, label: int) -> LabelFlow[TableExamination[V, C]]:
+        def flow(table: LabelTable, label: int) -> LabelFlow[TableExamination[VerdictT, CertificateT]]:
             yield table, np.array([UNMASKED, *table.masks()])
             verdict = yield from self.verdict_flow(table)
             certificate = yield from self.certificate_flow(table, label, maps=maps)
@@ -265,7 +291,7 @@ class MaskDefense(Defense[V, C]):
 
         return self._run_labelled(images, labels, flow, progress)
 
-    def calibrate(self, images: Any) -> None:
+    def calibrate(self, images: AnyImages) -> None:
         """Learn from clean images that you trust which fast labels are uncertain; without it `predict` is exact.
 
         `certify` and `examine` do it by themselves: their images are clean. Images for `predict` may be an
@@ -281,26 +307,26 @@ class MaskDefense(Defense[V, C]):
         return ImageState(pixels, self.empty_table((height, width)))
 
     @abstractmethod
-    def verdict_flow(self, table: LabelTable) -> LabelFlow[V]:
+    def verdict_flow(self, table: LabelTable) -> LabelFlow[VerdictT]:
         """Decide one image; `predict` and the service run it."""
 
     @abstractmethod
-    def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[C]:
+    def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[CertificateT]:
         """Prove, or not, one clean image with its true label."""
 
-    def checked_truths(self, images: Any, truths: Any) -> list[Any]:
+    def _checked_truths(self, images: AnyImages, truths: Any) -> list[Any]:
         """What is true of each image, checked as far as it can be without the classifier."""
         return checked_labels(images, truths)
 
-    def check_truths(self, truths: list[Any]) -> None:
+    def _check_truths(self, truths: list[Any]) -> None:
         """Raise LabelError for what the classifier has no class for; it knows its classes now."""
         check_range(truths, self.classifier.classes or 0)
 
     def _run_labelled(
-        self, images: Any, labels: Iterable[int], flow: Callable[..., LabelFlow[R]], progress: bool | None
+        self, images: AnyImages, labels: Iterable[int], flow: Callable[..., LabelFlow[R]], progress: bool | None
     ) -> list[R]:
         """Run a flow for each image with its label."""
-        truths = self.checked_truths(images, labels)
+        truths = self._checked_truths(images, labels)
         results: list[R] = []
         with progress_bar("certify", progress, total=len(truths)) as show:
             for group in self._groups(images):
@@ -322,7 +348,7 @@ class MaskDefense(Defense[V, C]):
         if self.classifier.classes is None:
             # Not in the table: labels in it would change the batches of the rest, by which kernels round.
             self.engine.exact.count_classes(group[0])
-        self.check_truths(labels)
+        self._check_truths(labels)
         self.engine.calibrate(group)
         starts = [partial(flow, label=label) for label in labels]
         first = self._run(group, starts, self.engine, report, clean=True)
@@ -364,7 +390,7 @@ class MaskDefense(Defense[V, C]):
         confirmed = dict(zip(claimed, again, strict=True))
         return [confirmed.get(number, result) for number, result in enumerate(results)]
 
-    def _groups(self, images: Any) -> Iterator[list[ImageState]]:
+    def _groups(self, images: AnyImages) -> Iterator[list[ImageState]]:
         group: list[ImageState] = []
         most_images, most_bytes = GROUP_LIMITS["cuda" if self.classifier.device.type == "cuda" else "cpu"]
         left = most_bytes

@@ -7,14 +7,15 @@ from typing import Any
 
 from torch import nn
 
+from patchcleanser.classifiers.registry import AnyClassifier
 from patchcleanser.classifiers.torch import ends_in
 from patchcleanser.core.algorithms import LabelFlow, detection_certification_flow, detection_flow
 from patchcleanser.core.geometry import is_number
 from patchcleanser.core.label_table import LabelTable
-from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.masks import MaskSet, PerAxis
 from patchcleanser.core.results import DetectionCertificate, DetectionVerdict
-from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.mask_defense import MaskDefense, Pair
+from patchcleanser.core.threats import AnyThreat
+from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.engine import Confirm, Precision
 from patchcleanser.errors import InputError
 
@@ -31,12 +32,12 @@ class MinorityReports(MaskDefense[DetectionVerdict, DetectionCertificate]):
 
     def __init__(
         self,
-        classifier: Any,
-        threat: Threat | str,
+        classifier: AnyClassifier,
+        threat: AnyThreat,
         *,
         threshold: float = 0.5,
-        masks: Pair = None,
-        stride: Pair = None,
+        masks: PerAxis = None,
+        stride: PerAxis = None,
         precision: Precision = "exact",
         confirm: Confirm = "sampled",
         mask_set: MaskSet | None = None,

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchcleanser.classifiers.classifier import CallableClassifier, Classifier
-from patchcleanser.classifiers.registry import as_classifier
+from patchcleanser.classifiers.preprocessing import AnyImages
+from patchcleanser.classifiers.registry import AnyClassifier, as_classifier
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, LabelTable
-from patchcleanser.core.masks import MaskSet
+from patchcleanser.core.masks import MaskSet, PerAxis
 from patchcleanser.core.multilabel import (
     Bools,
     Counts,
@@ -31,9 +32,9 @@ from patchcleanser.core.multilabel import (
     double_masking_of_classes,
     thresholds_of,
 )
-from patchcleanser.core.threats import Grid, Threat
+from patchcleanser.core.threats import AnyThreat, Grid
 from patchcleanser.defenses.defense import number_of
-from patchcleanser.defenses.mask_defense import MaskDefense, Pair
+from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.engine import Precision
 from patchcleanser.engine.exact import NOT_FINITE, ExactEngine, nonfinite, sanitize
 from patchcleanser.engine.masking import PairBatch
@@ -146,7 +147,7 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
     absent ones come. The proofs are those of core.multilabel (ScoreBounds.placed, PlacedBounds.counts).
 
     >>> import torch
-    >>> from patchcleanser import CallableClassifier
+    >>> from patchcleanser import CallableClassifier, Threat
     >>> halves = lambda x: torch.stack([x[..., :8].mean((1, 2, 3)), x[..., 8:].mean((1, 2, 3))], 1) - 0.3
     >>> model = CallableClassifier(halves, array="torch")
     >>> defense = MultiLabelMasking(model, Threat.square(2), masks=4)
@@ -159,14 +160,14 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
 
     def __init__(
         self,
-        classifier: Any,
-        threat: Threat | str,
+        classifier: AnyClassifier,
+        threat: AnyThreat,
         *,
         threshold: float | Sequence[float] | None = None,
         scores: ScoreKind | None = None,
         classes: Sequence[int] | None = None,
-        masks: Pair = None,
-        stride: Pair = None,
+        masks: PerAxis = None,
+        stride: PerAxis = None,
         mask_set: MaskSet | None = None,
         chunk: int | None = None,
         precision: Precision = "exact",
@@ -194,7 +195,7 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
         """What the scores are."""
         return self._scores or ("probabilities" if self.classifier.probabilities else "logits")
 
-    def label_engine(self, chunk: int | None, precision: Precision) -> ScoreEngine:
+    def _label_engine(self, chunk: int | None, precision: Precision) -> ScoreEngine:
         if precision != "exact":
             raise InputError(f"multi-label certificates rest on exact scores; use precision='exact', got {precision!r}")
         if self.classifier.probabilities and self.scores == "logits":
@@ -225,15 +226,16 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
     def columns(self, verdict: MultiLabelVerdict) -> Sequence[int]:
         return verdict.present if self.outputs is None else self.outputs[list(verdict.present)].tolist()
 
-    def checked_truths(self, images: Any, truths: Any) -> list[Any]:
+    def _checked_truths(self, images: AnyImages, truths: Any) -> list[Any]:
         """True classes as arrays: rows of a bool array [N, classes], or lists of class numbers."""
         rows = truths.numpy() if isinstance(truths, Tensor) else truths
         checked = [_true_classes(row) for row in rows]
-        if number_of(images) not in (None, len(checked)):
-            raise LabelError(f"true classes of {counted(len(checked), 'image')} for {counted(len(images), 'image')}")
+        number = number_of(images)
+        if number is not None and number != len(checked):
+            raise LabelError(f"true classes of {counted(len(checked), 'image')} for {counted(number, 'image')}")
         return checked
 
-    def check_truths(self, truths: list[Any]) -> None:
+    def _check_truths(self, truths: list[Any]) -> None:
         for truth in truths:
             self.truth_of(truth)
 
@@ -251,7 +253,7 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
         return present
 
     def certify(
-        self, images: Any, labels: Iterable[Any], *, maps: bool = False, progress: bool | None = None
+        self, images: AnyImages, labels: Iterable[Any], *, maps: bool = False, progress: bool | None = None
     ) -> list[MultiLabelCertificate]:
         """A certificate for each clean image with its true classes: class numbers, or a bool for each class.
 
@@ -260,7 +262,7 @@ class MultiLabelMasking(MaskDefense[MultiLabelVerdict, MultiLabelCertificate]):
         return super().certify(images, labels, maps=maps, progress=progress)
 
     def examine(  # type: ignore[override]
-        self, images: Any, labels: Iterable[Any], *, maps: bool = False, progress: bool | None = False
+        self, images: AnyImages, labels: Iterable[Any], *, maps: bool = False, progress: bool | None = False
     ) -> list[MultiLabelExamination]:
         """Verdict, certificate and all scores of clean images; nothing is computed twice."""
 

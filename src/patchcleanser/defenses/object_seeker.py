@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,8 +16,8 @@ from patchcleanser.core.cover import Mask
 from patchcleanser.core.detections import Detections, areas, coverage, merge, pixel_window, promised_coverage
 from patchcleanser.core.geometry import Size, is_number
 from patchcleanser.core.hiding import ObjectCertificate, certify_object, object_masks
-from patchcleanser.core.masks import MaskSet
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.masks import MaskSet, PerAxis
+from patchcleanser.core.threats import AnyThreat, Threat
 from patchcleanser.detectors.detector import Detector, require_detector
 from patchcleanser.engine.float32 import strict_float32
 from patchcleanser.errors import ImageError, InputError, LabelError, NotAFunctionError, OutputError, ThreatError
@@ -70,10 +71,10 @@ class ObjectSeeker:
     def __init__(
         self,
         detector: Detector,
-        threat: Threat | str,
+        threat: AnyThreat,
         *,
-        masks: int | tuple[int, int] | None = None,
-        stride: int | tuple[int, int] | None = None,
+        masks: PerAxis = None,
+        stride: PerAxis = None,
         lines: int = 0,
         score: float = 0.3,
         masked_score: float = 0.5,
@@ -159,7 +160,9 @@ class ObjectSeeker:
 
     def _detections(self, image: Tensor, score: float) -> Detections:
         _check_image(image)
-        pixels = image.float().contiguous()  # equal pixels take equal kernels, however they lay in memory
+        # Equal pixels take equal kernels, however they lay in memory. A copy, as a detector may write into its input:
+        # what it makes of the whole image must not reach the images that masks are put on.
+        pixels = image.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         with strict_float32(self.detector.device):
             detections = self.detector(pixels)
         if not isinstance(detections, Detections):

@@ -194,12 +194,13 @@ class OnePass(MaskDefense[Verdict, Certificate]):
     the network's own rounding: kernels may round a score differently beside other pixels. If no score moves by more
     than d (LocalLogits), its multiple of 1 / STEPS moves by at most d + 1 / STEPS, and so does a mean of such. The
     difference of two means moves by at most twice that. A label that the certificate counts as y has a larger margin,
-    so it is y on the attacked image, too.
+    so it is y on the attacked image, too (proofs/OnePass.v: a_certain_label_stays_ahead, proofs/OnePass.v:
+    certain_labels_certify).
 
     With a head, take features for scores. A visible one is unchanged to the last bit, because the trunk computes
     without rounding (networks/split.py: SplitNet). Hidden ones are replaced by 0, whatever they are. So the head's
     input under i and j has the same bits on both images, and so have its logits (ExactEngine). Nothing here depends on
-    what the head computes, so any head will do.
+    what the head computes, so any head will do (proofs/OnePass.v: labels_in_one_pass_see_visible_pixels_only).
 
     >>> from patchcleanser import Threat, load_classifier
     >>> import torch
@@ -209,7 +210,7 @@ class OnePass(MaskDefense[Verdict, Certificate]):
     (666, 1)
     """
 
-    def label_engine(self, chunk: int | None, precision: Precision) -> ExactEngine:
+    def _label_engine(self, chunk: int | None, precision: Precision) -> ExactEngine:
         if precision == "fast":
             raise InputError("one pass computes exact labels only; use precision='exact'")
         return engine_for(self.classifier, grid=self.threat.grid, chunk=chunk)

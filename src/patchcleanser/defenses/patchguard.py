@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from patchcleanser.classifiers.registry import AnyClassifier
 from patchcleanser.core.receptive_fields import Footprint
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.threats import AnyThreat
 from patchcleanser.defenses.local_defense import ImageScores, LocalRecovery, other_classes, reached_sums
 from patchcleanser.defenses.smoothing import AblationDefense
 from patchcleanser.errors import InputError
@@ -38,7 +37,7 @@ class PatchGuard(LocalRecovery):
 
     many_patches = False
 
-    def __init__(self, classifier: Any, threat: Threat | str, *, ratio: float = 0.0) -> None:
+    def __init__(self, classifier: AnyClassifier, threat: AnyThreat, *, ratio: float = 0.0) -> None:
         if not 0 <= ratio < 1:
             raise InputError(f"the share of a class's sum that a window must hold lies in [0, 1), got {ratio}")
         self.ratio = ratio

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from patchcleanser.classifiers.registry import AnyClassifier
 from patchcleanser.core.algorithms import first_failure, reporters
 from patchcleanser.core.results import DetectionCertificate, DetectionVerdict
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.threats import AnyThreat
 from patchcleanser.defenses.local_defense import ImageScores, LocalScoreDefense, other_classes, reached_sums
 from patchcleanser.errors import InputError
 
@@ -34,7 +33,7 @@ class PatchGuardPlusPlus(LocalScoreDefense[DetectionVerdict, DetectionCertificat
     may_alert = True
     many_patches = False
 
-    def __init__(self, classifier: Any, threat: Threat | str, *, threshold: float = 0.5) -> None:
+    def __init__(self, classifier: AnyClassifier, threat: AnyThreat, *, threshold: float = 0.5) -> None:
         if not 0 <= threshold <= 1:
             raise InputError(f"a confidence threshold lies in [0, 1], got {threshold}")
         self.threshold = threshold

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+from patchcleanser.classifiers.registry import AnyClassifier
 from patchcleanser.core.algorithms import LabelFlow, certification_flow, coarse_first_flow
 from patchcleanser.core.geometry import Size, is_integer
 from patchcleanser.core.label_table import LabelTable
-from patchcleanser.core.masks import MaskSet, masks_per_axis
+from patchcleanser.core.masks import MaskSet, PerAxis, masks_per_axis
 from patchcleanser.core.results import Certificate, Verdict
-from patchcleanser.core.threats import Threat
-from patchcleanser.defenses.mask_defense import MaskDefense, MaskSets, Pair
+from patchcleanser.core.threats import AnyThreat
+from patchcleanser.defenses.mask_defense import MaskDefense, MaskSets
 from patchcleanser.engine import Confirm, Precision
 from patchcleanser.errors import MaskError
 
@@ -29,12 +30,12 @@ class RecoveryMasking(MaskDefense[Verdict, Certificate]):
 
     def __init__(
         self,
-        classifier: Any,
-        threat: Threat | str,
+        classifier: AnyClassifier,
+        threat: AnyThreat,
         *,
         coarse: int = 0,
-        masks: Pair = None,
-        stride: Pair = None,
+        masks: PerAxis = None,
+        stride: PerAxis = None,
         precision: Precision = "exact",
         confirm: Confirm = "sampled",
         mask_set: MaskSet | None = None,
@@ -58,10 +59,10 @@ class RecoveryMasking(MaskDefense[Verdict, Certificate]):
         return LabelTable(self.mask_set(size), coarse)
 
     def verdict_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
-        return coarse_first_flow(table, self.fine_flow)
+        return coarse_first_flow(table, self._fine_flow)
 
     @abstractmethod
-    def fine_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
+    def _fine_flow(self, table: LabelTable) -> LabelFlow[Verdict]:
         """Decide by the fine masks."""
 
     def certificate_flow(self, table: LabelTable, label: int, *, maps: bool = False) -> LabelFlow[Certificate]:

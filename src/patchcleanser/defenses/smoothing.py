@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from patchcleanser.classifiers.registry import AnyClassifier
 from patchcleanser.core.receptive_fields import Footprint
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.threats import AnyThreat
 from patchcleanser.defenses.local_defense import ImageScores, LocalRecovery
 from patchcleanser.defenses.local_scores import Ablation, AblationScores
 from patchcleanser.errors import InputError
@@ -21,7 +22,13 @@ class AblationDefense(LocalRecovery):
     """If set, views vote for every class whose confidence is above it."""
 
     def __init__(
-        self, classifier: Any, threat: Threat | str, *, ablation: Ablation = "columns", keep: int = 4, **options: Any
+        self,
+        classifier: AnyClassifier,
+        threat: AnyThreat,
+        *,
+        ablation: Ablation = "columns",
+        keep: int = 4,
+        **options: Any,
     ) -> None:
         self.ablation, self.keep = ablation, keep
         super().__init__(classifier, threat, **options)
@@ -50,14 +57,14 @@ class Smoothing(AblationDefense):
     several_patches_reach_at_most_so_many_views_each.
 
     >>> import torch
-    >>> from patchcleanser import CallableClassifier
+    >>> from patchcleanser import CallableClassifier, Threat
     >>> bright = lambda x: 9 * torch.stack([x.amax((1, 2, 3)), 1 - x.amax((1, 2, 3))], 1)
     >>> defense = Smoothing(CallableClassifier(bright, array="torch"), Threat.square(2), keep=2)
     >>> [c.certified for c in defense.certify(torch.ones(1, 3, 16, 16), [0])]
     [True]
     """
 
-    def __init__(self, classifier: Any, threat: Threat | str, *, threshold: float = 0.3, **options: Any) -> None:
+    def __init__(self, classifier: AnyClassifier, threat: AnyThreat, *, threshold: float = 0.3, **options: Any) -> None:
         if not isinstance(threshold, (int, float)):  # without one, scores would not be votes, and the proof not hold
             raise InputError(f"a confidence threshold lies in [0, 1], got {threshold}")
         self.threshold = threshold

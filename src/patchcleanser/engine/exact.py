@@ -224,7 +224,7 @@ class ExactEngine(LabelEngine):
         last, shape = self._last_shapes
         if last != pixels.shape:  # needed for every batch, and most images are of one size
             with torch.inference_mode():
-                shape = self.classifier.prepare(pixels[None]).shape[1:]
+                shape = self.classifier.prepare(pixels[None].clone()).shape[1:]  # it may work in place
             self._last_shapes = pixels.shape, shape
         return shape
 
@@ -273,15 +273,15 @@ class ExactEngine(LabelEngine):
             pair = PairBatch(pair.images, pair.which, np.zeros_like(pair.unions))
             logits = self.logits(pair)[0]
             self.checks += 1
-        spread = max_spread([logits, *self._probe_logits(pair)])
+        spread, limit = max_spread([logits, *self._probe_logits(pair)]), 0.0
         if spread > 0 and not clean:
             noise = self.noise_like(pair)
             rows = [self.logits(noise)[0], *self._probe_logits(noise)]
-            spread = max_spread(rows) if max_spread(rows) > 1e-3 * logit_scale(rows[0]) else 0.0
-        if spread > 0:
+            spread, limit = max_spread(rows), 1e-3 * logit_scale(rows[0])
+        if spread > limit:
             raise NotAFunctionError(
-                f"the same image got logits {spread:.3g} apart (limit 0) alone and in a batch; "
-                "turn off dropout and batch statistics: a certificate needs a deterministic classifier"
+                f"the same image got logits {spread:.3g} apart (limit {limit:.3g}) alone and in a batch; "
+                "turn off dropout and batch statistics: a defense needs a deterministic classifier"
             )
 
     def _probe_logits(self, pair: PairBatch) -> list[Tensor]:

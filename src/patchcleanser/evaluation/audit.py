@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchcleanser.attacks import AdaptiveAttack
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers.classifier import Classifier
-from patchcleanser.classifiers.registry import as_classifier
+from patchcleanser.classifiers.registry import AnyClassifier, as_classifier
 from patchcleanser.data.dataset import Dataset, DatasetView, Subset
-from patchcleanser.data.inputs import as_dataset
+from patchcleanser.data.inputs import AnyDataset, as_dataset
 from patchcleanser.errors import DataError, InputError, RecordError
 from patchcleanser.evaluation.class_names import match_labels
 from patchcleanser.evaluation.dataset_jobs import init_fields
@@ -51,7 +51,7 @@ class Audit:
     """Images, and differences, whose margin is so small that rounding decides. They are reported but do not fail."""
     notes: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return dict(vars(self))
 
@@ -77,7 +77,7 @@ class Audit:
             self.contradictions.append(entry)
 
 
-def audited_job(run: Run, classifier: Classifier | nn.Module | str, dataset: Any) -> Job:
+def audited_job(run: Run, classifier: AnyClassifier, dataset: AnyDataset) -> Job:
     """The job of a finished run, with its model and images as Job takes them. RecordError if they are not the run's.
 
     The run's images are found in the dataset by their ids, so how they were chosen does not matter.
@@ -291,7 +291,7 @@ def write_audit(result: Audit, run: Run, settings: AttackSettings, *, sample: in
         "sample": sample,
         "attack": attack,
         "settings": vars(settings),
-        **result.to_json(),
+        **result.to_dict(),
     }
     content["signature"] = sign(content)
     with whole_file(path) as part:

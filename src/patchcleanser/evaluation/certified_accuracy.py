@@ -24,6 +24,9 @@ COLUMN_TYPES = pa.schema([SCHEMA.field(name) for name in COLUMNS])
 class CertifiedAccuracy:
     """Undefended, clean and certified accuracy of a defense, each with its 95% interval, over batches of clean images.
 
+    As in torchmetrics, `update` adds a batch, `compute` sums up and `reset` forgets. There is no `.to`, for images go
+    to the classifier's device by themselves, and no sync: add the summaries of several processes.
+
     Certificates that rest on labels of lower precision are counted, and warned of: they are statistical, no proofs.
 
     >>> import torch

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from patchcleanser.core.masks import PerAxis, per_axis
 from patchcleanser.core.threats import Threat
 from patchcleanser.data.dataset import Dataset
 from patchcleanser.errors import ClassifierError, DataError, PatchCleanserError, ThreatError
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 CHECKED_IMAGES = 20
 """How many images `DatasetJob.check` passes over before it gives up looking for one that can be read and fits."""
-
-Pair = int | tuple[int, int] | None
 
 
 class RunJob(ABC):
@@ -156,12 +155,10 @@ def named_error(error: PatchCleanserError, name: str) -> PatchCleanserError:
     return type(error)(f"{message}; {smaller}leave such images out with --unreadable skip (in Python skip=True)")
 
 
-def mask_identity(masks: Pair, stride: Pair, *, default: Pair = 6) -> dict[str, list[int] | None]:
+def mask_identity(masks: PerAxis, stride: PerAxis, *, default: PerAxis = 6) -> dict[str, list[int] | None]:
     """Masks and stride for each axis, for an identity: 6 and (6, 6) are the same job."""
-    return {"masks": _both_axes(masks or (None if stride else default)), "stride": _both_axes(stride)}
-
-
-def _both_axes(value: Pair) -> list[int] | None:
-    if value is None:
-        return None
-    return list(value) if isinstance(value, tuple | list) else [value, value]
+    counts = masks or (None if stride else default)
+    return {
+        name: None if value is None else list(per_axis(value, name))
+        for name, value in (("masks", counts), ("stride", stride))
+    }

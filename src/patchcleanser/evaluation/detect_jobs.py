@@ -6,18 +6,19 @@ import math
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from patchcleanser.core.detections import Detections
 from patchcleanser.core.hiding import PLACES
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.masks import PerAxis
+from patchcleanser.core.threats import AnyThreat, Threat
 from patchcleanser.data.object_sets import ObjectDataset
 from patchcleanser.defenses.object_seeker import FILL, ObjectExamination, ObjectSeeker, best_coverage
 from patchcleanser.detectors.detector import Detector, require_detector
 from patchcleanser.errors import InputError
-from patchcleanser.evaluation.dataset_jobs import DatasetJob, Pair, mask_identity
+from patchcleanser.evaluation.dataset_jobs import DatasetJob, mask_identity
 from patchcleanser.evaluation.rows import LoadedBatch
 from patchcleanser.evaluation.saved_images import save_examples
 from patchcleanser.evaluation.workloads import Batch, BatchWorkload
@@ -39,14 +40,30 @@ class DetectJob(DatasetJob):
     detector: Detector
     dataset: ObjectDataset
     threat: Threat
-    masks: Pair = None
-    stride: Pair = None
+    masks: PerAxis = None
+    stride: PerAxis = None
     lines: int = 0
     score: float = 0.3
     masked_score: float = 0.5
     prune: float = 0.8
     spec: str | None = None
     """The string that loads the detector; it decides no row."""
+
+    if TYPE_CHECKING:  # what it takes; the fields say what it holds
+
+        def __init__(
+            self,
+            detector: Detector,
+            dataset: ObjectDataset,
+            threat: AnyThreat,
+            masks: PerAxis = None,
+            stride: PerAxis = None,
+            lines: int = 0,
+            score: float = 0.3,
+            masked_score: float = 0.5,
+            prune: float = 0.8,
+            spec: str | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "threat", Threat.of(self.threat))
@@ -103,7 +120,7 @@ class DetectJob(DatasetJob):
             "device": self.device.type,
             "data": self.dataset.fingerprint,
             "images": len(self.dataset),
-            "threat": self.threat.to_json(),
+            "threat": self.threat.to_dict(),
             **mask_identity(self.masks, self.stride),
             "lines": self.lines,
             "fill": FILL,

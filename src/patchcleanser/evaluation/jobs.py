@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from patchcleanser.classifiers.classifier import Classifier
-from patchcleanser.classifiers.registry import as_classifier
-from patchcleanser.core.threats import Threat
+from patchcleanser.classifiers.registry import AnyClassifier, as_classifier
+from patchcleanser.core.masks import PerAxis
+from patchcleanser.core.threats import AnyThreat, Threat
 from patchcleanser.data.dataset import Dataset
-from patchcleanser.data.inputs import as_dataset
+from patchcleanser.data.inputs import AnyDataset, as_dataset
 from patchcleanser.defenses import DEFENSES
 from patchcleanser.defenses.defense import Defense
 from patchcleanser.defenses.mask_defense import MaskDefense
 from patchcleanser.engine import Confirm, Precision
 from patchcleanser.errors import DataError, InputError
-from patchcleanser.evaluation.dataset_jobs import DatasetJob, Pair, mask_identity
+from patchcleanser.evaluation.dataset_jobs import DatasetJob, mask_identity
 from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns
 from patchcleanser.evaluation.saved_images import KINDS, PICTURED, save_examples
 from patchcleanser.evaluation.workloads import Batch, BatchWorkload
@@ -56,8 +56,8 @@ class Job(DatasetJob):
     dataset: Dataset
     threat: Threat
     defense: str = "double-masking"
-    masks: Pair = None
-    stride: Pair = None
+    masks: PerAxis = None
+    stride: PerAxis = None
     precision: Precision = "exact"
     table: bool = False
     confirm: Confirm = "sampled"
@@ -69,12 +69,12 @@ class Job(DatasetJob):
 
         def __init__(
             self,
-            classifier: Classifier | nn.Module | Callable[..., Any] | str,
-            dataset: Any,
-            threat: Threat | str,
+            classifier: AnyClassifier,
+            dataset: AnyDataset,
+            threat: AnyThreat,
             defense: str = "double-masking",
-            masks: Pair = None,
-            stride: Pair = None,
+            masks: PerAxis = None,
+            stride: PerAxis = None,
             precision: Precision = "exact",
             table: bool = False,
             confirm: Confirm = "sampled",
@@ -177,7 +177,7 @@ class Job(DatasetJob):
             "precision": "fast" if self.built.fast else "exact",
             "data": self.dataset.fingerprint,
             "images": len(self.dataset),
-            "threat": self.threat.to_json(),
+            "threat": self.threat.to_dict(),
             **mask_identity(self.masks, self.stride, default=6 if self.has_masks else None),
             "defense": self.defense,
             "options": dict(self.options),

@@ -6,21 +6,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from patchcleanser.attacks.flip_classes import FlipResult, attack_classes
 from patchcleanser.attacks.patch_attack import AttackSettings
 from patchcleanser.classifiers.classifier import Classifier
-from patchcleanser.classifiers.registry import as_classifier
+from patchcleanser.classifiers.registry import AnyClassifier, as_classifier
 from patchcleanser.core.geometry import Size
+from patchcleanser.core.masks import PerAxis
 from patchcleanser.core.multilabel import Scores
-from patchcleanser.core.threats import Threat
+from patchcleanser.core.threats import AnyThreat, Threat
 from patchcleanser.data.multilabel_sets import MultiLabelDataset
 from patchcleanser.defenses.multilabel_masking import MultiLabelExamination, MultiLabelMasking, ScoreKind
 from patchcleanser.errors import DataError, InputError
-from patchcleanser.evaluation.dataset_jobs import DatasetJob, Pair, RunJob, mask_identity
+from patchcleanser.evaluation.dataset_jobs import DatasetJob, RunJob, mask_identity
 from patchcleanser.evaluation.rows import LoadedBatch
 from patchcleanser.evaluation.saved_images import save_examples
 from patchcleanser.evaluation.workloads import Batch, BatchWorkload
@@ -44,14 +45,29 @@ class MultiLabelJob(DatasetJob):
     classifier: Classifier
     dataset: MultiLabelDataset
     threat: Threat
-    masks: Pair = None
-    stride: Pair = None
+    masks: PerAxis = None
+    stride: PerAxis = None
     threshold: float | Sequence[float] | None = None
     scores: ScoreKind | None = None
     outputs: Sequence[int] | None = None
     curve: Sequence[float] = CURVE
 
     has_masks = True
+
+    if TYPE_CHECKING:  # what it takes; the fields say what it holds
+
+        def __init__(
+            self,
+            classifier: AnyClassifier,
+            dataset: MultiLabelDataset,
+            threat: AnyThreat,
+            masks: PerAxis = None,
+            stride: PerAxis = None,
+            threshold: float | Sequence[float] | None = None,
+            scores: ScoreKind | None = None,
+            outputs: Sequence[int] | None = None,
+            curve: Sequence[float] = CURVE,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "threat", Threat.of(self.threat))
@@ -66,9 +82,10 @@ class MultiLabelJob(DatasetJob):
 
     @classmethod
     def matched(
-        cls, classifier: Classifier, dataset: MultiLabelDataset, threat: Threat, **options: Any
+        cls, classifier: AnyClassifier, dataset: MultiLabelDataset, threat: AnyThreat, **options: Any
     ) -> MultiLabelJob:
         """A job on the classes that the classifier and the data share by name; by number if one has no names."""
+        classifier = as_classifier(classifier)
         if not classifier.names or not dataset.classes:
             return cls(classifier, dataset, threat, **options)
         shared, outputs = dataset.shared_with(classifier.names)
@@ -132,7 +149,7 @@ class MultiLabelJob(DatasetJob):
             "data": self.dataset.fingerprint,
             "images": len(self.dataset),
             "outputs": None if self.outputs is None else list(self.outputs),
-            "threat": self.threat.to_json(),
+            "threat": self.threat.to_dict(),
             **mask_identity(self.masks, self.stride),
             "defense": "multilabel-masking",
             "options": {

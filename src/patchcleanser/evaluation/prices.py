@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from patchcleanser.core.threats import Threat
+from patchcleanser.classifiers.registry import AnyClassifier
+from patchcleanser.core.threats import AnyThreat
 from patchcleanser.defenses.one_pass import answers_in_one_pass
 from patchcleanser.engine import Precision
 from patchcleanser.evaluation.certified_accuracy import is_statistical
@@ -42,9 +43,9 @@ class Price:
 
 
 def price_jobs(
-    classifier: Any,
+    classifier: AnyClassifier,
     data: Any,
-    threat: Threat | str,
+    threat: AnyThreat,
     *,
     settings: Iterable[tuple[int, int]],
     precisions: Sequence[Precision] = ("exact",),

@@ -105,13 +105,13 @@ class Measurement:
     images: int
     origin: dict[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values; a proportion becomes [count, total]."""
         values = {k: [v.count, v.total] if isinstance(v, Proportion) else round(v, 4) for k, v in self.values.items()}
         return {"values": values, "images": self.images, "origin": self.origin}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Measurement:
+    def from_dict(cls, content: Mapping[str, Any]) -> Measurement:
         values = {k: Proportion(*v) if isinstance(v, list) else float(v) for k, v in content["values"].items()}
         return cls(values, content["images"], content["origin"])
 

@@ -157,7 +157,7 @@ def read_measurements(folder: Path, name: str) -> Measurements:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {key: Measurement.from_json(entry) for key, entry in content["findings"].items()}
+        return {key: Measurement.from_dict(entry) for key, entry in content["findings"].items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{path} is damaged ({error}); delete it and reproduce again") from error
 
@@ -176,7 +176,7 @@ def merge_measurements(experiment: Experiment, new: Measurements, folder: Path) 
             # Of equals max takes the first, the newer. A class or a bucket counts by the images of its run.
             best[row.key] = max(candidates, key=lambda entry: entry.origin.get("of", entry.images))
     if best:
-        findings = {key: entry.to_json() for key, entry in best.items()}
+        findings = {key: entry.to_dict() for key, entry in best.items()}
         content = {"experiment": experiment.name, "paper": experiment.paper, "findings": findings}
         with whole_file(folder / f"{experiment.name}.json") as part:
             part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -241,13 +241,32 @@ def results_page(folder: Path) -> str:
     parts = [HEAD]
     for name, experiment in EXPERIMENTS.items():
         section = Section(experiment, read_measurements(folder, name))
-        parts.append(f"## {experiment.paper}: {experiment.title} (`{name}`)\n\n{experiment.takeaway}\n")
-        if section.table.rows:
-            table, reasons = section.numbered
-            parts.append(tables.to_markdown(table).split("\n\n", 1)[1])
-            listed = "\n".join(f"{n}. {tables.markdown_text(reason)}" for n, reason in enumerate(reasons, 1))
-            parts.append(f"Why it differs:\n\n{listed}\n")
+        parts.append(f"## {experiment.paper}: {experiment.title} (`{name}`)\n\nThe paper says: {experiment.takeaway}\n")
         if section.claims:
             parts.append("\n".join(f"- {tables.markdown_text(line)}" for line in section.claims) + "\n")
-        parts += [f"{text}\n" for text in section.footnotes]
+        if section.table.rows:
+            table, reasons = section.numbered
+            groups = dict.fromkeys((row["defense"], row["data"]) for row in table.rows)
+            parts += [_table_of(table, *group) for group in groups]
+            listed = [f"{n}. {tables.markdown_text(reason)}" for n, reason in enumerate(reasons, 1)]
+            parts.append(_folded("Why ours differs", "\n".join(listed)))
+        if section.footnotes:
+            parts.append(_folded("What is measured, on what, and how", "\n\n".join(section.footnotes)))
     return "\n".join(parts)
+
+
+def _table_of(table: Table, defense: Cell, data: Cell) -> str:
+    """The rows of one defense on one dataset; what all of them share stands above them instead of in columns."""
+    rows = [row for row in table.rows if (row["defense"], row["data"]) == (defense, data)]
+    names = ("defense", "data", "patch", "masks", "images")
+    shared = {name: rows[0][name] for name in names if len({row[name] for row in rows}) == 1}
+    columns = tuple(column for column in table.columns if column.key not in shared)
+    group = replace(table, columns=columns, rows=rows).without_empty().without_copy("row_certified", "certified")
+    units = {"masks": " masks", "images": " images"}
+    texts = [tables.text_of(cell) + units.get(name, "") for name, cell in shared.items() if cell != "none"]
+    return f"**{', '.join(texts)}**\n\n" + tables.to_markdown(group.shown()).split("\n\n", 1)[1]
+
+
+def _folded(title: str, text: str) -> str:
+    """Markdown behind a title that opens it."""
+    return f'<details markdown="1"><summary>{title}</summary>\n\n{text}\n\n</details>\n'

@@ -189,17 +189,22 @@ def _sizes(run: Run) -> list[Size]:
     return list(sizes)
 
 
+def require_same_grid(run: Run, threat: Threat) -> None:
+    """Refuse a threat on other pixels than those that the run's masks hide."""
+    if threat.grid != run.threat.grid:
+        raise RecordError(
+            f"the masks of {run.folder} lie on the {run.threat.grid} grid, the threat on the {threat.grid} grid; "
+            f"use grid={run.threat.grid!r}"
+        )
+
+
 def row_certified(run: Run, threat: Threat) -> Proportion:
     """Images certified against a smaller threat by the masks of the larger one.
 
     The masks need only cover the smaller threat, so the row certificate of core.algorithms.certification_flow
     holds with fewer good masks; for the run's own threat it is the stored answer.
     """
-    if threat.grid != run.threat.grid:
-        raise RecordError(
-            f"the masks of {run.folder} lie on the {run.threat.grid} grid, the threat on the {threat.grid} grid; "
-            f"use grid={run.threat.grid!r}"
-        )
+    require_same_grid(run, threat)
     return sum((_row_certified(part, threat) for part in _tables(run)), Proportion(0, 0))
 
 

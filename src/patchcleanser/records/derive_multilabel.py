@@ -14,6 +14,7 @@ from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.core.multilabel import Bools, thresholds_of, weak_places
 from patchcleanser.core.threats import Threat
+from patchcleanser.records.derive import require_same_grid
 from patchcleanser.records.metrics import Proportion, object_values, precision_and_recall
 from patchcleanser.records.run import Row, Run
 
@@ -90,6 +91,7 @@ def weak_counts(row: Row, masks: MaskSet, threat: Threat) -> dict[Size, NDArray[
 
 def derived_shares(run: Run, rows: pa.Table, threat: Threat) -> tuple[Proportion, Proportion]:
     """Certified precision and recall against another patch that the run's masks cover, at the run's thresholds."""
+    require_same_grid(run, threat)
     mask_set = lru_cache(maxsize=256)(run.mask_set)
     true = false = positives = 0
     for row in rows.select(["height", "width", "classes", "clean_scores", "unproved"]).to_pylist():

@@ -13,6 +13,9 @@ from patchcleanser.records.shards import read_header
 LEFTOVERS = ("lock", "gallery", "report", "tensorboard")
 """What may be left of a run that lost its manifest or has no checkpoint yet, besides rows and hidden files."""
 
+ANOTHER_FOLDER = "use another folder (--out, in Python folder=)"
+"""What to do about a folder that cannot be written."""
+
 RUNS_BELOW = f"*/{MANIFEST}"
 """The manifests of a sweep's runs, each in a folder of its own."""
 
@@ -23,15 +26,14 @@ def require_free(folder: Path, ours: str = "rows-*.parquet") -> None:
     A folder that holds files of `ours` is taken, and `batch_of_shards` checks whose rows those are.
     """
     if folder.is_file():
-        raise RecordError(f"{folder} is a file, not a folder; use another folder (--out)")
+        raise RecordError(f"{folder} is a file, not a folder; {ANOTHER_FOLDER}")
     if not folder.is_dir() or any(folder.glob(ours)):
         return
     names = sorted(path.name for path in folder.iterdir() if path.name not in LEFTOVERS and path.name[0] != ".")
     if names:
         more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
         raise RecordError(
-            f"{folder} is not empty and holds no run to continue, but {', '.join(names[:3])}{more}; "
-            "use another folder (--out)"
+            f"{folder} is not empty and holds no run to continue, but {', '.join(names[:3])}{more}; {ANOTHER_FOLDER}"
         )
 
 
@@ -42,7 +44,7 @@ def batch_of_shards(folder: Path, job: Mapping[str, Any], images: int) -> int | 
     ours = [header for header in headers if (header.get("key"), header.get("images")) == (key_of(job), images)]
     if shards and not ours:
         raise RecordError(
-            f"{folder} holds rows but no {MANIFEST}, and none of them belongs to this job; use another folder (--out)"
+            f"{folder} holds rows but no {MANIFEST}, and none of them belongs to this job; {ANOTHER_FOLDER}"
         )
     return int(ours[0]["batch"]) if ours else None
 

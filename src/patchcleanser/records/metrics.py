@@ -25,7 +25,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Proportion:
-    """A count out of a total.
+    """A count out of a total. `float(proportion)` is the share from 0 to 1, `percent` the same in percent.
 
     >>> Proportion(77, 100)
     Proportion(77/100 = 77.00% 95%: 67.8 to 84.2)
@@ -64,7 +64,8 @@ class Proportion:
         low, high = self.interval
         return f"{self.percent:6.2f}%   95%: {low:.1f} to {high:.1f}"
 
-    def to_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
+        """Percent, count and the bounds of the 95% interval, as `json.dumps` takes them."""
         interval = [round(bound, 4) for bound in self.interval]
         return {"percent": round(self.percent, 4), "count": self.count, "interval95": interval}
 
@@ -77,7 +78,10 @@ class Proportion:
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts over the rows of a run. Detection is a weaker guarantee, so it is never counted as certified."""
+    """Counts over the rows of a run. Detection is a weaker guarantee, so it is never counted as certified.
+
+    `shares` are proportions by name: `float(summary.shares["certified"])` is the certified accuracy, from 0 to 1.
+    """
 
     images: int
     skipped: int
@@ -102,11 +106,12 @@ class Summary:
         shares = ", ".join(f"{name}={share}" for name, share in self.shares.items())
         return f"Summary(images={self.images}, {f'skipped={self.skipped}, ' if self.skipped else ''}{shares})"
 
-    def to_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
+        """All counts as values that `json.dumps` takes; a share of nothing is left out."""
         return {
             "images": self.images,
             "skipped": self.skipped,
-            **{name: share.to_json() for name, share in self.shares.items() if share.total},
+            **{name: share.to_dict() for name, share in self.shares.items() if share.total},
             "cases": self.cases,
             "classifications": self.classifications,
             "seconds": round(self.seconds, 3),

@@ -31,7 +31,7 @@ from patchcleanser.core.receptive_fields import ReceptiveFields
 from patchcleanser.core.threats import Threat
 from patchcleanser.errors import DataError, MissingDependencyError, RecordError
 from patchcleanser.records.columns import COLUMNS_OF, SCHEMAS
-from patchcleanser.records.leftovers import batch_of_shards, require_free, require_no_links
+from patchcleanser.records.leftovers import ANOTHER_FOLDER, batch_of_shards, require_free, require_no_links
 from patchcleanser.records.metrics import Summary, error_rate_bound, summary
 from patchcleanser.records.provenance import MANIFEST, key_of, read_manifest, short, write_manifest
 from patchcleanser.records.shards import DamageError, check_shard, read_shard, type_name, write_shard
@@ -103,9 +103,7 @@ class Run:
         run = cls.open(folder)
         changes = ", ".join(differences(run.job, job))
         if changes:
-            raise RecordError(
-                f"{folder} holds a run of another job; it differs in {changes}; use another folder (--out)"
-            )
+            raise RecordError(f"{folder} holds a run of another job; it differs in {changes}; {ANOTHER_FOLDER}")
         return run
 
     @property
@@ -124,7 +122,7 @@ class Run:
 
     @cached_property
     def threat(self) -> Threat:
-        return Threat.from_json(self.job["threat"])
+        return Threat.from_dict(self.job["threat"])
 
     def mask_set(self, size: Size) -> MaskSet:
         """The masks of this run for images of this size on the threat's grid."""
@@ -307,19 +305,17 @@ class Run:
             lock.acquire(timeout=0)
         except Timeout as error:
             raise RecordError(
-                f"another process is working on {self.folder}; wait for it, or use another folder (--out)"
+                f"another process is working on {self.folder}; wait for it, or {ANOTHER_FOLDER}"
             ) from error
         except OSError as error:
-            raise DataError(f"cannot write into {self.folder}: {error.strerror}; use another folder (--out)") from error
+            raise DataError(f"cannot write into {self.folder}: {error.strerror}; {ANOTHER_FOLDER}") from error
         try:
             current = Run.open(self.folder)
             if (current.key, current.batch) != (
                 self.key,
                 self.batch,
             ):  # created by another command before we had the lock
-                raise RecordError(
-                    f"{self.folder} was taken by another run meanwhile; repeat, or use another folder (--out)"
-                )
+                raise RecordError(f"{self.folder} was taken by another run meanwhile; repeat, or {ANOTHER_FOLDER}")
             yield
         finally:
             lock.release()
@@ -350,7 +346,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
         values = f"({_value(name, old)}, now {_value(name, new)})"
         changes.append(f"{OPTIONS.get(name, f'{prefix}{name}')} {values}")
         if name == "data":
-            changes[-1] += ": other images (the dataset, --limit, --seed or --subset)"
+            changes[-1] += ": other images (another dataset, limit, seed or subset)"
     return changes
 
 

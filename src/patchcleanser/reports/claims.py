@@ -147,7 +147,7 @@ class DefenseClaim:
                 yield f"side is {self.side}, but {self.patch} of {self.at}x{self.at} px is {height}x{width}; write it"
 
     @classmethod
-    def from_json(cls, content: Any) -> DefenseClaim:
+    def from_dict(cls, content: Any) -> DefenseClaim:
         """The claim in plain values; RecordError if they are not of this schema."""
         if not isinstance(content, dict):
             raise RecordError(f"a claim is a JSON object, got {type(content).__name__}")
@@ -168,19 +168,19 @@ class DefenseClaim:
     def read(cls, path: Path) -> DefenseClaim:
         """The claim in a file."""
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise RecordError(f"{path.name} is no readable JSON ({error})") from error
         except RecordError as error:
             raise RecordError(f"{path.name}: {error}") from error
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values, without those that are not known."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
     def write(self, path: Path) -> None:
         with whole_file(path) as part:
-            part.write_text(json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            part.write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @property
     def standing(self) -> str:

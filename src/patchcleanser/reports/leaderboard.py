@@ -49,7 +49,7 @@ def check(root: Path) -> tuple[list[DefenseClaim], list[str]]:
 
 def generated(claims: Sequence[DefenseClaim]) -> dict[Path, str]:
     """The files that follow from the claims."""
-    reported = [claim.to_json() for claim in claims if claim.standing == "reported"]
+    reported = [claim.to_dict() for claim in claims if claim.standing == "reported"]
     lines = ",\n".join(json.dumps(claim, ensure_ascii=False) for claim in reported)
     return {PAGE: page(claims), PUBLISHED: f"[\n{lines}\n]\n"}
 

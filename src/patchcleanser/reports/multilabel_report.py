@@ -49,7 +49,8 @@ LOOKS = {
     "each_class": (MUTED, "--"),
 }
 """Colour and line of each curve."""
-SMALLER = Threat.share(0.01)
+SMALLER = 0.01
+"""The share of the image that a smaller patch has, against which certificates are derived."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _bounds_table(run: Run, rows: pa.Table, slug: str) -> Table:
         at = {f"at_{level}": recall_at(rows, bound, level) for level in LEVELS}
         lines.append({"what": TITLES[bound], "precision": precision[0], "recall": recall[0], **at})
     if _derivable(run):
-        derived = derived_shares(run, rows, SMALLER)
+        derived = derived_shares(run, rows, Threat.share(SMALLER, grid=run.threat.grid))
         lines.append({"what": "Certified, patch of 1%", "precision": derived[0], "recall": derived[1]})
     columns = (
         Column("what", f"Patch of {wording.patch(run.threat)}"),

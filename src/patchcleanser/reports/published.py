@@ -18,7 +18,7 @@ PART_OF = {"sample": "cifar10", "sample.parquet": "cifar10"}
 @cache
 def published() -> tuple[DefenseClaim, ...]:
     """Every claim of the leaderboard that a paper reports; `make leaderboard` writes them into the file."""
-    return tuple(map(DefenseClaim.from_json, json.loads(FILE.read_text(encoding="utf-8"))))
+    return tuple(map(DefenseClaim.from_dict, json.loads(FILE.read_text(encoding="utf-8"))))
 
 
 def comparable(result: RunResult) -> list[DefenseClaim]:

@@ -21,6 +21,7 @@ from patchcleanser.classifiers.registry import WRAPPERS, as_classifier, load_cla
 from patchcleanser.core.algorithms import LabelFlow
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.label_table import UNMASKED, LabelTable
+from patchcleanser.core.masks import PerAxis
 from patchcleanser.data import load_dataset
 from patchcleanser.data.codec import as_picture, decode
 from patchcleanser.defenses import DEFENSES
@@ -29,7 +30,6 @@ from patchcleanser.engine.fast.calibration import MIN_IMAGES
 from patchcleanser.engine.masking import ImageState
 from patchcleanser.errors import ClassifierError, DataError, InputError, MaskError, ThreatError
 from patchcleanser.evaluation.class_names import match_labels
-from patchcleanser.evaluation.dataset_jobs import Pair
 from patchcleanser.service.config import ServiceSettings
 from patchcleanser.service.decoding import Pixels, unpack
 from patchcleanser.service.schemas import CertifyOptions, Options, PredictOptions
@@ -140,7 +140,7 @@ class DefendedModel:
             self._variants[masks] = self._build(masks, None)
         return self._variants[masks]
 
-    def _build(self, masks: Pair, stride: Pair) -> MaskDefense[Any, Any]:
+    def _build(self, masks: PerAxis, stride: PerAxis) -> MaskDefense[Any, Any]:
         chosen = self.settings
         options = {"masks": masks, "stride": stride, "precision": chosen.precision, **chosen.options}
         defense: MaskDefense[Any, Any] = SERVED[chosen.defense](self.classifier, chosen.threat, **options)

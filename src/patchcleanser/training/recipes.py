@@ -95,7 +95,7 @@ class Recipe:
         if not 0 <= self.holdout < 1:
             raise InputError(f"a holdout is a share in [0, 1), got {self.holdout}")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values, with the kind of cutout, and without settings that this loss does not use."""
         unused = {"loss", "margin", "window", "ramp", "worst", "pairs"} - _LOSS_SETTINGS.get(self.loss, set())
         unused |= set() if self.guidance else {"guidance"}
@@ -105,7 +105,7 @@ class Recipe:
     @property
     def fingerprint(self) -> str:
         """A hash of all settings."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def changed(self, settings: dict[str, str]) -> Recipe:
         """The recipe with settings from the command line, given as text: epochs=3, cutout.count=0."""

@@ -97,7 +97,7 @@ class Check:
         """Share of photos that survived."""
         return sum(self.survived) / len(self.survived)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values, with the invariance in place of `survived`."""
         values = asdict(self) | {"invariance": self.invariance}
         del values["survived"]
