@@ -75,4 +75,4 @@ def test_defenses_count_the_images_they_have_done(name: str, capsys: pytest.Capt
 def test_a_run_shows_what_is_certified_so_far(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     job = Job(MODEL, list(zip(IMAGES, LABELS, strict=True)), "2", masks=2)
     evaluate(job, tmp_path, progress=True)
-    assert "2x2 patch, 2x2 masks, double-masking 4/4  certified " in capsys.readouterr().err
+    assert "2x2 patch, 2×2 masks, double-masking 4/4  certified " in capsys.readouterr().err

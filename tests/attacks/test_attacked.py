@@ -92,7 +92,7 @@ def test_a_stopped_attack_goes_on_to_the_same_rows(
 
 def test_another_budget_is_another_job(colour: TorchClassifier, pictures: ArrayDataset, tmp_path: Path) -> None:
     evaluate(job(colour, pictures), tmp_path)
-    with pytest.raises(RecordError, match="another job; it differs in settings"):
+    with pytest.raises(RecordError, match="another job; it differs in --iterations "):
         evaluate(job(colour, pictures, settings=AttackSettings(iterations=9, locations=2)), tmp_path)
 
 

@@ -102,7 +102,11 @@ BAD_SPECS = [
     (f"{TIMM}{{}}/text.pth", ClassifierError, "cannot read weights from .*text.pth"),
     (f"{TIMM}{{}}/empty.pth", ClassifierError, "cannot read weights from .*empty.pth"),
     (f"{TIMM}{{}}/empty.safetensors", ClassifierError, "cannot read weights from .*empty.safetensors"),
-    (f"{TIMM}{{}}/pickled.pth", ClassifierError, "cannot read weights from .*pickled.pth"),
+    (
+        f"{TIMM}{{}}/pickled.pth",
+        ClassifierError,
+        "pickled.pth: it is no PyTorch or safetensors file of tensors alone, or is damaged$",
+    ),
     (f"{TIMM}{{}}/list.pth", ClassifierError, "list.pth holds no dictionary of tensors"),
     (f"{TIMM}{{}}/numbers.pth", ClassifierError, "numbers.pth holds no dictionary of tensors"),
     (
@@ -121,6 +125,8 @@ BAD_SPECS = [
         r"fc\.weight is \(10, 96\), wanted \(7, 96\); fc\.bias is \(10,\), wanted \(7,\); check the architecture",
     ),
     (f"{VISION}{{}}/absent.pth", ClassifierError, "no weight file at .*absent.pth"),
+    ("timm:resnet18?weigths=none", ClassifierError, "takes no option 'weigths'; .*did you mean weights"),
+    ("torchvision:resnet18?weigths=none", ClassifierError, "takes no option 'weigths'; .*did you mean weights"),
     (f"{VISION}{{}}/cut.pth", ClassifierError, "cannot read weights from .*cut.pth"),
     (f"{VISION}{{}}/good.pth", ClassifierError, "good.pth does not fit SqueezeNet"),
     (f"{VISION}IMAGENET1K_V9", ClassifierError, "no weight file at IMAGENET1K_V9"),

@@ -140,6 +140,14 @@ def test_audit_finds_one_changed_label_of_a_table(folder: Path) -> None:
     assert any("two-mask label" in entry["what"] for entry in json.loads(done.stdout)["contradictions"])
 
 
+@pytest.mark.parametrize(("target", "why"), [("99", "from 0 to 9, got 99"), ("-1", "from 0, got -1")])
+def test_a_target_that_is_no_class_is_refused_before_images_are_attacked(folder: Path, target: str, why: str) -> None:
+    done = run("attack", *SMALL, "--target", target, "--out", "a")
+    assert isinstance(done.exception, InputError)
+    assert f"a target (--target) is a class {why}" in str(done.exception)
+    assert not (folder / "a").exists()
+
+
 def test_audit_refuses_other_kinds_of_runs_and_nothing_to_do(folder: Path) -> None:
     run("certify", *SMALL, "--out", "r")
     done = run("audit", "r", "--sample", "0", "--attack", "0")

@@ -28,12 +28,19 @@ def test_a_run_that_was_audited_becomes_a_claim_that_passes_the_check(run: Comma
     claim, stored = DefenseClaim.read(path), Run.open("rows")
     assert done.code == 0
     assert f"wrote {path}: certified {claim.certified}%" in done.out
+    assert run("claim", "rows", "--by", "A. Author").code == 0  # the same run may be claimed anew
     assert (claim.method, claim.data, claim.measured_by) == ("Double-masking, zoo:tiny", "sample", "A. Author")
     assert (claim.run, claim.run_key, claim.run_digest) == ("rows", stored.key, stored.digest)
     assert (claim.rederived, claim.attacked) == (1, None)
     assert claim.certified == round(stored.summary().shares["certified"].percent, 2)
     assert "None" not in json.dumps(claim.to_dict())
     assert main([]) == 0
+    assert run(*certify[:-1], "rows2", "--seed", "1").code == 0
+    before = path.read_bytes()
+    other = run("claim", "rows2", "--by", "A. Author")
+    assert other.code == 2
+    assert f"{path} holds the claim of rows, not of rows2; name another file with --out" in other.err.replace("\n", " ")
+    assert path.read_bytes() == before
 
 
 def test_rows_outside_of_the_repository_are_refused(run: Command, tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ QUICK = ["--device", "cpu", "-p", "5", "--masks", "2"]
 def test_a_run_says_its_cost_before_its_first_batch(run: Command) -> None:
     done = run("certify", *QUICK, "-n", "4")
     first, *rest = done.err.splitlines()
-    assert re.fullmatch(r"4 images × 11 classifications, 5×5 patch = 2\.4% of 32×32, at most about \d+ s", first)
-    assert rest[-1].startswith("5x5 patch, 2x2 masks, double-masking 4/4  certified ")
+    assert re.fullmatch(
+        r"4 images × 11 classifications, 5×5 patch = 2\.4% of 32×32, about \d+ s at the speed measured now", first
+    )
+    assert rest[-1].startswith("5x5 patch, 2×2 masks, double-masking 4/4  certified ")
 
 
 def test_the_papers_masks_cost_666_classifications_and_the_unmasked_one(run: Command) -> None:
@@ -42,8 +44,8 @@ def test_the_papers_masks_cost_666_classifications_and_the_unmasked_one(run: Com
 def test_a_sweep_says_each_and_the_sum(run: Command) -> None:
     done = run("certify", *QUICK[:-1], "2,3", "-n", "2", "--dry-run")
     assert done.code == 0
-    assert "2x2 masks, double-masking: 2 images × 11 classifications" in done.out
-    assert "3x3 masks, double-masking: 2 images × 46 classifications" in done.out
+    assert "2×2 masks, double-masking: 2 images × 11 classifications" in done.out
+    assert "3×3 masks, double-masking: 2 images × 46 classifications" in done.out
     assert "2 runs: 114 classifications" in done.out
 
 
@@ -59,6 +61,15 @@ def test_a_run_that_goes_on_costs_what_is_left(run: Command) -> None:
     assert done.err == "note: run: 4 of 4 images are already done\n"
 
 
+def test_a_batch_that_takes_long_is_said_with_one_that_loses_less(
+    run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("patchcleanser.cli.cost.seconds_per_label", lambda *words: 1.0)
+    long = run("certify", *QUICK, "-n", "40", "--dry-run")
+    assert "rows are kept after each batch of 32 images, about 6 min; --batch 1 loses less" in long.out
+    assert "rows are kept" not in run("certify", *QUICK, "-n", "40", "-b", "1", "--dry-run").out
+
+
 def test_other_defenses_and_attacks_have_costs_too(run: Command) -> None:
     done = run("certify", *QUICK, "-n", "1", "--defense", "minority-reports", "--dry-run")
     assert "1 image × 5 classifications" in done.out
@@ -68,7 +79,7 @@ def test_other_defenses_and_attacks_have_costs_too(run: Command) -> None:
         words = ["-n", "3", "--iterations", "7", "--locations", "2", "--target", "5", "--attack", attack, "--dry-run"]
         done = run("attack", *QUICK, *words)
         assert "3 images × (11 classifications and 14 attack steps)" in done.out, done.err
-        assert "at most about" in done.out
+        assert "s at the speed measured now" in done.out
     assert not Path("runs").exists()
 
 

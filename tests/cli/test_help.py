@@ -74,6 +74,19 @@ def test_train_takes_epochs_as_an_option(run: Command) -> None:
     assert "epochs" in done.err
 
 
+def test_train_takes_the_batch_as_harden_does_and_as_it_is_called_elsewhere(run: Command) -> None:
+    for spelling in ("--batch", "--batch-size"):
+        done = run("train", "-m", "net:tiny", "-o", "out", spelling, "0", "-d", "sample")
+        assert done.code == 2
+        assert "batch are at least 1" in done.err
+
+
+def test_an_option_that_a_command_does_not_have_is_named_as_it_was_typed(run: Command) -> None:
+    for typed in ("--num-workers", "--batch-size"):
+        assert f"No such option: {typed}" in run("masks", typed, "3").err
+    assert "No such option: --workers" in run("masks", "--workers", "3").err
+
+
 @pytest.mark.parametrize(
     ("words", "near"),
     [

@@ -34,10 +34,18 @@ def test_certify_says_accuracies_with_intervals_and_where_the_rows_are(run: Comm
     assert "images/s" in done.err
 
 
+def test_quiet_prints_nothing_but_the_result(run: Command) -> None:
+    for command in (["certify"], ["attack", "--iterations", "1"]):
+        done = run(*command, *SMALL[:1], "2", *SMALL[2:], "--quiet")
+        assert (done.code, done.err) == (0, "")
+        assert done.out.startswith("2% patch, ")
+        assert "for a report" not in done.out
+
+
 def test_labels_of_which_none_was_audited_are_not_called_wrong(run: Command) -> None:
     done = run("certify", *SMALL, "--precision", "fast")
     assert done.code == 0
-    assert "none was audited (fewer than 8 images are computed in float32 throughout)" in done.out
+    assert "none was audited (runs of fewer than 8 images use float32 only)" in done.out
     assert "100.00% of the others" not in done.out
 
 
@@ -88,7 +96,10 @@ def test_a_coarse_round_is_an_option_of_the_run_and_a_case_of_its_answers(run: C
     assert coarse["cases"]["coarse"] > 0
     plain = json.loads(run("certify", *images, "--json").out)
     assert coarse["certified"]["count"] <= plain["certified"]["count"]
-    assert "masks, double-masking after a coarse round of 3×3: 6 images" in run("certify", *images, *words[:-1]).out
+    assert (
+        "4×4 masks (16), double-masking after a coarse round of 3×3: 6 images"
+        in run("certify", *images, *words[:-1]).out
+    )
     report = run("report", coarse["run"], "--out", "page")
     assert report.code == 0
     assert "coarse round: all agree" in (Path("page") / "report.html").read_text(encoding="utf-8")
@@ -123,12 +134,14 @@ def test_the_authors_choice_of_images_can_be_had(run: Command) -> None:
         (["--batch", "0"], "--batch is at least 1"),
         (["--limit", "1.5"], "--limit takes a whole number, got '1.5'"),
         (["--seed", "x"], "--seed takes a whole number, got 'x'"),
+        (["--seed", "-1"], "--seed is a number from 0 to 4294967295, got -1"),
+        (["--patch", "200%"], "a patch is more than 0% and at most 100% of the image, got 200%"),
         (["--threshold", "high"], "--threshold takes a number, got 'high'"),
         (["--patches", "0"], "at least 1 patch"),
         (["--device", "toaster"], "device 'toaster' cannot be used here"),
         (["--masks", "2", "--stride", "3"], "give masks (--masks) or stride (--stride), not both"),
         (["--threshold", "0.5"], "--threshold belongs to --defense minority-reports"),
-        (["--coarse", "1"], "coarse is the number of larger masks per axis that are tried first: 0 for none, or at"),
+        (["--coarse", "1"], "--coarse is 0 for none, or at least 2 masks per axis, got 1"),
         (["--coarse", "3", "--defense", "ds"], "--coarse belongs to --defense double-masking or challenger-masking"),
         (["--split", "test"], "sample has no splits and is taken whole"),
         (["--labels", "colour"], "--labels is auto, name or number, got 'colour'"),
@@ -182,6 +195,13 @@ def test_a_factory_that_fails_is_said_in_one_sentence(run: Command, tmp_path: Pa
     assert "python:broken_factory:make failed: RuntimeError: no disk" in done.err
 
 
+def test_a_factory_that_returns_nothing_is_named(run: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty_factory.py").write_text("def make():\n    pass\n")
+    done = run("certify", "--model", "python:empty_factory:make", "--limit", "3")
+    assert done.code == 2
+    assert "python:empty_factory:make returned None; it must return the classifier" in done.err
+
+
 def test_a_job_asked_for_twice_is_run_once_and_paths_are_quoted(run: Command) -> None:
     words = ["certify", "--limit", "4", "--masks", "2,2x2", "--device", "cpu", "--out", "with space"]
     done = run(*words)
@@ -195,10 +215,32 @@ def test_a_run_folder_of_another_job_is_refused(run: Command) -> None:
     done = run("certify", *SMALL[:2], "--masks", "3", "--out", "here")
     assert done.code == 2
     assert (
-        "another job; it differs in masks ([2, 2], now [3, 3]); use another folder (--out, in Python folder=)"
-        in done.err
+        "another job; it differs in --masks (2x2, now 3x3); use another folder (--out, in Python folder=)" in done.err
     )
     assert len(Run.open("here").read()) == 6
+
+
+def test_a_folder_of_another_job_or_a_file_is_refused_before_anything_is_timed(
+    run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("certify", *SMALL, "--patch", "5", "--out", "here")
+    Path("other").mkdir()
+    Path("other/letter.txt").touch()
+    Path("afile").touch()
+
+    def timed(*words: object, **options: object) -> list[None]:
+        raise AssertionError("it was timed first")
+
+    monkeypatch.setattr("patchcleanser.cli.cost.announce", timed)
+    for command in ("certify", "attack"):
+        done = run(command, *SMALL, "--patch", "6", "--out", "here")
+        assert done.code == 2
+        assert "here holds a run of another job; it differs in" in done.err
+        assert "--patch (5x5, now 6x6)" in done.err
+        assert "other is not empty" in run(command, *SMALL, "--out", "other").err
+        assert "afile is a file, not a folder; choose another --out" in run(command, "--out", "afile").err
+    assert "afile is a file, not a folder" in run("certify", "--data", "folder:afile").err
+    assert "afile is a file, not a folder" in run("certify", "--data", "cifar10", "--root", "afile").err
 
 
 def test_unreadable_images_stop_or_are_counted(run: Command, tmp_path: Path) -> None:
@@ -233,6 +275,29 @@ def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_continues(tmp_pat
     assert 0 < len(Run.open(tmp_path / "stopped").read()) < 300
 
 
+def test_sigterm_ends_a_command_with_the_words_of_ctrl_c(tmp_path: Path) -> None:
+    words = ["certify", "--batch", "300", "--device", "cpu", "--out", "stopped"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "patchcleanser", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as child:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("stopped/manifest.json")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        child.send_signal(signal.SIGTERM)
+        _, message = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "stopped. Nothing new was kept; the same command begins where this one began:\n  patchcl" in message
+
+
+def test_ctrl_c_before_a_command_begins_is_one_line(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("patchcleanser.cli.app.require_choices", stop)
+    done = run("certify")
+    assert (done.code, done.err) == (130, "\nstopped\n")
+
+
 def test_predict_answers_in_words_and_never_says_certified(run: Command, tmp_path: Path) -> None:
     (tmp_path / "deer.png").write_bytes(load_dataset("sample").content(0))
     done = run("predict", "deer.png", "--masks", "2", "--device", "cpu")
@@ -254,7 +319,7 @@ def test_predict_answers_in_words_and_never_says_certified(run: Command, tmp_pat
         (["good.png", "absent.png"], "no picture at absent.png; name pictures, or folders of them"),
         (["sample"], "no picture at sample; name pictures, or folders of them"),
         (["empty"], "no pictures in empty"),
-        (["bad.png"], "cannot decode image bad.png: the file is damaged"),
+        (["bad.png"], "bad.png: cannot decode image: the file is damaged"),
         (["small.png", "--patch", "9"], "small.png: patch of 9 px does not fit an image side of 8 px"),
         (["good.png", "--defense", "double-mask"], "--defense is double-masking, challenger-masking, "),
     ],
@@ -280,7 +345,10 @@ def test_predict_counts_one_mask_and_one_classification(run: Command, tmp_path: 
 
 @pytest.mark.parametrize(
     ("command", "message"),
-    [("predict", "\nstopped\n"), ("certify", "\nstopped before anything was kept of this step. ")],
+    [
+        ("predict", "\nstopped\n"),
+        ("certify", "\nstopped. Nothing new was kept; the same command begins where this one began:"),
+    ],
 )
 def test_ctrl_c_promises_to_go_on_only_where_something_is_kept(
     run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, message: str
@@ -301,8 +369,8 @@ def test_one_bad_picture_does_not_cost_the_others(run: Command, tmp_path: Path) 
     Image.new("RGB", (40, 30)).save(tmp_path / "b.png")
     done = run("predict", ".", "--masks", "2", "--device", "cpu")
     assert done.code == 2
-    assert "cannot decode image a.png" in done.out
-    assert "b.png: " in done.out
+    assert done.err.startswith("a.png: cannot decode image: ")
+    assert done.out.startswith("b.png: ")
     assert "1 of 2 pictures could not be answered" in done.err
 
 

@@ -287,7 +287,7 @@ def test_without_scipy_the_command_that_installs_it_is_given(
         ("cifar10", "dev", "CIFAR-10 has the splits train, test; got 'dev'"),
         ("flowers102", "extra", "Flowers-102 has the splits train, val, test; got 'extra'"),
         ("imagenet", "dev", "ImageNet has the splits train, val; got 'dev'"),
-        ("banana", "test", "no dataset 'banana'; there are sample, cifar10, .*, and there is no such folder here"),
+        ("banana", "test", "no folder here and no dataset 'banana'; there are sample, cifar10, "),
         ("CIFAR-10", "test", r"no dataset 'CIFAR-10'; there are sample, .*; did you mean cifar10\?$"),
         ("folder:", "test", "no dataset 'folder:'"),
         ("", "test", "no dataset ''"),

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from patchcleanser.cli.catalog import data
 from patchcleanser.data import DATASETS, load_dataset
+from patchcleanser.data.catalog import ANNOTATED
 from patchcleanser.errors import DataError
 
 app = typer.Typer()
@@ -48,7 +49,7 @@ def test_without_a_name_every_dataset_is_listed_and_whether_it_is_here(cache: Pa
     assert "in 1,000 classes; here: val\n" in done.stdout
     assert "in 10 classes; not here\n" in done.stdout
     listed = {entry["name"]: entry for entry in json.loads(run("--json").stdout)}
-    assert list(listed) == list(DATASETS)
+    assert list(listed) == [*DATASETS, *ANNOTATED]
     assert listed["imagenet"]["here"] == ["val"]
     assert listed["svhn"]["folder"] == str(cache / "svhn")
 

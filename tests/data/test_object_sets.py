@@ -108,6 +108,23 @@ def test_yolo_labels_have_the_classes_of_five_or_of_six_columns(line: str, name:
     assert len(dataset.objects[1]) == 0  # no label file: no objects
 
 
+def test_yolo_takes_the_root_of_its_folders_or_says_which_to_name(tmp_path: Path) -> None:
+    root = tmp_path / "images" / "photos"  # a folder above has the name of the pictures', too
+    for place in ("images/val", "labels/val"):
+        (root / place).mkdir(parents=True)
+    picture(root / "images" / "val" / "a.png")
+    (root / "labels" / "val" / "a.txt").write_text("15 0.5 0.5 0.5 0.5")
+    for named in (root, root / "images", root / "images" / "val"):
+        assert load_objects(f"yolo:{named}").objects[0].boxes.tolist() == [BOX]
+    picture(root / "images" / "train" / "b.png")
+    with pytest.raises(DataError, match=r"has pictures in .*train and .*val; name one of these folders"):
+        load_objects(f"yolo:{root}")
+    with pytest.raises(DataError, match="in its folder images or below that; name the folder of the pictures"):
+        load_objects(f"yolo:{tmp_path}")
+    with pytest.raises(DataError, match=r"a\.txt is a file, not a folder"):
+        load_objects(f"yolo:{root}/labels/val/a.txt")
+
+
 def test_yolo_shares_are_those_of_the_picture_turned_upright(tmp_path: Path) -> None:
     path = tmp_path / "images" / "train" / "a.jpg"
     path.parent.mkdir(parents=True)

@@ -133,7 +133,7 @@ def test_a_stop_before_the_first_batch_says_that_nothing_is_kept(
     with pytest.raises(KeyboardInterrupt) as stop:
         evaluate(Job(model, pairs(8, 0), "2", masks=2), tmp_path, batch=4)
     assert isinstance(stop.value, KeptInterrupt) != warned
-    expected = "stopped before the first batch of 4 images was finished, so nothing is kept"
+    expected = "stopped before the first batch of 4 images was finished; a smaller batch (--batch) loses less"
     assert [expected in text for text in notes(caplog, logging.WARNING)] == [True] * warned
 
 

@@ -35,6 +35,20 @@ def test_one_run_is_reported_inside_its_folder(make_run: MakeRun) -> None:
     assert typed(run.folder).exit_code == 0  # a second report is written over the first
 
 
+def test_a_folder_of_other_files_is_not_written_into(make_run: MakeRun, tmp_path: Path) -> None:
+    run, out = make_run(), tmp_path / "site"
+    out.mkdir()
+    (out / "report.html").write_text("<title>Annual report</title>")
+    for named, words in ((out, "site holds no report of ours, but report.html"), (out / "report.html", "is a file")):
+        done = typed(run.folder, "--out", named)
+        assert isinstance(done.exception, RecordError)
+        assert words in str(done.exception)
+    assert [path.name for path in out.iterdir()] == ["report.html"]
+    (out / "report.html").unlink()
+    (out / "tables").mkdir()  # as a report that was stopped leaves it
+    assert typed(run.folder, "--out", out).exit_code == 0
+
+
 def test_several_runs_are_reported_in_the_folder_that_holds_them(make_run: MakeRun, tmp_path: Path) -> None:
     make_run("sweep/a")
     make_run("sweep/b", masks=3)

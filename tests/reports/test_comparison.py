@@ -107,8 +107,23 @@ def test_the_headline_of_two_runs_counts_the_images_that_both_have(make_run: Mak
     assert len(common) == 32
     assert f"{second:.1f}" != f"{everywhere:.1f}"
     assert (
-        f"{second:.1f}% to {first:.1f}% certified against any 2×2 px patch, depending on defense, on 32 common" in page
+        f"{second:.1f}% to {first:.1f}% certified against any 2×2 px patch, depending on defense, "
+        "on 32 common images; the difference " in page
     )
+
+
+@pytest.mark.parametrize(("lost_images", "verdict"), [(3, "may be chance"), (20, "is significant")])
+def test_the_headline_of_two_runs_says_whether_their_difference_is_significant(
+    make_run: MakeRun, tmp_path: Path, lost_images: int, verdict: str
+) -> None:
+    def lose(row: Row) -> None:
+        if row["index"] < lost_images:
+            row |= {"certified": False, "row_certified": False, "weakest": [1, 1, 2, 2]}
+
+    run = make_run(images=40, table=False)
+    other = changed(run, lose, defense="challenger-masking")
+    page = write_report([(run, None), (other, None)], tmp_path / "out").read_text(encoding="utf-8")
+    assert f"; the difference {verdict} (p = " in page
 
 
 def test_each_picture_names_the_run_that_answered(make_run: MakeRun, tmp_path: Path) -> None:

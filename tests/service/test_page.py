@@ -195,10 +195,15 @@ def test_an_upload_is_certified_only_if_the_user_vouches_for_it(open_page: Any, 
     page.page.wait_for_selector("#picture-note:has-text('your picture')")
     page.settle()
     assert page.page.get_attribute("#picture", "width") == "256"
+    assert page.text("#picture-note") == f"your picture {picture_file(tmp_path).name}, at 192×256 px"
     answer = page.text("#undefended")
     assert "A certificate holds only if the picture is clean and the label is true" in page.text("#vouch")
     page.page.select_option("#label", label=answer)
     assert page.page.is_disabled("#certify"), "a label alone is no word"
+    page.page.check("#vouched")
+    page.page.select_option("#label", index=1)
+    assert not page.page.is_checked("#vouched"), "who vouched did so for the other label"
+    page.page.select_option("#label", label=answer)
     page.page.check("#vouched")
     page.page.click("#certify")
     page.page.wait_for_selector("#certificate:not([hidden])", timeout=60_000)
@@ -312,7 +317,7 @@ def test_a_file_that_is_no_picture_is_said(open_page: Any, tmp_path: Path) -> No
     (tmp_path / "x.png").write_bytes(b"no picture")
     page.page.set_input_files("#upload-file", tmp_path / "x.png")
     page.page.wait_for_selector("#trouble:not([hidden])")
-    assert page.text("#trouble") == "This file is no picture that the browser can open."
+    assert page.text("#trouble") == "x.png is no picture that the browser can open."
 
 
 def test_a_server_that_is_gone_or_busy_is_said_and_tried_again(open_page: Any) -> None:

@@ -67,6 +67,13 @@ class AttackSettings:
             raise InputError(f"places are random or searched, got {self.places!r}")
         if self.loss not in get_args(Loss):
             raise InputError(f"a loss is {', '.join(get_args(Loss))}, got {self.loss!r}")
+        if self.target is not None and (not is_integer(self.target) or self.target < 0):
+            raise InputError(f"a target (--target) is a class from 0, got {self.target!r}")
+
+    def require_target(self, classes: int | None) -> None:
+        """InputError if a classifier of so many classes, if it knows them, does not have the target."""
+        if self.target is not None and classes is not None and self.target >= classes:
+            raise InputError(f"a target (--target) is a class from 0 to {classes - 1}, got {self.target}")
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,8 @@ def _python(name: str, device: torch.device, options: dict[str, Any], origin: Sp
         if isinstance(error, TypeError) and "unexpected keyword" in str(error):
             raise  # load_spec reports it with the names of the options
         raise ClassifierError(f"python:{name} failed: {type(error).__name__}: {error}") from error
+    if model is None:
+        raise ClassifierError(f"python:{name} returned None; it must return the classifier, such as a torch module")
     if isinstance(model, nn.Module):
         model = TorchClassifier(model.to(device), Preprocessing() if changes else None)
     classifier = as_classifier(model)

@@ -13,7 +13,7 @@ from torch import nn
 from patchcleanser.classifiers.hub import require_hub
 from patchcleanser.classifiers.preprocessing import Preprocessing, unknown_option
 from patchcleanser.classifiers.torch import TorchClassifier, load_weights
-from patchcleanser.errors import ClassifierError
+from patchcleanser.errors import ClassifierError, PatchCleanserError
 
 
 class TimmClassifier(TorchClassifier):
@@ -50,11 +50,15 @@ def _build(name: str, weights: str, options: dict[str, Any]) -> Any:
         raise ClassifierError(f"timm:{name} takes no checkpoint_path; name the file with weights=PATH")
     if "pretrained" in options:
         raise ClassifierError(f"timm:{name} takes no pretrained; leave it out for the hub's weights, or {INSTEAD}")
-    if weights == "hub":
-        _check_weights(name, options.get("cache_dir"))
     given = ", ".join(f"{key}={value}" for key, value in options.items()) or "no options"
     try:
+        if weights == "hub":
+            if options.keys() - {*USUAL}:
+                timm.create_model(name, pretrained=False, **options)  # names its wrong options without any download
+            _check_weights(name, options.get("cache_dir"))
         return timm.create_model(name, pretrained=weights == "hub", **options)
+    except PatchCleanserError:
+        raise
     except Exception as error:  # the hub's client and networks raise many types
         hint = unknown_option(error, USUAL)
         if hint is not None:

@@ -181,7 +181,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     try:
         state: Any = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the unpickler raises whatever a broken file leads it to
-        raise ClassifierError(f"cannot read weights from {path}: {error}") from error
+        raise ClassifierError(
+            f"cannot read weights from {path}: it is no PyTorch or safetensors file of tensors alone, or is damaged"
+        ) from error
     for key in ("state_dict", "model_state_dict", "model", "ema", "net"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

@@ -40,6 +40,7 @@ class TorchvisionClassifier(TorchClassifier):
                 f"torchvision has no classification model {name!r}; see torchvision.models.list_models()"
                 f"{did_you_mean(name, architectures)}"
             )
+        _check_options(name, options)
         instead = "give a file with weights=PATH, or weights=none for random ones"
         sets = models.get_model_weights(name)
         chosen = sets.DEFAULT if weights == "hub" else sets.__members__.get(weights)
@@ -49,9 +50,6 @@ class TorchvisionClassifier(TorchClassifier):
             with redirect_stdout(sys.stderr):  # a download is announced, and standard output is for results
                 module = models.get_model(name, weights=chosen, **options)
         except (TypeError, ValueError) as error:
-            hint = unknown_option(error, ("num_classes", "weights", "size"))
-            if hint is not None:
-                raise ClassifierError(f"torchvision:{name} {hint}") from error
             raise ClassifierError(f"torchvision cannot build {name!r} with {options}: {error}") from error
         except OSError as error:
             raise ClassifierError(f"no weights for torchvision:{name} ({error}); {instead}") from error
@@ -65,6 +63,18 @@ class TorchvisionClassifier(TorchClassifier):
         self.name = name
         # A file is taken to have the weight set's classes, as for the preprocessing, unless it has another number.
         self.names = None if "num_classes" in options else categories
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    """Refuse an option that the network does not have, before weights are looked for."""
+    if not options.keys() - {"num_classes"}:
+        return
+    try:
+        models.get_model(name, weights=None, **options)
+    except (TypeError, ValueError) as error:
+        hint = unknown_option(error, ("num_classes", "weights", "size"))
+        if hint is not None:
+            raise ClassifierError(f"torchvision:{name} {hint}") from error
 
 
 def _preprocessing(preset: Any, size: int | None) -> Preprocessing:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import logging
 import shlex
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 import patchcleanser
 from patchcleanser.cli.attack import attack
@@ -23,7 +27,7 @@ from patchcleanser.cli.claim import claim
 from patchcleanser.cli.config import calling
 from patchcleanser.cli.demo import demo
 from patchcleanser.cli.harden import harden
-from patchcleanser.cli.help import epilog, group_order, option_name, presented, require_choices
+from patchcleanser.cli.help import dashed, epilog, group_order, option_name, presented, require_choices
 from patchcleanser.cli.masks import masks
 from patchcleanser.cli.options import CommonOptions
 from patchcleanser.cli.predict import predict
@@ -41,14 +45,29 @@ app = typer.Typer(
     help="Certified defense of any image classifier against adversarial patches.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": option_name},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": dashed},
 )
+
+
+class HabitCommand(TyperCommand):
+    """A command that takes options by the names that other tools have for them, and no other command's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = {flag for parameter in self.params for flag in parameter.opts}
+        return super().parse_args(ctx, [_usual(word, own) for word in args])
+
+
+def _usual(word: str, own: set[str]) -> str:
+    """A word of the command line with our name of an option, if the command has it."""
+    name, equals, value = word.partition("=")
+    usual = f"--{option_name(name[2:])}"
+    return f"{usual}{equals}{value}" if name[:2] == "--" and usual in own else word
 
 
 CONTINUED = {"demo", "certify", "attack", "train", "harden", "reproduce"}
 """Commands that go on from what an earlier try wrote; the others start again."""
 GOES_ON = ". The same command goes on from what was kept:"
-NOTHING_NEW = " before anything was kept of this step. The same command starts again, or goes on from earlier steps:"
+NOTHING_NEW = ". Nothing new was kept; the same command begins where this one began:"
 
 
 class StoppedError(Exception):
@@ -113,7 +132,7 @@ _functions += [masks, data, models, train, harden, reproduce, claim]
 COMMANDS = {function.__name__: function for function in _functions}
 """In the order of --help."""
 for name, function in COMMANDS.items():
-    app.command(name, epilog=epilog(name))(as_command(function))
+    app.command(name, cls=HabitCommand, epilog=epilog(name))(as_command(function))
 
 
 def _print_version(wanted: bool) -> None:
@@ -135,9 +154,8 @@ def main() -> None:
     """Run the command line. Our errors become one sentence; Ctrl-C prints the command that goes on, if it does."""
     console = Console(stderr=True, highlight=False)
     try:
-        if sys.argv[1:2] and sys.argv[1] in ("--install-completion", "--show-completion") and sys.argv[2:]:
-            raise InputError(f"{sys.argv[1]} takes no word: it is for the shell that runs it, got {sys.argv[2]!r}")
-        app()
+        with terminable():
+            _run()
     except PatchCleanserError as error:
         if "--traceback" in sys.argv:
             raise
@@ -150,4 +168,37 @@ def main() -> None:
         console.print(f"\nstopped{words}", soft_wrap=True)
         if words:
             console.print(f"  {shlex.join(['patchcleanser', *sys.argv[1:]])}", markup=False, soft_wrap=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+
+
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code of a command that was stopped."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Make SIGTERM, which `kill` and job schedulers send, end a command as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may set a handler
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run() -> None:
+    """Run what the command line says; KeyboardInterrupt for Ctrl-C before a command began, which Typer keeps quiet."""
+    try:
+        if sys.argv[1:2] and sys.argv[1] in ("--install-completion", "--show-completion") and sys.argv[2:]:
+            raise InputError(f"{sys.argv[1]} takes no word: it is for the shell that runs it, got {sys.argv[2]!r}")
+        app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            raise KeyboardInterrupt from end
+        raise

@@ -17,6 +17,7 @@ from patchcleanser.cli.options import (
     RunnerOptions,
     RunOptions,
     default_folder,
+    keeping,
 )
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import ContradictionError, InputError
@@ -66,6 +67,7 @@ def attack(
     from patchcleanser.cli.cost import announce
     from patchcleanser.cli.progress import shown, waiting
     from patchcleanser.evaluation import AttackJob, evaluate
+    from patchcleanser.records.run import Run
 
     if task == "multilabel":
         from patchcleanser.cli.multilabel import attack_labels
@@ -87,16 +89,19 @@ def attack(
             identity = runner.begin(job.workload(skip=options.skip))
         name = f"{options.model}-{options.data}-{base.threat.shape}-{options.defense}-{attack}"
         folder = options.out or default_folder(name, identity)
-        (seconds,) = announce([(job, folder)], cluster, dry_run=dry_run, as_json=as_json)
-        if dry_run:
-            return
-        settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
-        run = evaluate(job, folder, **settings, progress=shown(), seconds=seconds, runner=runner)
+        Run.found(folder, identity)  # raises before anything is timed, if the folder is not for this job
+        with keeping([folder]):
+            (seconds,) = announce([(job, folder)], cluster, batch=options.batch, dry_run=dry_run, as_json=as_json)
+            if dry_run:
+                return
+            settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
+            run = evaluate(job, folder, **settings, progress=shown(), seconds=seconds, runner=runner)
     _print_run(run, options.model, sheet=_draw_attacked(run, dataset), as_json=as_json)
 
 
 def _print_run(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> None:
     """Print the accuracies under attack. ContradictionError if a certified image was fooled."""
+    from patchcleanser.cli.progress import blank, shown
     from patchcleanser.evaluation.attack_jobs import attack_shares
     from patchcleanser.records.metrics import certified_fooled
 
@@ -113,12 +118,13 @@ def _print_run(run: Run, model: str, *, sheet: Path | None, as_json: bool) -> No
         places = "weakest" if attack == ADAPTIVE else settings["places"]
         locations = counted(settings["locations"], f"{places} location")
         budget = f"{counted(settings['iterations'], 'iteration')}, {locations}"
-        print(f"\n{run.threat}, {defense}, attacked by {attack}: {budget}")
+        print(f"{blank()}{run.threat}, {defense}, attacked by {attack}: {budget}")
         for name, share in shares.items():
             print(f"  {name:24} {share.with_interval()}")
         print(f"  {'certified images fooled':24} {len(fooled):6}    (must be 0)")
         print(f"  rows and pictures in {run.folder}" + (f"; {sheet} shows some" if sheet else ""))
-        print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', str(run.folder)])}")
+        if shown():
+            print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', str(run.folder)])}")
     if fooled:
         names = ", ".join(fooled["id"].to_pylist()[:5])
         raise ContradictionError(

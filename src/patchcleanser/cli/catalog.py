@@ -45,6 +45,7 @@ SPECS = {
     "tokens:SPEC": "the ViT of another spec without the tokens that masks hide; its own certificates",
     "visible:SPEC": "the local logits of another spec, or its features, that see no hidden pixel; for one-pass",
     "net:NAME": "untrained networks, most for 32×32 images; the list is below",
+    "yolox:FILE": "a detector in an ONNX file, for --task detect; so is torchvision:NAME of a detector",
 }
 
 
@@ -76,11 +77,11 @@ def data(
 
 def _list_datasets(as_json: bool) -> None:
     from patchcleanser.data import DATASETS
-    from patchcleanser.data.catalog import NAMED, cached_splits
+    from patchcleanser.data.catalog import ANNOTATED, NAMED, cached_splits
     from patchcleanser.records.cache import cache_folder
 
     entries: list[dict[str, Any]] = []
-    for name, text in DATASETS.items():
+    for name, text in {**DATASETS, **ANNOTATED}.items():
         splits, folder = (cached_splits(name), str(cache_folder() / name)) if name in NAMED else (None, None)
         entries.append({"name": name, "words": text, "here": splits, "folder": folder})
     if as_json:

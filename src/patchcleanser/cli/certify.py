@@ -15,7 +15,7 @@ import typer
 from patchcleanser.cli.config import call
 from patchcleanser.cli.multilabel import MultiLabelTask
 from patchcleanser.cli.objects import DetectTask
-from patchcleanser.cli.options import AsJson, DryRun, Option, RunnerOptions, RunOptions, default_folder, slug
+from patchcleanser.cli.options import AsJson, DryRun, Option, RunnerOptions, RunOptions, default_folder, keeping, slug
 from patchcleanser.cli.tasks import CertifyTask
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import InputError
@@ -59,11 +59,13 @@ def certify(
     flags = {"table": table, "confirm": confirm != "sampled", "lines": lines != 0, "dry-run": dry_run}
     work = TASKS[task](options, cluster, option or [], table, confirm, lines)
     work.refuse({**flags, "on": cluster.on != "here"})
+    from patchcleanser.cli.progress import shown
+
     runs = _evaluated(work, dry_run=dry_run, as_json=as_json)
     if dry_run:
         return
     print_runs(runs, TASKS[task], as_json=as_json)
-    if not as_json:
+    if not as_json and shown():
         folders = [options.out] if options.out else [run.folder for run in runs]
         print(f"\nfor a report: {shlex.join(['patchcleanser', 'report', *map(str, folders)])}")
 
@@ -75,6 +77,7 @@ def _evaluated(task: CertifyTask, *, dry_run: bool, as_json: bool) -> list[Run]:
     from patchcleanser.evaluation import evaluate
     from patchcleanser.records.leftovers import RUNS_BELOW, require_free
     from patchcleanser.records.provenance import key_of
+    from patchcleanser.records.run import Run
 
     options, jobs = task.options, task.jobs()
     settings: dict[str, Any] = {"batch": options.batch, "skip": options.skip, "metadata": call().metadata()}
@@ -84,18 +87,21 @@ def _evaluated(task: CertifyTask, *, dry_run: bool, as_json: bool) -> list[Run]:
         # All jobs are checked before hours are spent on the first. A job that was given twice runs once.
         with waiting("checking the masks"):
             identities = [runner.begin(job.workload(skip=options.skip)) for job in jobs]
+        unique = {key_of(identity): (job, identity) for job, identity in zip(jobs, identities, strict=True)}
         work: list[tuple[Any, Path]] = [
-            (job, _folder(task, job, identity, several=len(jobs) > 1))
-            for job, identity in {key_of(i): (job, i) for job, i in zip(jobs, identities, strict=True)}.values()
+            (job, _folder(task, job, identity, several=len(jobs) > 1)) for job, identity in unique.values()
         ]
-        seconds: list[float | None] = [None] * len(work)
-        if task.timed:
-            seconds = announce(work, task.cluster, dry_run=dry_run, as_json=as_json)
-        pairs = [] if dry_run else zip(work, seconds, strict=True)
-        return [
-            evaluate(job, folder, **settings, progress=shown(), seconds=most, runner=runner)
-            for (job, folder), most in pairs
-        ]
+        for (_, folder), (_, identity) in zip(work, unique.values(), strict=True):
+            Run.found(folder, identity)  # raises before anything is timed, if the folder is not for this job
+        with keeping(folder for _, folder in work):
+            seconds: list[float | None] = [None] * len(work)
+            if task.timed:
+                seconds = announce(work, task.cluster, batch=options.batch, dry_run=dry_run, as_json=as_json)
+            pairs = [] if dry_run else zip(work, seconds, strict=True)
+            return [
+                evaluate(job, folder, **settings, progress=shown(), seconds=most, runner=runner)
+                for (job, folder), most in pairs
+            ]
 
 
 def _folder(task: CertifyTask, job: DatasetJob, identity: Mapping[str, Any], *, several: bool) -> Path:
@@ -156,6 +162,8 @@ def print_runs(
     more: Mapping[str, Any] | None = None,
 ) -> None:
     """Print the shares of runs of certify as text, or as JSON with `more` entries if it is one run."""
+    from patchcleanser.cli.progress import blank
+
     results = [(run, run.summary()) for run in runs]
     if as_json:
         rows = [{"run": str(run.folder), "job": run.job, **run.integrity, **r.to_dict()} for run, r in results]
@@ -165,7 +173,7 @@ def print_runs(
         headline, *lines = task.described(run, result)
         if result.skipped:
             lines.append(f"{'skipped':20} {result.skipped:6}    reasons are in the rows and in the report")
-        print("\n  ".join([f"\n{headline}", *lines, f"rows in {run.folder}"]))
+        print("\n  ".join([f"{blank()}{headline}", *lines, f"rows in {run.folder}"]))
 
 
 def _fast_labels(run: Run) -> str:
@@ -183,7 +191,7 @@ def _fast_labels(run: Run) -> str:
         )
         text += f"of {audited:,} audited ones {outcome if caught else 'none was wrong'}"
     else:
-        why = "" if run.statistical else f" (fewer than {MIN_IMAGES} images are computed in float32 throughout)"
+        why = "" if run.statistical else f" (runs of fewer than {MIN_IMAGES} images use float32 only)"
         text += f"none was audited{why}"
     return text + (f"; {run.statistical}" if run.statistical else "")
 
@@ -197,4 +205,7 @@ def _mask_count(run: Run) -> str:
     if not counts and run.job["masks"] is None and run.job["stride"] is None:
         return ""
     least, most = min(counts, default=0), max(counts, default=0)
-    return f"{least} to {most} masks, " if least < most else f"{counted(most, 'mask')}, "
+    if least < most:
+        return f"{least} to {most} masks, "
+    down, across = run.job["masks"] or (0, 0)
+    return f"{down}×{across} masks ({most}), " if down * across == most else f"{counted(most, 'mask')}, "

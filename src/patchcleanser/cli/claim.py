@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchcleanser.errors import InputError
+from patchcleanser.errors import InputError, RecordError
+
+if TYPE_CHECKING:
+    from patchcleanser.reports.claims import DefenseClaim
 
 
 def claim(
@@ -53,6 +56,22 @@ def claim(
         note=note,
     )
     path = out or CLAIMS / entry.file_name
+    _require_no_other(path, entry)
     entry.write(path)
     audit = f"audit {entry.audit_key[:12]}" if entry.audit_key else f"no audit; make one: patchcleanser audit {run}"
     print(f"wrote {path}: certified {entry.certified}%, run {str(entry.run_digest)[:12]}, {audit}")
+
+
+def _require_no_other(path: Path, entry: DefenseClaim) -> None:
+    """InputError if the file is there, unless it claims the same run: then it is written again."""
+    from patchcleanser.reports.claims import DefenseClaim
+
+    if not path.exists():
+        return
+    try:
+        held = DefenseClaim.read(path).run
+    except RecordError:
+        held = None
+    if held != entry.run:
+        holds = f"the claim of {held}" if held else "something else than the claim of a run"
+        raise InputError(f"{path} holds {holds}, not of {entry.run}; name another file with --out, or change --method")

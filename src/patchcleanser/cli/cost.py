@@ -1,4 +1,4 @@
-"""What a run will cost at most: counted, and timed on a few real batches, before it works."""
+"""What a run will cost: counted, and timed on a few real batches, before it works."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from patchcleanser.cli.progress import resumed, shown, waiting
 from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import size_in_words
 from patchcleanser.errors import DataError, ThreatError
+from patchcleanser.records.provenance import MANIFEST
+from patchcleanser.records.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +35,8 @@ TIMED_SHARE = 0.05
 """Of a run's classifications; a short run is not worth a second of timing."""
 LOOKED_AT = 20
 """Images that are tried to find one that can be read and has room for the patch."""
+LONG_BATCH = 20.0
+"""Seconds from which on it is said how long a batch takes."""
 TIMED_ITERATIONS = (1, 3)
 """Iterations of two attacks on one image; the difference of their times is that of the steps between."""
 
@@ -61,7 +65,18 @@ class Cost:
         each = f"({counted(self.classifications, 'classification')}{steps})" if steps else None
         product = f"{images} × {each or counted(self.classifications, 'classification')}"
         fast = self.seconds is not None and self.job.identity["precision"] == "fast"
-        return f"{product}, {self.patch}, {about(self.seconds)}" + " (as exact labels; fast ones take less)" * fast
+        now = "" if self.seconds is None else " at the speed measured now"
+        return f"{product}, {self.patch}, {about(self.seconds)}{now}" + " (as exact labels; fast ones take less)" * fast
+
+    def batch_note(self, folder: Path, batch: int | None) -> str | None:
+        """How long a batch takes, if that is long: a stop loses as much."""
+        stored_batch = Run.open(folder).batch if (folder / MANIFEST).is_file() else None
+        number = min(stored_batch or batch or self.job.workload().batch_size(self.job.identity["device"]), self.images)
+        seconds = (self.seconds or 0.0) / max(1, self.images) * number
+        if seconds < LONG_BATCH:
+            return None
+        smaller = "" if stored_batch or number == 1 else f"; --batch {max(1, int(number * LONG_BATCH / seconds))} loses less"
+        return f"rows are stored_batch after each batch of {counted(number, 'image')}, {about(seconds)}{smaller}"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -77,23 +92,28 @@ def about(seconds: float | None) -> str:
     """A time in words, of two units at most.
 
     >>> about(0.2), about(250), about(9000), about(600_000)
-    ('at most about 1 s', 'at most about 4 min', 'at most about 2 h 30 min', 'at most about 6 days 22 h')
+    ('about 1 s', 'about 4 min', 'about 2 h 30 min', 'about 6 days 22 h')
     """
     if seconds is None:
         return "time unknown"
     if seconds < 100:
-        return f"at most about {max(1, round(seconds))} s"
+        return f"about {max(1, round(seconds))} s"
     minutes = round(seconds / 60)
     if minutes < 100:
-        return f"at most about {minutes} min"
+        return f"about {minutes} min"
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
-        return f"at most about {hours} h {minutes} min"
-    return f"at most about {hours // 24} days {hours % 24} h"
+        return f"about {hours} h {minutes} min"
+    return f"about {hours // 24} days {hours % 24} h"
 
 
 def announce(
-    work: Sequence[tuple[CertifyJob | AttackJob, Path]], cluster: RunnerOptions, *, dry_run: bool, as_json: bool
+    work: Sequence[tuple[CertifyJob | AttackJob, Path]],
+    cluster: RunnerOptions,
+    *,
+    batch: int | None,
+    dry_run: bool,
+    as_json: bool,
 ) -> list[float | None]:
     """Say what the work will cost; the seconds of each run, or None where they are unknown."""
     if not (shown() or dry_run):
@@ -104,7 +124,11 @@ def announce(
     if dry_run and as_json:
         print(json.dumps([cost.to_dict() for cost in costs], indent=1))
     else:
-        _print_costs(costs, sys.stdout if dry_run else sys.stderr)
+        file = sys.stdout if dry_run else sys.stderr
+        _print_costs(costs, file)
+        notes = [cost.batch_note(folder, batch) for cost, (_, folder) in zip(estimates, work, strict=True) if cost]
+        for note in list(dict.fromkeys(note for note in notes if note))[:1]:
+            print(note, file=file)
     return [cost.seconds if cost else None for cost in estimates]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchcleanser.cli.options import AsJson, Device
+from patchcleanser.cli.options import AsJson, Device, keeping
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,12 +46,13 @@ def demo(
     job = Job(load_classifier("zoo:tiny", device=device), dataset, Threat.square(PATCH_SIDE), table=True)
     first = replace(job, dataset=chosen(dataset, ATTACKED_IMAGES, subset="first"), table=False)
     budget = AttackSettings(iterations=100, locations=1)  # the weaker of the paper's two attackers
-    runs = []
-    for work, folder in ((job, out / "run"), (AttackJob(first, "apgd", budget), out / "attack")):
-        runs.append(evaluate(work, folder, metadata=call().metadata(), progress=shown()))
-    certified, attacked = runs
-    story = _story(job, attacked, out / "attack.png")
-    page = write_report([(certified, derive(certified)), (attacked, None)], out / "report")
+    places, runs = (out / "run", out / "attack"), []
+    with keeping(places):
+        for work, folder in zip((job, AttackJob(first, "apgd", budget)), places, strict=True):
+            runs.append(evaluate(work, folder, metadata=call().metadata(), progress=shown()))
+        certified, attacked = runs
+        story = _story(job, attacked, out / "attack.png")
+        page = write_report([(certified, derive(certified)), (attacked, None)], out / "report")
     print_runs([certified], as_json=as_json, more={"attack": story, "report": str(page)})
     if not as_json:
         print(f"\nthe attack: {story['words']}\n  drawn in {story['picture']}\nthe report: {page}")

@@ -55,6 +55,8 @@ CHOICES: dict[str, Iterable[str]] = {
     "unreadable": ("stop", "skip"),
 }
 """All values of an option, by the name of the parameter."""
+RANGES = {"seed": (0, 2**32 - 1), "port": (0, 65535)}
+"""The least and the greatest number of an option, by the name of the parameter."""
 SWEPT = "defense"
 """The option of these that also takes a comma list."""
 
@@ -98,8 +100,12 @@ def option_name(typed: str) -> str:
     >>> option_name("batch_size"), option_name("masks")
     ('batch', 'masks')
     """
-    name = typed.replace("_", "-")
-    return HABITS.get(name, name)
+    return HABITS.get(dashed(typed), dashed(typed))
+
+
+def dashed(name: str) -> str:
+    """A name with dashes between its words."""
+    return name.replace("_", "-")
 
 
 def group_order(parameter: Parameter) -> int:
@@ -117,7 +123,7 @@ def presented(parameter: Parameter) -> Parameter:
         information.rich_help_panel = GROUP_OF.get(name)
     kinds = [kind for kind in (int, float) if parameter.annotation.__origin__ in (kind, kind | None)]
     if kinds and isinstance(information, OptionInfo) and information.min is None:
-        information.parser = number_parser(f"--{name.replace('_', '-')}", kinds[0])
+        information.parser = number_parser(f"--{name.replace('_', '-')}", kinds[0], RANGES.get(name))
     if name in CHOICES or name in ("model", "data"):
         information.autocompletion = lambda incomplete: completions(name, incomplete)
     if name in SHORT:
@@ -127,15 +133,20 @@ def presented(parameter: Parameter) -> Parameter:
     return parameter.replace(annotation=Annotated[parameter.annotation.__origin__, information])
 
 
-def number_parser(option: str, kind: type[int | float]) -> Callable[[Any], int | float]:
-    """Reads a number of this kind. Its error is no ValueError: Typer would put that into its own words."""
+def number_parser(
+    option: str, kind: type[int | float], limits: tuple[int, int] | None = None
+) -> Callable[[Any], int | float]:
+    """Reads a number of this kind, in these limits. Its error is no ValueError: Typer has its own words for those."""
 
     def parse(text: Any) -> int | float:
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError as error:
             noun = "whole number" if kind is int else "number"
             raise PatchCleanserError(f"{option} takes a {noun}, got {text!r}") from error
+        if limits and not limits[0] <= number <= limits[1]:
+            raise PatchCleanserError(f"{option} is a number from {limits[0]} to {limits[1]}, got {number}")
+        return number
 
     parse.__name__ = kind.__name__
     return parse

@@ -65,10 +65,10 @@ def masks(
         print(f"{len(shapes)} shapes of patch, from {shapes[0]} to {shapes[-1]} px")
     certify = len(mask_set.unions)
     print(f"predict: {counted(len(mask_set), 'classification')} of a clean image; certify: {certify}")
-    print(
-        f"covering: proved. Each of the {positions:,} placements lies under some mask; the "
-        f"{len(cover.placements)} hardest were checked one by one, and the others are under their masks"
-    )
+    hardest = len(cover.placements)
+    checked = f"the {hardest:,} hardest were checked one by one, and the others are under their masks"
+    checked = "all were checked one by one" if hardest >= positions else checked
+    print(f"covering: proved. Each of the {positions:,} placements lies under some mask; {checked}")
     if png is not None:
         print(f"drawn in {png}")
 

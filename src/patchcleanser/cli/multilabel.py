@@ -76,6 +76,7 @@ def attack_labels(options: RunOptions, settings: AttackSettings, *, flags: Mappi
     """Attack single classes of images, and count those that are turned around. Certified ones must not be."""
     from patchcleanser.evaluation import evaluate
     from patchcleanser.evaluation.multilabel_jobs import MultiLabelAttackJob
+    from patchcleanser.records.run import Run
 
     refuse("multilabel", options, (*REFUSED, *flags), flags)
     if "," in options.patch:
@@ -84,6 +85,7 @@ def attack_labels(options: RunOptions, settings: AttackSettings, *, flags: Mappi
     job.job.check(skip=options.skip)
     name = f"{options.model}-{options.data}-{job.job.threat.shape}-classes"
     folder = options.out or default_folder(name, job.identity)
+    Run.found(folder, job.identity)
     run = evaluate(job, folder, batch=options.batch, skip=options.skip, metadata=call().metadata(), progress=shown())
     print_attacked(run, as_json=as_json)
 

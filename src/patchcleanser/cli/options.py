@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
@@ -45,7 +45,9 @@ Root = Annotated[Path | None, typer.Option(help="Folder that holds the files of 
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Split = Annotated[str | None, typer.Option(help="Part of a named dataset: test (or val), train.")]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help="Let cards and manifests name code to run, or URLs.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what it will cost; nothing is written.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what it will cost; nothing is written. Not with --task detect.")
+]
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ class DefenseOptions(ClassifierOptions, MaskOptions):
         """The options of each defense of a comma list: --threshold, --coarse, and --option name=value."""
         types = {n: _option_types(DEFENSES[n].load()) if n in DEFENSES else {} for n in self.defense.split(",")}
         texts = list(options or [])
+        if self.coarse < 0 or self.coarse == 1:
+            raise InputError(f"--coarse is 0 for none, or at least 2 masks per axis, got {self.coarse}")
         for name, value, owners in (
             ("threshold", self.threshold, "minority-reports, ds and the like"),
             ("coarse", self.coarse or None, "double-masking or challenger-masking"),
@@ -260,10 +264,12 @@ class RunnerOptions(ClusterOptions):
 
 
 def require_outside(out: Path | None, *data: str) -> None:
-    """InputError if results would be written into a folder of images where every subfolder is a class."""
+    """InputError if results would go into a file, or into a folder of images where every subfolder is a class."""
     from patchcleanser.data.catalog import full_name
     from patchcleanser.data.folders import has_class_folders
 
+    if out is not None and out.is_file():
+        raise InputError(f"{out} is a file, not a folder; choose another --out")
     target = (out or Path("runs")).resolve()
     for name in data:
         kind, _, address = full_name(name).partition(":")
@@ -282,6 +288,14 @@ def default_folder(name: str, identity: Mapping[str, Any]) -> Path:
     from patchcleanser.records.provenance import key_of
 
     return Path("runs") / slug(f"{name}-{key_of(identity)[:8]}")
+
+
+def keeping(folders: Iterable[Path]) -> AbstractContextManager[None]:
+    """Make Ctrl-C a KeptInterrupt if one of these folders has rows by then, of this call or of an earlier one."""
+    from patchcleanser.records.atomic import interruptible
+
+    places = list(folders)
+    return interruptible(lambda: any(path for folder in places for path in folder.glob("rows-*.parquet")))
 
 
 def slug(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,15 +49,14 @@ def predict(
             (verdict,) = defense.predict([pixels])
         except (DataError, ImageError, OutOfMemoryError, OutputError, ThreatError) as error:
             # One bad picture, or one that is too small for the patch, must not cost the answers to the others.
-            message = str(error).removeprefix("image 0: ")
-            message = message if str(path) in message else f"{path}: {message}"
+            message = f"{path}: {str(error).removeprefix('image 0: ').replace(f' {path}', '')}"
             if len(files) == 1 and not as_json:
                 raise DataError(message) from error
             results.append({"image": str(path), "error": message})
         else:
             results.append({"image": str(path), **_result(verdict, classifier.names)})
         if not as_json:
-            print(_sentence(results[-1]))
+            print(_sentence(results[-1]), file=sys.stderr if "error" in results[-1] else sys.stdout)
     if as_json:
         print(json.dumps(results, indent=1))
     failed = sum("error" in result for result in results)

@@ -46,8 +46,9 @@ class PriceOptions(ImageOptions):
 def price(options: PriceOptions, as_json: AsJson = False) -> None:
     """Compare recovery defenses with different settings: cost, time, clean and certified accuracy.
 
-    Double-masking and challenger masking, and one-pass if the model is a network for it. Each setting predicts and
-    certifies the same labelled images, all at once. Times are of this device, and swing with what else it does.
+    Each setting predicts and certifies the same labelled images; one-pass is compared if the model is a network for it.
+
+    Times are of this device, and swing with what else it does.
     """
     from patchcleanser.evaluation.prices import price_jobs, prices
 

@@ -45,6 +45,11 @@ def shown() -> bool:
     return LOGGER.isEnabledFor(logging.INFO)
 
 
+def blank() -> str:
+    """An empty line between progress and results, where progress is shown."""
+    return "\n" if shown() else ""
+
+
 def progress(title: str) -> AbstractContextManager[Show]:
     """A function of the steps done, their total and a status text, which shows them. Standard output stays clean."""
     return progress_bar(title, shown())

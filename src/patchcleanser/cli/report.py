@@ -33,11 +33,13 @@ def report(
     from patchcleanser.records.derive import derive as derived
     from patchcleanser.records.run import find_runs
     from patchcleanser.reports import write_multilabel_report, write_object_report, write_report
+    from patchcleanser.reports.page import require_report_folder
 
     stored, left_out = find_runs(runs)
     folder = out or default_folder([run.folder for run in stored])
     if out is None:
         require_inside(folder, folder.parent)
+    require_report_folder(folder)
     pages = {"detect": write_object_report, "multilabel": write_multilabel_report}
     attacked = [run.folder for run in stored if run.kind == "multilabel-attack"]
     if attacked:

@@ -54,7 +54,10 @@ def reproduce(
     from patchcleanser.paper import EXPERIMENTS
     from patchcleanser.paper.models import training_commands
     from patchcleanser.paper.runners import LiveRunner, StoredRunner
+    from patchcleanser.records.atomic import interruptible
 
+    if out.is_file():
+        raise InputError(f"{out} is a file, not a folder; choose another --out")
     if limit is not None and limit < 1:
         raise InputError(f"at least 1 image is needed, got a limit of {limit}")
     if listed:
@@ -82,7 +85,8 @@ def reproduce(
             precision=precision,  # type: ignore[arg-type]  # checked by the defense
             trust_code=trust_code,
         )
-        results = _run_all(chosen, live, out, baselines)
+        with interruptible(lambda: any(live.runs.glob("*/rows-*.parquet"))):
+            results = _run_all(chosen, live, out, baselines)
     _print_results(results, out, as_json=as_json)
 
 

@@ -28,7 +28,7 @@ def serve(
     cluster: ClusterOptions,
     data: Annotated[str, typer.Option(help="Samples of the page: sample, folder:PATH, …, or none.")] = "sample",
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at.", min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 is any free one.")] = 8000,
     allow_host: Annotated[list[str] | None, typer.Option(help="Another host name of this service; * is any.")] = None,
     proxy: Annotated[list[str] | None, typer.Option(help="Address or network of a proxy that names clients.")] = None,
     root_path: Annotated[str, typer.Option(help="Path prefix under which a proxy serves it, as /patches.")] = "",

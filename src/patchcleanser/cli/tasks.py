@@ -59,4 +59,5 @@ def refuse(task: str, options: RunOptions, refused: Sequence[str], flags: Mappin
         if flags.get(name, hasattr(plain, name) and getattr(options, name) != getattr(plain, name)):
             given.append(f"--{name}")
     if given:
-        raise InputError(f"--task {task} does not take {', '.join(given)}; leave these out")
+        these = "these" if len(given) > 1 else "it"
+        raise InputError(f"--task {task} does not take {', '.join(given)}; leave {these} out")

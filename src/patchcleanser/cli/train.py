@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchcleanser.cli.options import AsJson, Device, Limit, Patch, Seed, TrustCode, require_outside
+from patchcleanser.core.counts import counted
 from patchcleanser.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def train(
     recipe: Annotated[str, typer.Option(help="Recipe: paper, scratch-cifar, multilabel, …")] = "scratch-cifar",
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe: epochs=30.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the images; the same as --set epochs=.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images per step; the same as --set batch=.")] = None,
     patch: Patch = "2.4%",
     teacher: Annotated[str | None, typer.Option(help="Classifier to distill from, with teacher_weight.")] = None,
     limit: Limit = None,
@@ -52,7 +54,8 @@ def train(
     from patchcleanser.training.fit import fit
     from patchcleanser.training.several_labels import THRESHOLD
 
-    settings = _recipe(recipe, [*(change or []), *([] if epochs is None else [f"epochs={epochs}"])])
+    short = [f"{name}={value}" for name, value in (("epochs", epochs), ("batch", batch)) if value is not None]
+    settings = _recipe(recipe, [*(change or []), *short])
     threat = Threat.parse(patch)
     require_outside(out, data)
     torch.manual_seed(seed)  # of the initial weights
@@ -94,13 +97,14 @@ def train(
         **origin(),
     }
     card = write_model(fitted.module, out, card)
-    print_card(card, out, _outcome(fitted.best, several=several), as_json=as_json)
+    few = f"{settings.holdout:.0%} of {counted(len(dataset), 'image')} is none" if settings.holdout else "holdout=0"
+    print_card(card, out, _outcome(fitted.best, few, several=several), as_json=as_json)
 
 
-def _outcome(best: Epoch, *, several: bool) -> str:
-    """What the selected weights reach on held-out images."""
+def _outcome(best: Epoch, few: str, *, several: bool) -> str:
+    """What the selected weights reach on held-out images; `few` says why there are none, if so."""
     if best.clean is None:
-        return "nothing held out"
+        return f"nothing held out ({few})"
     precision = "mean average precision, " if several else ""
     return f"{precision}held out: {best.clean:.3f}, under masks {best.survival:.3f}"
 

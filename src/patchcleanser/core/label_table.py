@@ -92,7 +92,7 @@ class LabelTable:
         return [int(label) for label in self.labels[: len(self.mask_set)]]
 
     def row_labels(self, mask: int) -> list[int]:
-        """The two-mask labels of one first mask with every second one."""
+        """The two-mask labels of one first mask with each other mask."""
         return [int(label) for label in self.labels[self.mask_set.unions.index[mask]]]
 
     def pair_label(self, first: int, second: int) -> int:

@@ -174,6 +174,8 @@ class Threat:
         if match is None or (match["any"] and match["w"]):
             raise ThreatError(f"cannot read patch {text!r}; write 32, 12x83, 2%, any:502 or any:1%{_probably(text)}")
         percent = None if match["percent"] is None else float(Fraction(match["percent"]) / 100)
+        if percent is not None and not 0 < percent <= 1:
+            raise ThreatError(f"a patch is more than 0% and at most 100% of the image, got {match['percent']}%")
         if match["any"]:
             area = None if match["h"] is None else int(match["h"])
             return cls.any_rectangle(area, share=percent, count=count, region=region, grid=grid)

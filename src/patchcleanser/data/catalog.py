@@ -141,6 +141,13 @@ DATASETS: dict[str, str] = {
 }
 """What `load_dataset` takes, each with one line about it."""
 
+ANNOTATED: dict[str, str] = {
+    "coco:FILE.json": "photos with boxes in COCO's layout, for --task detect and multilabel",
+    "voc:FOLDER": "photos with boxes in Pascal VOC's layout, for the same",
+    "yolo:FOLDER": "photos with boxes in YOLO's layout, for the same",
+}
+"""What only tasks of several objects or labels take."""
+
 
 def load_dataset(
     name: str,
@@ -194,7 +201,7 @@ def full_name(name: str) -> str:
         return f"folder:{name}"
     if path.suffix == ".parquet":
         return f"parquet:{name}"
-    raise DataError.unknown("dataset", name, DATASETS, ", and there is no such folder here")
+    raise DataError.unknown("folder here and no dataset", name, DATASETS)
 
 
 def _load_named(name: str, split: str, root: str | Path | None) -> Dataset:
@@ -205,6 +212,8 @@ def _load_named(name: str, split: str, root: str | Path | None) -> Dataset:
     if split not in entry.files:
         raise DataError(f"{entry.title} has the splits {', '.join(entry.files)}; got {split!r}")
     folder = _root_folder(name, root)
+    if folder.is_file():
+        raise DataError(f"{folder} is a file, not a folder; the root is the folder that holds the files of {name}")
     path = entry.find(folder, split)
     if path is None and root is None and entry.fetch is not None:
         _fetch(entry, entry.fetch, folder, split)

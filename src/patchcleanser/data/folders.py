@@ -49,7 +49,7 @@ def load_folder(path: str | Path) -> EncodedDataset:
     """
     root = Path(path).expanduser()
     if not root.is_dir():
-        raise DataError(f"no folder at {root}")
+        raise DataError(f"{root} is a file, not a folder" if root.is_file() else f"no folder at {root}")
     name = root.resolve().name
     for file in LISTS:
         if (root / file).is_file():

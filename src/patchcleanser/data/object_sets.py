@@ -92,6 +92,7 @@ def load_objects(address: str, *, root: Path | None = None) -> ObjectDataset:
       takes the images that ImageSets/Main/test.txt lists
     - ``yolo:images/train``: a folder of pictures, with a text file for each in labels/train: lines of
       `class cx cy w h` with COCO's 80 classes from 0, or of `image_id class cx cy w h` with COCO's numbers from 1 to 90
+    - ``yolo:FOLDER`` takes images/ in it, if pictures lie there or in one folder below
     """
     kind, _, path = address.partition(":")
     if kind not in LAYOUTS or not path:
@@ -187,12 +188,33 @@ def _load_voc(path: Path, root: Path | None) -> ObjectDataset:
 
 
 def _load_yolo(path: Path, root: Path | None) -> ObjectDataset:
-    pictures = sorted(file for file in path.glob("*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else []
-    if not pictures:
-        raise DataError(f"no pictures in {path}; known endings: {' '.join(sorted(SUFFIXES))}")
-    labels = root or Path(*("labels" if part == "images" else part for part in path.parts))
+    path = _picture_folder(path)
+    pictures = _pictures_in(path)
+    parts = list(path.parts)
+    if "images" in parts:  # the last one: a folder above may have that name, too
+        parts[-1 - parts[::-1].index("images")] = "labels"
+    labels = root or Path(*parts)
     boxes = [_read_lines(labels / f"{picture.stem}.txt", picture) for picture in pictures]
     return _dataset(path.name, pictures, path, boxes)
+
+
+def _picture_folder(path: Path) -> Path:
+    """The folder itself if pictures lie in it; else the one folder of pictures that is images/ in it, or below that."""
+    if path.is_file():
+        raise DataError(f"{path} is a file, not a folder; name the folder of the pictures")
+    images = path if path.name == "images" else path / "images"
+    below = sorted(folder for folder in images.glob("*") if folder.is_dir())
+    folders = [path] if _pictures_in(path) else [folder for folder in (images, *below) if _pictures_in(folder)]
+    if not folders:
+        raise DataError(f"no pictures in {path}, in its folder images or below that; name the folder of the pictures")
+    if len(folders) > 1:
+        names = " and ".join(map(str, folders[:3])) + (", …" if folders[3:] else "")
+        raise DataError(f"{path} has pictures in {names}; name one of these folders")
+    return folders[0]
+
+
+def _pictures_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob("*") if file.suffix.lower() in SUFFIXES)
 
 
 def _read_lines(path: Path, picture: Path) -> list[NamedBox]:

@@ -11,7 +11,7 @@ DEFENSES: dict[str, Entry] = {
         "patchcleanser.defenses.double_masking:DoubleMasking",
         "double-masking",
         "Every image is classified under each mask; where the labels disagree, the masks that disagree are tried again "
-        "together with every second mask.",
+        "together with each other mask.",
         reference="double_masking",
         theorem="a_certified_image_keeps_its_label",
     ),

@@ -17,6 +17,7 @@ from patchcleanser.attacks.patch_attack import AttackSettings, image_on_grid, re
 from patchcleanser.core.results import Verdict
 from patchcleanser.defenses.defense import Examination
 from patchcleanser.errors import InputError
+from patchcleanser.evaluation.class_names import count_classes
 from patchcleanser.evaluation.dataset_jobs import RunJob
 from patchcleanser.evaluation.jobs import Job
 from patchcleanser.evaluation.rows import LoadedBatch, audit_seed, clean_columns
@@ -73,6 +74,12 @@ class AttackWorkload(BatchWorkload[AttackJob, tuple[list[Row], dict[str, bytes]]
     """Batches of images to attack, into rows and pictures."""
 
     sizes = (64, 4)
+
+    def check(self) -> None:
+        if self.job.settings.target is not None:
+            count_classes(self.job.job.classifier, self.job.job.dataset)
+            self.job.settings.require_target(self.job.job.classifier.classes)
+        super().check()
 
     def process(self, task: Batch, read: LoadedBatch) -> tuple[list[Row], dict[str, bytes]]:
         return attack_rows(self.job, read, task.entropy)

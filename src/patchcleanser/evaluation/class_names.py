@@ -47,7 +47,7 @@ def match_labels(dataset: Dataset, classifier: Classifier, how: str = "auto") ->
         if how == "name":
             raise InputError("labels cannot be matched by name: the classifier or the data has no names of classes")
         if ours:
-            _count_classes(classifier, dataset)
+            count_classes(classifier, dataset)
         if classifier.classes is None or len(ours) in (0, classifier.classes):
             return dataset, None
         counts = f"the classifier has {classifier.classes} classes and {dataset.name} {len(ours)}"
@@ -86,11 +86,11 @@ def _imagenet_names(dataset: Dataset, classifier: Classifier) -> tuple[str, ...]
     names = imagenet_classes()[1]
     if not 0 < len(dataset.classes) < 1000 or None in _numbers_by_name(dataset.classes, names).values():
         return None
-    _count_classes(classifier, dataset)
+    count_classes(classifier, dataset)
     return names if classifier.classes == 1000 else None
 
 
-def _count_classes(classifier: Classifier, dataset: Dataset) -> None:
+def count_classes(classifier: Classifier, dataset: Dataset) -> None:
     """Some classifiers know the number of their classes after their first image."""
     if classifier.classes is None and len(dataset):
         with suppress(PatchCleanserError), torch.inference_mode():

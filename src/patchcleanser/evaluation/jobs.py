@@ -132,7 +132,8 @@ class Job(DatasetJob):
     def title(self) -> str:
         """Threat, masks and defense."""
         coarse = self.options.get("coarse")
-        masks = f"{self.grid} masks{f' after {coarse}x{coarse}' if coarse else ''}, " if self.has_masks else ""
+        grid = self.grid.replace("x", "×") if self.has_masks else ""
+        masks = f"{grid} masks{f' after {coarse}×{coarse}' if coarse else ''}, " if grid else ""
         return f"{self.threat}, {masks}{self.defense}"
 
     @property

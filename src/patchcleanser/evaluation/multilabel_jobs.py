@@ -99,7 +99,7 @@ class MultiLabelJob(DatasetJob):
     @property
     def title(self) -> str:
         """Threat and masks."""
-        masks = "x".join(map(str, self.identity["masks"] or self.identity["stride"]))
+        masks = "×".join(map(str, self.identity["masks"] or self.identity["stride"]))
         return f"{self.threat}, {masks} masks, several labels"
 
     @cached_property

@@ -150,7 +150,7 @@ class ReferenceClassifier:
         return sum(label.near_tie for label in [self.unmasked, *self.by_pixels.values()])
 
     def masks_where(self, correct: Callable[[ReferenceLabel], bool]) -> set[int]:
-        """Masks under which, with every second mask, the label is correct."""
+        """Masks under which, with each other mask, the label is correct."""
         masks = range(len(self.hidden))
         return {i for i in masks if all(correct(self.under(i, j)) for j in masks)}
 

@@ -120,6 +120,11 @@ class BatchWorkload(Workload[Batch, Result], Generic[AnyJob, Result]):
     sizes: ClassVar[tuple[int, int]]
     """Images per batch on a GPU, which large batches fill, and elsewhere, where a stop should cost only seconds."""
 
+    def batch_size(self, device: str) -> int:
+        """Images per batch on this kind of device, unless another number is asked for."""
+        on_gpu, elsewhere = self.sizes
+        return on_gpu if device == "cuda" else elsewhere
+
     def check(self) -> None:
         self.job.base.check(skip=self.skip)
 
@@ -186,8 +191,7 @@ def evaluate(
     runner, work = runner or LocalRunner(), job.workload(skip=skip)
     job.base.warn()
     identity = runner.begin(work)
-    on_gpu, elsewhere = work.sizes
-    size = batch or (on_gpu if identity["device"] == "cuda" else elsewhere)
+    size = batch or work.batch_size(identity["device"])
     metadata = {"entropy": secrets.randbits(63), **job.base.metadata, **(metadata or {})}
     run = Run.begin(folder, identity, images=len(job.base.dataset), batch=size, metadata=metadata)
     if run.missing():
@@ -231,11 +235,11 @@ def _compute_missing(
 
 
 def _keeps_some(run: Run) -> bool:
-    """Whether some batch of a stopped run was finished; a warning if none was."""
+    """Whether some batch of a stopped run was finished; a warning if none was: nothing is kept of it."""
     if len(run.missing()) < run.batches:
         return True
     LOGGER.warning(
-        "stopped before the first batch of %s was finished, so nothing is kept; a smaller batch (--batch) loses less",
+        "stopped before the first batch of %s was finished; a smaller batch (--batch) loses less",
         counted(min(run.batch, run.images), "image"),
     )
     return False

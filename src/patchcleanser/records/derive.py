@@ -82,7 +82,7 @@ class TableBatch:
 
     @cached_property
     def good(self) -> Bools:
-        """[images, masks]: masks under which every second mask leaves the true label."""
+        """[images, masks]: masks under which each other mask leaves the true label."""
         wrong = self.labels != self.truth[:, None]
         return np.stack([~wrong[:, row].any(axis=1) for row in self.masks.unions.index], axis=1)
 

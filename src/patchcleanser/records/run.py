@@ -85,21 +85,25 @@ class Run:
         is lost, the shards say which job and which batches they belong to. A folder of other files is refused.
         """
         folder = Path(folder)
-        if (folder / MANIFEST).exists():
-            run = cls.open(folder)
-            differs = [name for name in sorted({*run.job, *job}) if run.job.get(name) != job.get(name)]
-            if differs:
-                changes = ", ".join(f"{n} ({short(run.job.get(n))}, now {short(job.get(n))})" for n in differs)
-                hint = " (other images: another dataset, limit, seed or subset)" if "data" in differs else ""
-                raise RecordError(
-                    f"{folder} holds a run of another job; it differs in {changes}{hint}; {ANOTHER_FOLDER}"
-                )
+        run = cls.found(folder, job)
+        if run is not None:
             return run
-        require_no_links([folder / MANIFEST])
-        require_free(folder)
         run = cls(folder, dict(job), images, batch_of_shards(folder, job, images) or batch, dict(metadata))
         columns = {column.name: type_name(column.type) for column in run.schema}
         write_manifest(folder, {"job": job, "images": images, "batch": run.batch, "columns": columns}, metadata)
+        return run
+
+    @classmethod
+    def found(cls, folder: Path, job: Mapping[str, Any]) -> Run | None:
+        """The run of this job that a folder holds; RecordError if it holds one of another job, or other files."""
+        if not (folder / MANIFEST).exists():
+            require_no_links([folder / MANIFEST])
+            require_free(folder)
+            return None
+        run = cls.open(folder)
+        changes = ", ".join(differences(run.job, job))
+        if changes:
+            raise RecordError(f"{folder} holds a run of another job; it differs in {changes}; {ANOTHER_FOLDER}")
         return run
 
     @property
@@ -315,6 +319,40 @@ class Run:
             yield
         finally:
             lock.release()
+
+
+OPTIONS = {"shape": "--patch", "count": "--patches"}
+OPTIONS |= {name: f"--{name}" for name in ("grid", "masks", "stride", "defense", "precision", "table", "lines")}
+OPTIONS |= {name: f"--{name}" for name in ("device", "attack", "coarse", "threshold")}
+"""Parts of a job, and the options of the command line that say them."""
+GROUPS = {"threat": "", "options": "--option ", "settings": "--"}
+"""Parts of a job that have parts themselves, and what precedes their names on the command line."""
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """What tells two jobs apart, each with both values, and as the option that says it where there is one.
+
+    >>> differences({"threat": {"shape": "5x5"}, "masks": [6, 6]}, {"threat": {"shape": "6x6"}, "masks": [6, 6]})
+    ['--patch (5x5, now 6x6)']
+    """
+    changes: list[str] = []
+    for name in sorted({*before, *now}):
+        old, new = before.get(name), now.get(name)
+        if old == new or (name == "images" and before.get("data") != now.get("data")):
+            continue
+        if name in GROUPS and isinstance(old, Mapping) and isinstance(new, Mapping):
+            changes += differences(old, new, GROUPS[name])
+            continue
+        values = f"({_value(name, old)}, now {_value(name, new)})"
+        changes.append(f"{OPTIONS.get(name, f'{prefix}{name}')} {values}")
+        if name == "data":
+            changes[-1] += ": other images (the dataset, --limit, --seed or --subset)"
+    return changes
+
+
+def _value(name: str, value: Any) -> str:
+    """A part of a job as it is typed."""
+    return "x".join(map(str, value)) if name in ("masks", "stride") and value else short(value)
 
 
 def find_runs(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:

@@ -15,12 +15,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from patchcleanser.core.counts import counted
+from patchcleanser.errors import RecordError
 from patchcleanser.records.atomic import whole_file
 from patchcleanser.records.derive import Derived
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
 from patchcleanser.reports import run_tables, wording
-from patchcleanser.reports.comparison import Comparison
+from patchcleanser.reports.comparison import MEASURES, Comparison
 from patchcleanser.reports.contents import ReportContents, gather
 from patchcleanser.reports.drawing import inline, save
 from patchcleanser.reports.published import comparable
@@ -46,6 +47,27 @@ def write_report(
         part.write_text(page(report), encoding="utf-8", errors="replace")
     _delete_old({path.relative_to(out).as_posix() for path in files}, out)
     return target
+
+
+SIGNED = "· patchcleanser</title>"
+"""Ends the title of each page of ours, and so stands near its beginning."""
+PARTS = {"tables", "figures", "report-files.json"}
+"""What a report that was stopped before its page was written leaves."""
+
+
+def require_report_folder(out: Path) -> None:
+    """RecordError if a folder holds other files than a report of ours, which may be written again."""
+    if out.is_file():
+        raise RecordError(f"{out} is a file, not a folder; use another folder (--out)")
+    page = out / "report.html"
+    if not out.is_dir() or (page.is_file() and SIGNED in page.read_text(encoding="utf-8", errors="replace")[:2000]):
+        return
+    names = sorted(path.name for path in out.iterdir() if path.name not in PARTS and path.name[0] != ".")
+    if names:
+        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+        raise RecordError(
+            f"{out} holds no report of ours, but {', '.join(names[:3])}{more}; use another folder (--out)"
+        )
 
 
 def _delete_old(written: set[str], out: Path) -> None:
@@ -136,7 +158,21 @@ def headline(report: ReportContents) -> str:
     differs = [name.lower() for name in wording.deciding(results, percents)]
     why = f"depending on {' and '.join(differs)}" if 0 < len(differs) < 3 else f"in {len(results)} runs{more}"
     low, high = min(percents, key=float), max(percents, key=float)
-    return f"{low}% to {high}% {certified}{against}, {why}{images}"
+    return f"{low}% to {high}% {certified}{against}, {why}{images}{significance(report, results[0].certified_key)}"
+
+
+def significance(report: ReportContents, key: str) -> str:
+    """The end of a headline on two runs that were compared: whether their difference in this share may be chance."""
+    both = report.comparison
+    if not isinstance(both, Comparison) or key not in both.shares:
+        return ""
+    p_value = next(row["p_value"] for row in both.measures.rows if row["measure"] == MEASURES[key])
+    verdict = "is significant" if float(str(p_value)) < SIGNIFICANT else "may be chance"
+    return f"; the difference {verdict} (p = {p_value})"
+
+
+SIGNIFICANT = 0.05
+"""A difference of two runs is called significant below this p."""
 
 
 def headline_shares(report: ReportContents, results: list[RunResult], key: str) -> tuple[list[Proportion], str]:

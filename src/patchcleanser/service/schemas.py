@@ -90,7 +90,7 @@ class Named(Schema):
 
 
 class Row(Schema):
-    """The second round of one first mask: with every second one, null where it was not needed."""
+    """The second round of one first mask: with each other mask, null where it was not needed."""
 
     mask: int
     labels: list[int | None]

@@ -180,19 +180,21 @@ class HardenSettings:
     """Decay of the averaged weights, which are checked and returned; 0 does not average."""
 
     def __post_init__(self) -> None:
-        if min(self.epochs, self.batch, self.tries, self.every, self.patience, self.masks, self.sharp) < 1:
-            raise InputError(f"epochs, batch, tries, every, patience, masks and sharp are at least 1, got {self}")
+        for name in ("epochs", "batch", "tries", "every", "patience", "masks", "sharp"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is at least 1, got {getattr(self, name)}")
         if isinstance(self.frozen, str):
             raise InputError(f"frozen is a tuple of names of layers, got {self.frozen!r}; write ({self.frozen!r},)")
-        if not self.rate > 0 or not 0 <= self.unmasked < 1:
-            raise InputError(f"a rate is above 0 and unmasked lies in [0, 1), got {self.rate} and {self.unmasked}")
+        if not self.rate > 0:
+            raise InputError(f"rate is above 0, got {self.rate}")
         if not 0 <= self.features < math.inf:
-            raise InputError(f"a weight of features is a number of at least 0, got {self.features}")
-        if not (0 <= self.mix <= 1 and 0 <= self.greedy <= 1 and 0 <= self.colour <= 2 and 0 <= self.average < 1):
-            raise InputError(
-                f"mix and greedy lie in [0, 1], colour in [0, 2] and average in [0, 1), got {self.mix}, {self.greedy}, "
-                f"{self.colour} and {self.average}"
-            )
+            raise InputError(f"features is a weight of at least 0, got {self.features}")
+        for name in ("unmasked", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} is at least 0 and below 1, got {getattr(self, name)}")
+        for name, most in (("mix", 1), ("greedy", 1), ("colour", 2)):
+            if not 0 <= getattr(self, name) <= most:
+                raise InputError(f"{name} is a number from 0 to {most}, got {getattr(self, name)}")
 
 
 # Two 9-px masks hide a 5×5 patch anywhere on 32×32 (6×6 masks); training sees a little more.

@@ -90,7 +90,7 @@ async function usePicture(blob, truth, words, order = ++turn) {
   $("stage").style.setProperty("--ratio", source.width / source.height);
   $("stage").classList.toggle("tall", source.height > source.width);
   $("size").max = Math.max(2, Math.floor(side / 2));
-  $("picture-note").textContent = words;
+  $("picture-note").textContent = typeof words === "function" ? words(source) : words;
   $("certificate").hidden = true;
   $("vouch").hidden = state.truth !== null || !state.model.classes;
   $("vouched").checked = false;
@@ -257,10 +257,14 @@ function listen() {
   });
   $("upload").addEventListener("click", () => $("upload-file").click());
   $("upload-file").addEventListener("change", () => fromFile($("upload-file"), async (file) => {
-    await usePicture(file, undefined, "your picture, made smaller if need be");
+    await usePicture(file, undefined, (used) => `your picture ${file.name}, at ${used.height}×${used.width} px`);
     for (const other of $("samples").children) other.setAttribute("aria-checked", "false");
   }));
-  for (const id of ["label", "vouched"]) $(id).addEventListener("change", vouch);
+  $("vouched").addEventListener("change", vouch);
+  $("label").addEventListener("change", () => {
+    $("vouched").checked = false; // who vouched did so for the other label
+    vouch();
+  });
   $("attack").addEventListener("click", attack);
   $("certify").addEventListener("click", () => certify(changed));
   $("compare").addEventListener("click", compare);
@@ -286,6 +290,7 @@ async function fromFile(input, use) {
     say("");
     await use(file);
   } catch (error) {
+    if (error.code === "bad-image") error.message = error.message.replace("This file", file.name);
     tell(error);
   }
 }
@@ -293,6 +298,7 @@ async function fromFile(input, use) {
 async function begin() {
   try {
     const model = await facts("v1/model");
+    model.threat = model.threat.replace(/(\d)x(?=\d)/g, "$1×");
     state.model = model;
     // Masks that no slider can set, by stride or unequal, are the service's own until it is moved.
     state.wish = state.masks = model.masks && model.masks[0] === model.masks[1] ? model.masks[0] : null;
