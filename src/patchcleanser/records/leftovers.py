@@ -26,7 +26,7 @@ def require_free(folder: Path, ours: str = "rows-*.parquet") -> None:
     A folder that holds files of `ours` is taken, and `batch_of_shards` checks whose rows those are.
     """
     if folder.is_file():
-        raise RecordError(f"{folder} is a file, not a folder; use another folder (--out)")
+        raise RecordError(f"{folder} is a file, not a folder; {ANOTHER_FOLDER}")
     if not folder.is_dir() or any(folder.glob(ours)):
         return
     names = sorted(path.name for path in folder.iterdir() if path.name not in LEFTOVERS and path.name[0] != ".")

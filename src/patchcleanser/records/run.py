@@ -346,7 +346,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
         values = f"({_value(name, old)}, now {_value(name, new)})"
         changes.append(f"{OPTIONS.get(name, f'{prefix}{name}')} {values}")
         if name == "data":
-            changes[-1] += ": other images (the dataset, --limit, --seed or --subset)"
+            changes[-1] += ": other images (another dataset, limit, seed or subset)"
     return changes
 
 
