@@ -151,9 +151,7 @@ def test_a_target_that_is_no_class_is_refused_before_images_are_attacked(folder:
 def test_audit_refuses_other_kinds_of_runs_and_nothing_to_do(folder: Path) -> None:
     run("certify", *SMALL, "--out", "r")
     done = run("audit", "r", "--sample", "0", "--attack", "0")
-    assert "--sample and --attack are 0 or more, one of them at least 1; got --sample 0 --attack 0" in str(
-        done.exception
-    )
+    assert "--attack are 0 or more, one of them at least 1; got --sample 0 --attack 0" in str(done.exception)
     run("attack", *SMALL, "--iterations", "1", "--out", "a")
     done = run("audit", "a")
     assert isinstance(done.exception, RecordError)

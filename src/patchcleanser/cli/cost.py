@@ -70,12 +70,12 @@ class Cost:
 
     def batch_note(self, folder: Path, batch: int | None) -> str | None:
         """How long a batch takes, if that is long: a stop loses as much."""
-        kept = Run.open(folder).batch if (folder / MANIFEST).is_file() else None
-        number = min(kept or batch or self.job.workload().batch_size(self.job.identity["device"]), self.images)
+        stored = Run.open(folder).batch if (folder / MANIFEST).is_file() else None
+        number = min(stored or batch or self.job.workload().batch_size(self.job.identity["device"]), self.images)
         seconds = (self.seconds or 0.0) / max(1, self.images) * number
         if seconds < LONG_BATCH:
             return None
-        smaller = "" if kept or number == 1 else f"; --batch {max(1, int(number * LONG_BATCH / seconds))} loses less"
+        smaller = "" if stored or number == 1 else f"; --batch {max(1, int(number * LONG_BATCH / seconds))} loses less"
         return f"rows are kept after each batch of {counted(number, 'image')}, {about(seconds)}{smaller}"
 
     def to_dict(self) -> dict[str, Any]:
