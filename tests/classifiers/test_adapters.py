@@ -441,7 +441,7 @@ def test_of_two_files_of_one_name_the_second_is_refused_not_taken_for_the_first(
 @pytest.mark.parametrize(
     ("function", "error", "words"),
     [
-        ("nothing", InputError, "got NoneType"),
+        ("nothing", ClassifierError, "returned None"),
         ("absent", ClassifierError, "cannot import python:.*absent"),
         ("network?banana=1", InputError, "takes no option .banana.; it has classes, mean"),
     ],

@@ -261,6 +261,17 @@ def test_functions_that_return_no_scores_are_refused(output: Callable[[Any], Any
         DoubleMasking(output, THREAT, masks=2).predict(images[:1])
 
 
+def test_a_function_that_returns_a_dict_is_asked_for_scores_alone(images: Tensor) -> None:
+    model = CallableClassifier(lambda x: {"logits": x.mean((2, 3))}, array="torch")
+    with pytest.raises(OutputError, match=r"it returned a dict; return the scores \[N, classes\] alone"):
+        model.logits(images)
+
+
+def test_a_function_is_no_module() -> None:
+    with pytest.raises(InputError, match='for a function use CallableClassifier\\(function, array="torch"\\)'):
+        TorchClassifier(lambda x: x)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("network", "words"),
     [

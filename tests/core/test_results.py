@@ -65,6 +65,12 @@ def test_results_print_on_one_short_line(result: Result) -> None:
     assert "\n" not in repr(result)
 
 
+@pytest.mark.parametrize("result", RESULTS, ids=lambda result: type(result).__name__)
+def test_no_result_passes_for_true(result: Result) -> None:
+    with pytest.raises(TypeError, match="neither true nor false"):
+        bool(result)
+
+
 def test_a_repr_names_what_matters() -> None:
     assert repr(VERDICT) == "Verdict(label=3, case=disagreer, deciding_mask=7, classifications=71)"
     assert repr(replace(CERTIFIED, unconfirmed=7)).endswith("classifications=45, statistical: 7 labels unconfirmed)")

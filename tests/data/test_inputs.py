@@ -159,6 +159,7 @@ WRONG: dict[str, tuple[Any, type[PatchCleanserError], str]] = {
     ),
     "a batch sampler": (loader(batch_sampler=[[0], [1]]), InputError, "Subset"),
     "a name as label": (pair(label="cat"), LabelError, "image 0 of list .*'cat' of type str"),
+    "a label in a list": (pair(label=torch.tensor([3])), LabelError, "pass a flat list"),
     "a one-hot label": (pair(label=torch.tensor([0.0, 1.0])), LabelError, "pass the argmax"),
     "a float label": (pair(label=1.0), LabelError, "1.0 of type float"),
     "a negative label": (pair(label=-1), LabelError, "start at 0"),

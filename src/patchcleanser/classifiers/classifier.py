@@ -164,7 +164,10 @@ class CallableClassifier(Classifier):
 
     def logits(self, inputs: Tensor) -> Tensor:
         try:
-            scores = torch.as_tensor(self.function(inputs.cpu().numpy() if self.array == "numpy" else inputs))
+            answer = self.function(inputs.cpu().numpy() if self.array == "numpy" else inputs)
+            if isinstance(answer, dict | tuple):
+                raise ValueError(f"it returned a {type(answer).__name__}; return the scores [N, classes] alone")
+            scores = torch.as_tensor(answer)
         except Exception as error:  # it is the user's own code
             if is_out_of_memory(error):
                 raise

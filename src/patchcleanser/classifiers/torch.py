@@ -34,6 +34,11 @@ class TorchClassifier(Classifier):
     def __init__(
         self, module: nn.Module, preprocessing: Preprocessing | None = None, *, classes: int | None = None
     ) -> None:
+        if not isinstance(module, nn.Module):
+            raise InputError(
+                f"a TorchClassifier takes a torch module, got {type(module).__name__}; "
+                'for a function use CallableClassifier(function, array="torch")'
+            )
         tensor = next((t for ts in (module.parameters(), module.buffers()) for t in ts), None)
         super().__init__(preprocessing, classes=classes, device="cpu" if tensor is None else tensor.device)
         self.module = module

@@ -36,6 +36,9 @@ class Result:
             f"{type(self).__name__}({', '.join(f'{name}={fact}' for name, fact in shown.items() if fact is not None)})"
         )
 
+    def __bool__(self) -> bool:
+        raise TypeError(f"a {type(self).__name__} is neither true nor false; ask for one of its fields, as .certified")
+
     def to_dict(self) -> dict[str, Any]:
         """All fields as values that `json.dumps` takes; a window is [top, left, height, width].
 

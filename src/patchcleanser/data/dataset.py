@@ -333,7 +333,9 @@ def class_index(label: Any, what: str = "a label") -> int:
     """A label as an int: Python's, numpy's or a tensor of no axes; LabelError if it is no class index."""
     value = label.tolist() if hasattr(label, "tolist") else label
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        hint = "; of one-hot labels pass the argmax" if isinstance(value, list) else ""
+        hint = ""
+        if isinstance(value, list):
+            hint = "; of one-hot labels pass the argmax" if len(value) > 1 else "; pass a flat list"
         raise LabelError(f"{what} is a class index (int), got {value!r:.40} of type {type(value).__name__}{hint}")
     return int(value)
 
