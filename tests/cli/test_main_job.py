@@ -29,7 +29,7 @@ def test_certify_says_accuracies_with_intervals_and_where_the_rows_are(run: Comm
     ((stored,), _) = find_runs(["runs"])
     assert len(stored.read()) == 6
     assert str(stored.folder) in done.out
-    for word in ("undefended", "clean", "certified", "row certified", "95%", "patchcleanser report"):
+    for word in ("undefended", "clean", "certified", "95%", "patchcleanser report"):
         assert word in done.out
     assert "images/s" in done.err
 

@@ -15,7 +15,7 @@ import typer
 from patchcleanser.cli.config import call
 from patchcleanser.cli.multilabel import MultiLabelTask
 from patchcleanser.cli.objects import DetectTask
-from patchcleanser.cli.options import AsJson, DryRun, Option, RunnerOptions, RunOptions, default_folder, keeping, slug
+from patchcleanser.cli.options import AsJson, Option, RunnerOptions, RunOptions, default_folder, keeping, slug
 from patchcleanser.cli.tasks import CertifyTask
 from patchcleanser.core.counts import counted
 from patchcleanser.errors import InputError
@@ -49,7 +49,9 @@ def certify(
     lines: Annotated[
         int, typer.Option(help="With --task detect: also mask both sides of this many rows and columns. 0 is none.")
     ] = 0,
-    dry_run: DryRun = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what it will cost; nothing is written. Not with --task detect.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Certify images with known labels, keep a row for each, and say what share no patch can change.
@@ -145,7 +147,8 @@ class ClassifyTask(CertifyTask):
         rounds = f" after a coarse round of {coarse}×{coarse}" if coarse else ""
         yield f"{run.threat}, {_mask_count(run)}{run.job['defense']}{rounds}: {counted(result.images, 'image')}"
         for name, share in result.shares.items():
-            yield f"{name.replace('_', ' '):20} {share.with_interval()}"
+            if name != "row_certified" or share != result.shares.get("certified"):
+                yield f"{name.replace('_', ' '):20} {share.with_interval()}"
         if run.job["precision"] == "fast":
             yield _fast_labels(run)
 

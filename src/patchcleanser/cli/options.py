@@ -45,9 +45,7 @@ Root = Annotated[Path | None, typer.Option(help="Folder that holds the files of 
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Split = Annotated[str | None, typer.Option(help="Part of a named dataset: test (or val), train.")]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help="Let cards and manifests name code to run, or URLs.")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only say what it will cost; nothing is written. Not with --task detect.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what it will cost; nothing is written.")]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,10 @@ SHOWN_ENDS = 15
 SHOWN_ALL = 40
 """Up to this many classes, the page shows all."""
 
-COST = (Column("classifications", "Classifications per image", 0), Column("seconds", "Seconds per image", 3))
+COST = (
+    Column("classifications", "Classifications per image", 0),
+    Column("seconds", "Seconds per image, as that machine was busy", 3),
+)
 
 SETTING = ("Model", "Data", "Patch", "Masks", "Labels")
 """The facets of a run that are neither defense nor attack."""

@@ -99,10 +99,17 @@ def mask_counts(results: Sequence[RunResult]) -> Drawing | None:
     return _draw("mask-count", "Against the number of masks", caption, lines, "masks", "masks")
 
 
+SAME_COST = 1.05
+"""Costs that differ by less are not drawn against each other."""
+
+
 def costs(results: Sequence[RunResult]) -> Drawing | None:
     """Certified against what it costs to certify an image; of several defenses, a point for each."""
     several = len({result.run.job["defense"] for result in results}) > 1
     lines = _lines(results, "Masks", lambda result: result.per_image[0], points=several)
+    spread = [cost for line in lines.values() for cost, _ in line]
+    if spread and max(spread) < SAME_COST * min(spread):
+        return None
     caption = "What the certificate costs: labels computed for each image, on a logarithmic scale."
     return _draw("cost", "Against cost", caption, lines, "classifications to certify an image", "cost", log=True)
 

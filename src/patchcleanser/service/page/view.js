@@ -275,7 +275,8 @@ function recoveryWords(certificate, model) {
   const where = certificate.failing_placement?.[0];
   const spot = where ? ` The proof fails first for a patch at row ${where.top}, column ${where.left}.` : "";
   const share = certificate.proved_share === null ? "" : `${percent(certificate.proved_share)} of all positions are proved harmless. `;
-  return `${share}At the others ${name} is not proved: with some patch there, or without any, the answer may be another.${spot} ${cost}`;
+  const check = certificate.proved_share === 0 ? ` If ${name} is not the answer to the clean picture either, check the label.` : "";
+  return `${share}At the others ${name} is not proved: with some patch there, or without any, the answer may be another.${check || spot} ${cost}`;
 }
 
 // Labels of lower precision prove nothing, however often they are right.
