@@ -238,7 +238,7 @@ def cost_table(results: Sequence[RunResult], names: dict[RunResult, str]) -> Tab
                 "masks": len(result.masks) if result.has_masks else None,
                 "classifications": classifications,
                 "seconds": seconds,
-                "minutes": result.summary.seconds / 60,
+                "total": result.summary.seconds,
                 # Answers after a coarse round come last, and are what such a run's defense costs.
                 **{f"predict_{name.split('-')[0]}": cost for name, (_, cost) in answers.items()},
             }
@@ -247,7 +247,7 @@ def cost_table(results: Sequence[RunResult], names: dict[RunResult, str]) -> Tab
         Column("run", "Run"),
         Column("masks", "Masks"),
         *COST,
-        Column("minutes", "Minutes in all", 1),
+        Column("total", "Seconds in all, without start-up", 0),
         Column("predict_double", "To answer by double-masking", 1),
         Column("predict_challenger", "To answer by challenger masking", 1),
     )
