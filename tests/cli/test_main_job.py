@@ -281,9 +281,10 @@ def test_sigterm_ends_a_command_with_the_words_of_ctrl_c(tmp_path: Path) -> None
         deadline = time.monotonic() + 120
         while not list(tmp_path.glob("stopped/manifest.json")) and time.monotonic() < deadline:
             time.sleep(0.05)
+        time.sleep(1)  # it computes by now
         child.send_signal(signal.SIGTERM)
         _, message = child.communicate(timeout=60)
-    assert child.returncode == 130
+    assert child.returncode == 130, message
     assert "stopped. Nothing new was kept; the same command begins where this one began:\n  patchcl" in message
 
 
