@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from patchcleanser import DoubleMasking, TorchClassifier, load_dataset
-from patchcleanser.engine.fast.float8.backend import input_statistics
+from patchcleanser.engine.fast.float8.backend import measure_input_rms
 from patchcleanser.engine.fast.float8.layers import Float8Weight
 
 
@@ -48,5 +48,5 @@ def make_classifier() -> TorchClassifier:
 
 def float8_weights(module: nn.Module, inputs: Tensor) -> dict[str, Float8Weight]:
     """FP8 weights of a network's large linear layers, calibrated with some inputs."""
-    statistics = input_statistics(module, inputs)
-    return {name: Float8Weight.of(module.get_submodule(name), statistics[name]) for name in statistics}  # type: ignore[arg-type]
+    rms = measure_input_rms(module, inputs)
+    return {name: Float8Weight.of(module.get_submodule(name), rms[name]) for name in rms}  # type: ignore[arg-type]

@@ -71,8 +71,8 @@ def test_networks_that_work_mostly_in_other_layers_are_refused_once(
     classifier = TorchClassifier(module.eval())
     backend, tries = Float8Backend(classifier, HalfPrecisionBackend(classifier)), []
     monkeypatch.setattr(float8_backend, "block_size", lambda numbers: 8)
-    inner = float8_backend.input_statistics
-    monkeypatch.setattr(float8_backend, "input_statistics", lambda *given: (tries.append(1), inner(*given))[1])
+    inner = float8_backend.measure_input_rms
+    monkeypatch.setattr(float8_backend, "measure_input_rms", lambda *given: (tries.append(1), inner(*given))[1])
     for _ in range(2):
         with pytest.raises(UnusableError, match="do too little of the work"):
             backend.logits(photos(4))

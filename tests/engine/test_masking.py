@@ -16,7 +16,7 @@ from patchcleanser.core.label_table import UNMASKED, LabelTable
 from patchcleanser.core.masks import MaskSet
 from patchcleanser.engine.exact import ExactEngine
 from patchcleanser.engine.fast.half import HalfPrecisionBackend
-from patchcleanser.engine.masking import ImageState, PairBatch, apply_masks, gather_images
+from patchcleanser.engine.masking import ImageState, PairBatch, apply_masks, box_masks, gather_images, visible_sums
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -97,3 +97,23 @@ def test_masked_copies_of_rounded_images_are_rounded_masked_copies(aware: bool, 
         assert exact.dtype == torch.float32
         assert got.dtype == (torch.float16 if grid == "input" else torch.float32)  # resizing is done in float32
         assert torch.equal(got.half(), exact.half())
+
+
+def test_sums_of_visible_pixels_ignore_what_is_hidden_and_nothing_else() -> None:
+    draw = torch.Generator().manual_seed(0)
+    masks = MaskSet.build(Threat.square(2, count=2), image=(9, 11), masks=2)
+    clean = torch.rand(3, 9, 11, generator=draw)
+    unions = np.arange(len(masks.unions.boxes))
+    sums = visible_sums(PairBatch.of([ImageState(clean, LabelTable(masks))], [unions]))
+    assert len(set(sums.tolist())) == len(unions)  # unions that hide different pixels
+    hidden = box_masks(torch.from_numpy(masks.unions.boxes), (9, 11))
+    for row in range(9):
+        for column in range(11):
+            attacked = clean.clone()
+            attacked[:, row, column] = torch.rand(3, generator=draw)
+            other = visible_sums(PairBatch.of([ImageState(attacked, LabelTable(masks))], [unions]))
+            assert ((sums == other) == hidden[:, row, column].numpy()).all()
+    signed = torch.where(clean < 0.5, 0.0, clean), torch.where(clean < 0.5, -0.0, clean)
+    states = [ImageState(image, LabelTable(masks)) for image in signed]
+    plus, minus = np.split(visible_sums(PairBatch.of(states, [unions, unions])), 2)
+    assert (plus == minus).all()

@@ -255,3 +255,16 @@ def test_triton_kernels_compute_what_the_layers_they_replace_do_and_nan_for_what
     assert 0.01 < finite.float().mean() < 0.99
     assert (ours.isnan() != wanted.isnan()).float().mean() < 0.03  # at the very limit it may be either
     assert (ours - wanted)[finite].square().mean().sqrt() < 0.05 * wanted[finite].std()
+
+
+def test_images_of_a_batch_fill_each_others_exact_batches() -> None:
+    images = torch.rand(60, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    linear = torch.nn.Linear(3072, 10)
+    torch.nn.init.constant_(linear.bias[3:4], 10.0)  # all masks agree
+    classifier = TorchClassifier(torch.nn.Sequential(torch.nn.Flatten(), linear).cuda().eval())
+    defense = DoubleMasking(classifier, Threat.square(5), masks=6)
+    verdicts = defense.predict(images)
+    assert defense.engine.exact.batch_rows(defense.image_state(images[0])) == 144
+    assert defense.engine.exact.padding < 60 * (144 - 36) / 2  # one batch for each image would pad 108 rows
+    alone = [DoubleMasking(classifier, Threat.square(5), masks=6).predict(image[None])[0] for image in images[:8]]
+    assert [verdict.label for verdict in alone] == [verdict.label for verdict in verdicts[:8]] == [3] * 8

@@ -24,16 +24,17 @@ from patchcleanser.engine.masking import (
     mask_boxes,
     require_unresized,
     to_device,
+    visible_sums,
     with_mask_channel,
 )
 from patchcleanser.errors import NotAFunctionError, OutOfMemoryError, OutputError
 
-BATCH_NUMEL = {"cuda": 3_000_000, "cpu": 1_600_000}
-"""The most input numbers in one batch: 18 images of 224×224 on a GPU, 9 on a CPU. More rows are hardly faster, and few
+BATCH_NUMEL = {"cuda": 1_900_000, "cpu": 1_600_000}
+"""The most input numbers in one batch: 12 images of 224×224 on a GPU, 9 on a CPU. More rows are hardly faster, and few
 labels are padded to a whole batch. Never set by free memory: the batch shape decides how kernels round."""
 
-BATCH_ROWS = {"cuda": 512, "cpu": 64}
-"""The most rows of a batch. On a CPU more are hardly faster, and few labels are padded to a whole batch."""
+BATCH_ROWS = {"cuda": 160, "cpu": 64}
+"""The most rows of a batch: more are hardly faster, and few labels are padded to a whole batch."""
 
 COPY_BYTES = 256_000_000
 """The most memory spent on masked copies of large source images at a time."""
@@ -54,7 +55,7 @@ NOT_FINITE = "the classifier returned NaN or infinite logits; check its weights 
 
 
 class ExactEngine(LabelEngine):
-    """Computes labels in float32, each in a batch of a fixed shape at a fixed row.
+    """Computes labels in float32, each in a batch of a fixed shape at a row that its visible pixels decide.
 
     On the source grid an image is masked as it came and each masked copy is resized. On the input grid it is
     prepared once and masked afterwards.
@@ -117,14 +118,15 @@ class ExactEngine(LabelEngine):
                 raise OutputError(NOT_FINITE)
 
     def logits(self, pairs: PairBatch) -> Tensor:
-        """Logits [N, classes]: each pair is computed in a batch of a fixed shape, at the row of its union.
+        """Logits [N, classes]: each pair is computed in a batch of a fixed shape, at a row of its own.
 
         *A label is a function of the weights, the image and the union.* Kernels round differently for other batch
         shapes, and at times for other rows of one batch, but which numbers they add in which order does not depend on
         the numbers. Here the shape follows from the kind of device, the size of the image, the number of masks and the
-        limit `chunk`, and the row from the union. So the same masked image gets the same bits whatever else is in
-        the batch, in `certify` as in `predict`. This rests on the same software, kind of device, number of threads and
-        `chunk`, on kernels without random order, and on a network that does not mix images of a batch.
+        limit `chunk`, and the row from the union and the visible pixels. So the same masked image gets the same bits
+        whatever else is in the batch, and whatever a patch under the masks shows, in `certify` as in `predict`. This
+        rests on the same software, kind of device, number of threads and `chunk`, on kernels without random order, and
+        on a network that does not mix images of a batch.
 
         The unmasked image takes any free row: no certificate rests on its label. If memory runs out, batches are
         halved, and `finish` has every unfinished label computed again.
@@ -166,8 +168,9 @@ class ExactEngine(LabelEngine):
             size, masks = self.batch_rows(image), len(image.table.mask_set)
             unions = pairs.unions[group]
             rows = image.table.mask_set.unions.lanes[unions] % size
-            rows = np.where(unions == UNMASKED, -1, rows + masks * (unions % max(1, size // masks)))
-            for members, member_rows in pack(rows, size):
+            if (blocks := size // masks) > 1:  # images that ask for the same unions fill each other's batches
+                rows = rows + masks * ((unions + visible_sums(pairs.pick(group))) % blocks)
+            for members, member_rows in pack(np.where(unions == UNMASKED, -1, rows), size):
                 padded = np.full(size, group[members[0]])
                 padded[member_rows] = group[members]
                 self.padding += size - len(members)

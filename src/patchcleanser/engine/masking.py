@@ -115,6 +115,16 @@ def apply_masks(images: Tensor, boxes: NDArray[np.int32], fill: Sequence[float])
     return images
 
 
+def visible_sums(pairs: PairBatch) -> NDArray[np.int64]:
+    """For each pair, the sum [N] of its visible pixels' bits, as integers: exact, and blind to what is hidden."""
+    used, which = np.unique(pairs.which, return_inverse=True)
+    pixels = torch.stack([pairs.images[i].pixels for i in used]) + 0.0  # -0.0 becomes 0.0: equal numbers, equal bits
+    bits = (pixels.view(torch.int32).sum(1) & 0x7FFFFFFF).int()
+    hidden = box_masks(to_device(mask_boxes(pairs), bits.device), bits.shape[1:])
+    visible = bits[to_device(which, bits.device)].masked_fill_(hidden, 0)
+    return visible.sum((1, 2)).cpu().numpy()
+
+
 def require_unresized(preprocessing: Preprocessing, size: Size) -> None:
     """Refuse images whose hidden pixels on the source grid are no pixels of the input."""
     if not preprocessing.keeps(size):

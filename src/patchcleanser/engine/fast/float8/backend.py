@@ -26,7 +26,6 @@ from patchcleanser.engine.fast.float8.layers import (
     to_float8,
     uses_triton,
 )
-from patchcleanser.engine.fast.float8.rounding import InputStatistics
 from patchcleanser.engine.fast.half import Graph, HalfPrecisionBackend, run_half, to_half
 
 if TYPE_CHECKING:
@@ -113,11 +112,11 @@ class Float8Backend(Backend):
             if not calibrated and block.is_cuda and self.expected <= self._declined:
                 raise _DeclinedError("preparing FP8 takes longer than it saves")
             block = block.clone()  # a network may write into its inputs
-            statistics: dict[str, InputStatistics] = {}
+            input_rms: dict[str, float] = {}
 
             def prepare(module: nn.Module) -> nn.Module:
                 module = split_mlps(to_half(module))
-                statistics.update({} if calibrated else input_statistics(module, block.half()))
+                input_rms.update({} if calibrated else measure_input_rms(module, block.half()))
                 return module
 
             classifier = own_copy(self.classifier, prepare)
@@ -130,9 +129,8 @@ class Float8Backend(Backend):
             if triton and not has_triton_kernels(block.device):
                 raise UnusableError("it was compared with Triton kernels that are not for this device")
             if self._float8_weights is None:
-                layers = {name: cast("nn.Linear", classifier.module.get_submodule(name)) for name in statistics}
-                self._float8_weights = {name: Float8Weight.of(layers[name], statistics[name]) for name in layers}
-                statistics.clear()
+                layers = {name: cast("nn.Linear", classifier.module.get_submodule(name)) for name in input_rms}
+                self._float8_weights = {name: Float8Weight.of(layers[name], input_rms[name]) for name in layers}
             classifier.module = to_float8(classifier.module, self._float8_weights, triton=triton)
             if block.is_cuda:
                 forward = _compile_and_record(classifier, block, calibrated)
@@ -189,8 +187,8 @@ def _compile_and_record(classifier: TorchClassifier, block: Tensor, calibrated: 
     return forward
 
 
-def input_statistics(module: nn.Module, examples: Tensor) -> dict[str, InputStatistics]:
-    """Statistics of the inputs of large linear layers, by the layers' names.
+def measure_input_rms(module: nn.Module, examples: Tensor) -> dict[str, float]:
+    """The root mean squares of the inputs of large linear layers, by the layers' names.
 
     ValueError if other layers do most of the module's work.
     """
@@ -200,9 +198,9 @@ def input_statistics(module: nn.Module, examples: Tensor) -> dict[str, InputStat
         _hooked(module, layers, examples.clone(), lambda n, x: work.append(2 * x.numel() * layers[n].out_features))
     if sum(work) < MIN_FLOP_SHARE * counter.get_total_flops() or not work:
         raise ValueError("its linear layers do too little of the work")
-    statistics: dict[str, InputStatistics] = {}
-    _hooked(module, layers, examples, lambda name, inputs: statistics.update({name: InputStatistics.of(inputs)}))
-    return {name: inputs for name, inputs in statistics.items() if math.isfinite(inputs.rms)}
+    input_rms: dict[str, float] = {}
+    _hooked(module, layers, examples, lambda name, x: input_rms.update({name: float(x.float().square().mean().sqrt())}))
+    return {name: rms for name, rms in input_rms.items() if math.isfinite(rms)}
 
 
 def _hooked(

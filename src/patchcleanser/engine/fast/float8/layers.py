@@ -11,7 +11,6 @@ from timm.models.vision_transformer import Block, LayerScale, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchcleanser.engine.fast.float8.rounding import InputStatistics, gptq_round
 from patchcleanser.engine.fast.fused_layers import (
     FirstTokenBlock,
     FoldedResBlock,
@@ -45,12 +44,13 @@ class Float8Weight(NamedTuple):
     input_scale: float
 
     @classmethod
-    def of(cls, layer: nn.Linear, inputs: InputStatistics) -> Float8Weight:
-        """The weight of a linear layer with such inputs."""
+    def of(cls, layer: nn.Linear, input_rms: float) -> Float8Weight:
+        """The weight of a linear layer, for inputs of this root mean square."""
         weight = layer.weight.detach().float()
-        input_scale = _power_of_two(min(SCALED_RMS / max(inputs.rms, 1e-9), MAX_SCALE))
+        input_scale = _power_of_two(min(SCALED_RMS / max(input_rms, 1e-9), MAX_SCALE))
         weight_scale = _power_of_two(min(FLOAT8_MAX / max(float(weight.abs().max()), 1e-9), MAX_SCALE))
-        return cls(gptq_round(weight * weight_scale, FLOAT8, inputs.hessian), weight_scale, input_scale)
+        rounded = (weight * weight_scale).clamp(-FLOAT8_MAX, FLOAT8_MAX).to(FLOAT8)
+        return cls(rounded, weight_scale, input_scale)
 
 
 class Float8Linear(nn.Module):
