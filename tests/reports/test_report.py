@@ -101,7 +101,7 @@ def test_numbers_on_the_page_and_in_the_tables_equal_the_records(make_run: MakeR
     assert float(line["classifications"]) == sum(row["classifications"] for row in rows) / len(rows)
     assert float(line["seconds"]) == pytest.approx(0.25)
     certified = sum(hits["certified"])
-    assert f"{100 * certified / 40:.1f}% certified against any 2×2 px patch" in words
+    assert f"{100 * certified / 40:.1f}% of the images certified against any 2×2 px patch" in words
     assert f"{certified} of 40" in words
     assert hits["certified"] == hits["row_certified"]
     assert "Certified, % Clean, % Undefended, % Images" in words
@@ -139,7 +139,9 @@ def test_an_unfinished_run_says_so_and_a_finished_one_does_not(make_run: MakeRun
     words = Page(reported(tmp_path / "out", run)).text
     assert "This run is not finished: 1 of 3 batches are missing (8 of 24 images)" in words
     assert "Go on with: patchcleanser certify …" in words
-    assert re.search(r"^ *Unfinished \(16 of 24 images\): [\d.]+% certified", words), "the headline says it, too"
+    assert re.search(r"^ *Unfinished \(16 of 24 images\): [\d.]+% of the images certified", words), (
+        "the headline says it, too"
+    )
     words = Page(reported(tmp_path / "out", run, make_run("done", masks=3), title="My title")).text
     assert "Unfinished (1 of 2 runs, 40 of 48 images): My title" in words
 
@@ -295,9 +297,10 @@ def test_several_runs_make_one_report_with_lines_against_patch_and_masks(make_ru
         ("2×2 px", "2×2"),
         ("2×2 px", "3×3"),
     ]
-    assert "depending on patch and masks" in words
+    assert "depending on the patch and the masks" in words
+    assert words.count("Certified by patch size and number of masks") == 2  # in the contents, and as a heading
     figures = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
-    assert {"patch-size.svg", "mask-count.png", "cost.svg", "accuracy.png", "weakness-p1m2.svg"} <= figures
+    assert {"patch-size.svg", "mask-count.png", "accuracy.png", "weakness-p1m2.svg"} <= figures
     for run in runs:
         line = next(row for row in table(tmp_path / "out", f"classes-{run.folder.name}"))
         assert line["class"] in ("cat", "dog", "frog")
@@ -353,9 +356,12 @@ def test_equal_results_are_one_number_and_only_what_matters_is_named(make_run: M
 
     first, same = make_run("first"), make_run("same", metadata={"model": "zoo:other", "data": "cifar10"})
     more = make_run("more", masks=3, seed=3)
-    assert re.fullmatch(r"[\d.]+% certified against any 2×2 px patch, in both runs", headline(first, same))
     assert re.fullmatch(
-        r"[\d.]+% to [\d.]+% certified against any 2×2 px patch, depending on masks", headline(first, more)
+        r"[\d.]+% of the images certified against any 2×2 px patch, in both runs", headline(first, same)
+    )
+    assert re.fullmatch(
+        r"[\d.]+% to [\d.]+% of the images certified against any 2×2 px patch, depending on the masks",
+        headline(first, more),
     )
     # Two runs that differ in the model and in the masks do not tell which of them it was.
     assert headline(same, more).endswith("in 2 runs")

@@ -75,6 +75,17 @@ class ReportContents:
         return dict(islice(groups.items(), FIRST_PICTURES))
 
     @property
+    def sweep(self) -> list[Drawing]:
+        """The figures of certified against what varies between the runs."""
+        return [figure for figure in self.figures if figure.name != "accuracy"]
+
+    @property
+    def sweep_title(self) -> str:
+        """Names what varies in the figures of the sweep: "Certified by patch size, number of masks and cost"."""
+        *first, last = [figure.title.removeprefix("By ") for figure in self.sweep]
+        return f"Certified by {', '.join(first)}{' and ' if first else ''}{last}"
+
+    @property
     def leading(self) -> list[RunResult]:
         """The runs that the page is about: those that certify, or the attacks if there are no others."""
         return [*self.recovery, *self.detection] or self.attacks

@@ -144,7 +144,7 @@ def headline(report: ReportContents) -> str:
     results = report.recovery or report.detection
     if not results:
         return attack_headline(report)
-    certified = "certified" if report.recovery else "certified for detection"
+    certified = "of the images certified" + ("" if report.recovery else " for detection")
     threats = {wording.any_patch(result) for result in results}
     against = f" against {threats.pop()}" if len(threats) == 1 else ""
     shares, images = headline_shares(report, results, results[0].certified_key)
@@ -155,7 +155,7 @@ def headline(report: ReportContents) -> str:
     if len(set(percents)) == 1:
         runs = "both" if len(results) == 2 else f"all {len(results)}"
         return f"{percents[0]}% {certified}{against}, in {runs} runs{more}{images}"
-    differs = [name.lower() for name in wording.deciding(results, percents)]
+    differs = [f"the {name.lower()}" for name in wording.deciding(results, percents)]
     why = f"depending on {' and '.join(differs)}" if 0 < len(differs) < 3 else f"in {len(results)} runs{more}"
     low, high = min(percents, key=float), max(percents, key=float)
     return f"{low}% to {high}% {certified}{against}, {why}{images}{significance(report, results[0].certified_key)}"
