@@ -26,7 +26,6 @@ from patchcleanser.reports import contents, write_report
 from patchcleanser.reports.drawing import ROLES
 from patchcleanser.reports.figures import SHADES, run_figures
 from patchcleanser.reports.run_results import read_result
-from patchcleanser.reports.wording import classifications_note
 
 from .test_comparison import changed
 
@@ -401,14 +400,24 @@ def test_paths_on_the_page_keep_their_last_name_only(make_run: MakeRun, tmp_path
     assert "(None)" not in html
 
 
-def test_the_undefended_classification_is_told_from_the_masks_own(make_run: MakeRun) -> None:
-    result = read_result(make_run(), None)
-    assert result is not None
-    more = replace(result, summary=replace(result.summary, classifications=11 * result.summary.images))
-    assert (
-        classifications_note(more)
-        == "Of the 11 classifications with 4 masks, 10 are under the masks and their pairs and one is undefended."
-    )
+def test_the_classifications_of_each_run_are_counted_in_the_same_way(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(f"{masks} masks", masks=masks, table=False) for masks in (2, 3)]
+    reported(tmp_path / "out", *runs, make_run("detects", detects=True, masks=2), derived=False)
+    assert [row["most"] for row in table(tmp_path / "out", "cost")] == [
+        "11: 4 masks, 6 pairs, 1 unmasked",
+        "46: 9 masks, 36 pairs, 1 unmasked",
+        "5: 4 masks, 1 unmasked",
+    ]
+
+
+def test_a_short_run_has_no_seconds_per_image_and_the_page_says_why(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(f"{images} images", images=images, masks=images // 12, table=False) for images in (24, 48)]
+    words = Page(reported(tmp_path / "out", *runs, derived=False, pictures=False)).text
+    costs = table(tmp_path / "out", "cost")
+    assert [(row["seconds"], float(row["total"])) for row in costs] == [("", 6), ("0.25", 12)]
+    assert "Seconds per image are not shown of runs under 10 seconds" in words
+    words = Page(reported(tmp_path / "out", runs[1], derived=False, pictures=False)).text
+    assert "not shown of runs" not in words
 
 
 def test_smaller_patches_that_change_nothing_are_a_sentence(make_run: MakeRun, tmp_path: Path) -> None:

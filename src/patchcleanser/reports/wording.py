@@ -93,21 +93,36 @@ def mask_sizes(result: RunResult) -> str:
     return f"{counted(len(result.masks), 'mask')}{of}{at}"
 
 
-def classifications_note(result: RunResult) -> str:
-    """What the number of classifications counts."""
+def most_classifications(result: RunResult) -> str | None:
+    """The most that a certificate takes, and of what: "46: 9 masks, 36 pairs, 1 unmasked"; None without masks."""
+    if not result.has_masks or result.run.job.get("receptive_field"):
+        return None
+    parts = {"mask": len(result.masks)}
+    if not result.detects:
+        parts["pair"] = len(result.masks.unions) - len(result.masks)
+    if coarse := result.run.coarse_mask_set(result.size):
+        parts["coarse mask"] = len(coarse)
+    at = "" if len(result.sizes) == 1 else f" (images of {px(result.size)})"
+    counts = ", ".join(counted(number, noun) for noun, number in parts.items() if number)
+    return f"{sum(parts.values()) + 1:,}: {counts}, 1 unmasked{at}"
+
+
+def classifications_note(results: Sequence[RunResult]) -> str:
+    """What the numbers of classifications count."""
+    return " ".join(dict.fromkeys(_classification(result) for result in results))
+
+
+def _classification(result: RunResult) -> str:
     if not result.has_masks:
         return "A classification is one input of the network, complete or ablated."
     if result.run.job.get("receptive_field"):
         if result.per_image[0] == 1:
             return "A classification is one input of the network; the labels under all masks come from a single one."
         return "A classification is one input of the network's head; its trunk looks at each image once."
-    coarse = result.run.coarse_mask_set(result.size)
-    masked = len(result.masks) if result.detects else len(result.masks.unions) + len(coarse or ())
-    if result.per_image[0] != masked + 1:
-        return "One classification of each image is the undefended answer."
-    under = "the masks" if result.detects else f"the masks and their pairs{' and coarse masks' if coarse else ''}"
-    count = f"Of the {masked + 1:,} classifications with {counted(len(result.masks), 'mask')}"
-    return f"{count}, {masked:,} {'is' if masked == 1 else 'are'} under {under} and one is undefended."
+    return (
+        "At most one classification is needed under each mask, one under each pair of masks that hides other pixels, "
+        "and one of the unmasked image, the undefended answer. An image that cannot be certified may take fewer."
+    )
 
 
 def defense(result: RunResult) -> str:
