@@ -18,6 +18,7 @@ from matplotlib.colors import rgb2hex
 
 from patchcleanser import reports
 from patchcleanser.core.threats import Threat
+from patchcleanser.data import DATASETS
 from patchcleanser.errors import RecordError
 from patchcleanser.records.derive import derive
 from patchcleanser.records.metrics import Proportion
@@ -161,7 +162,8 @@ def test_every_image_is_listed_on_the_page_and_in_a_file(make_run: MakeRun, tmp_
     assert columns["Answer"] == [classes[row["answer"]] for row in rows]
     assert columns["Certified"] == ["yes" if row["certified"] else "no" for row in rows]
     assert columns["Case"] == [{"agreed": "I", "disagreer": "II", "majority": "III"}[row["case"]] for row in rows]
-    assert columns["Margin"] == [pytest.approx(row["margin"], abs=6e-4) for row in rows]
+    margins = [pytest.approx(row["margin"], abs=6e-4) if row["certified"] else None for row in rows]
+    assert columns["Margin"] == margins
 
 
 def test_a_page_lists_a_bounded_number_of_images(
@@ -248,6 +250,16 @@ def test_other_peoples_text_is_escaped_everywhere(make_run: MakeRun, tmp_path: P
 def test_the_first_sentence_names_the_defense_its_masks_and_the_threat(make_run: MakeRun, tmp_path: Path) -> None:
     words = " ".join(Page(reported(tmp_path / "out", make_run("a"))).text.split())
     assert "defended by double-masking with 2×2 masks against a patch of" in words
+
+
+def test_what_only_the_package_has_is_explained(make_run: MakeRun, tmp_path: Path) -> None:
+    facts = {"model": "zoo:tiny", "data": "sample"}
+    runs = [make_run(f"{masks} masks", masks=masks, metadata=facts, table=False) for masks in (2, 3)]
+    for some in (runs[:1], runs):
+        words = Page(reported(tmp_path / "out", *some, derived=False)).text
+        assert f"sample ({DATASETS['sample']})" in words
+        assert "zoo:tiny (a small classifier that comes with the package)" in words
+        assert "A certified image keeps its correct answer whatever the patch shows" in words
 
 
 def test_one_image_and_one_mask_are_singular(make_run: MakeRun, tmp_path: Path) -> None:

@@ -66,13 +66,18 @@ class ReportContents:
 
     @property
     def first_pictures(self) -> dict[str, Picture]:
-        """A picture of each of its first groups, by the name of the group."""
+        """A picture of each of its first groups, by the name of the group; no image twice."""
         section = self.pictured
         if section is None:
             return {}
-        groups = {group: pictures[0] for group, pictures in section.gallery.items()}
-        groups |= {group: pairs[0].after for group, pairs in section.attack_gallery.items()}
-        return dict(islice(groups.items(), FIRST_PICTURES))
+        groups = {**section.gallery}
+        groups |= {group: [pair.after for pair in pairs] for group, pairs in section.attack_gallery.items()}
+        first: dict[str, Picture] = {}
+        for group, pictures in groups.items():
+            shown = {picture.id for picture in first.values()}
+            other = next((picture for picture in pictures if picture.id not in shown), None)
+            first |= {group: other} if other else {}
+        return dict(islice(first.items(), FIRST_PICTURES))
 
     @property
     def sweep(self) -> list[Drawing]:

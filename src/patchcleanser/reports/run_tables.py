@@ -271,7 +271,7 @@ def classes_table(result: RunResult) -> Table:
         *(certified, CLEAN, UNDEFENDED, last),
         Column("images", "Images"),
     )
-    return Table("classes", "Accuracy of each class", columns, rows)
+    return Table("classes", "Accuracy of each class", columns, rows, stacks=result.detects)
 
 
 def by_certified(result: RunResult) -> list[tuple[int, dict[str, Proportion]]]:

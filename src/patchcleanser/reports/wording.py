@@ -125,6 +125,13 @@ def _classification(result: RunResult) -> str:
     )
 
 
+def margin(result: RunResult) -> str:
+    """What the margin of a certified image is."""
+    if result.has_masks:
+        return "the smallest difference between the two highest logits, among the labels that its certificate rests on"
+    return "how far its true label stays ahead under the worst patch, in the scores of the defense"
+
+
 def defense(result: RunResult) -> str:
     """The defense with its options."""
     options = [f"{key} {value}" for key, value in sorted(result.run.job.get("options", {}).items())]
@@ -163,6 +170,18 @@ def attack_with_budget(result: RunResult) -> str:
 def model(result: RunResult) -> str:
     """The name of the model, or the start of its hash."""
     return shorten_paths(str(result.metadata("model") or f"classifier {str(result.run.job.get('classifier'))[:10]}"))
+
+
+PACKAGED = {
+    "zoo:tiny": "a small classifier that comes with the package",
+    "sample": "300 CIFAR-10 test images that come with the package",
+}
+"""Models and data that a reader cannot look up elsewhere."""
+
+
+def explained(name: str) -> str:
+    """The name of a model or of data, with what it is if only this package has it."""
+    return f"{name} ({PACKAGED[name]})" if name in PACKAGED else name
 
 
 def data(result: RunResult) -> str:
@@ -213,7 +232,7 @@ def overview(results: Sequence[RunResult]) -> str:
     each = [facets(result) for result in results]
     values = {name: list(dict.fromkeys(facet[name] for facet in each)) for name in each[0]}
     model, data = (
-        values[name][0] if len(values[name]) == 1 else f"{len(values[name])} {noun}"
+        explained(values[name][0]) if len(values[name]) == 1 else f"{len(values[name])} {noun}"
         for name, noun in (("Model", "models"), ("Data", "datasets"))
     )
     detecting = sum(result.detects for result in results)
