@@ -20,6 +20,7 @@ from patchcleanser import reports
 from patchcleanser.core.threats import Threat
 from patchcleanser.data import DATASETS
 from patchcleanser.errors import RecordError
+from patchcleanser.records.audits import AUDIT, SIGNED, sign
 from patchcleanser.records.derive import derive
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
@@ -430,6 +431,31 @@ def test_a_short_run_has_no_seconds_per_image_and_the_page_says_why(make_run: Ma
     assert "Seconds per image are not shown of runs under 10 seconds" in words
     words = Page(reported(tmp_path / "out", runs[1], derived=False, pictures=False)).text
     assert "not shown of runs" not in words
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "no contradiction; 3 rows computed again, 1 certified image attacked"),
+        ({"contradictions": ["row 1 …"]}, "1 contradiction; 3 rows computed again, 1 certified image attacked"),
+        ({"digest": "another"}, "is of other rows; run it again"),
+    ],
+)
+def test_the_page_says_what_an_audit_found(
+    make_run: MakeRun, tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    run = make_run(table=False)
+    before = Page(reported(tmp_path / "out", run, derived=False, pictures=False)).text
+    assert "patchcleanser audit RUN computes some rows again" in before
+    audit = {**dict.fromkeys(SIGNED, 0), "key": run.key, "digest": run.digest, "contradictions": []}
+    audit |= {"derived": [0, 1, 2], "attacked": [0]} | change
+    (run.folder / "audit").mkdir()
+    (run.folder / AUDIT).write_text(json.dumps({**audit, "signature": sign(audit)}), encoding="utf-8")
+    after = Page(reported(tmp_path / "out", run, derived=False, pictures=False)).text
+    assert words in after
+    assert words not in before
+    assert ("patchcleanser audit RUN" in after) == ("other rows" in words)
+    assert ("trust no number of this run" in after) == ("1 contradiction" in words)
 
 
 def test_smaller_patches_that_change_nothing_are_a_sentence(make_run: MakeRun, tmp_path: Path) -> None:

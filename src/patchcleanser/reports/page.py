@@ -25,7 +25,7 @@ from patchcleanser.reports.comparison import MEASURES, Comparison
 from patchcleanser.reports.contents import ReportContents, gather
 from patchcleanser.reports.drawing import inline, save
 from patchcleanser.reports.published import comparable
-from patchcleanser.reports.run_results import RunResult
+from patchcleanser.reports.run_results import RunResult, audit_outcome
 from patchcleanser.reports.tables import interval_of, text_of, write_tables
 
 HERE = Path(__file__).parent
@@ -114,7 +114,10 @@ def page(report: ReportContents) -> str:
 def _facts(report: ReportContents) -> dict[str, Any]:
     """What the template needs besides the contents."""
     results, lead, state = list(report.names), report.leading[0], unfinished_prefix(report)
+    audits = {result: outcome for result in results if (outcome := audit_outcome(result.run))}
     return {
+        "audits": audits,
+        "contradicted": [result for result in audits if audits[result].contradictions],
         "lead": lead,
         "single": len(report.leading) == 1,
         "headline": state + (report.title or headline(report)),
