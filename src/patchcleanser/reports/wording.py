@@ -120,7 +120,7 @@ def _classification(result: RunResult) -> str:
             return "A classification is one input of the network; the labels under all masks come from a single one."
         return "A classification is one input of the network's head; its trunk looks at each image once."
     return (
-        "At most one classification is needed under each mask, one under each pair of masks that hides other pixels, "
+        "At most one classification is needed under each mask, one under each pair of masks (detection needs none), "
         "and one of the unmasked image, the undefended answer. An image that cannot be certified may take fewer."
     )
 
