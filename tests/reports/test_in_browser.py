@@ -45,6 +45,10 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     assert complaints == []
 
 
+CUT = "regions => regions.filter(r => r.scrollWidth > r.clientWidth).map(r => r.ariaLabel)"
+"""The names of the tables of which something is cut off."""
+
+
 def fits(page: Any, selector: str) -> bool:
     """Whether nothing in this region is cut off on the right."""
     return bool(page.locator(selector).evaluate("region => region.scrollWidth <= region.clientWidth"))
@@ -78,6 +82,14 @@ def test_no_column_of_the_images_is_cut_off_on_a_desktop(
         assert fits(page, ".image-list .scroll")
 
 
+def test_the_classes_of_a_detection_fit_on_a_desktop(
+    make_run: MakeRun, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    run = make_run(metadata={"classes": ["automobile", "bird", "cat"]}, detects=True)
+    page = opened(write_report([(run, None)], tmp_path / "out"), viewport=SCREENS["desktop"])
+    assert page.locator(".scroll").evaluate_all(CUT) == []
+
+
 def test_no_table_is_cut_off_on_a_phone_and_its_images_can_be_sorted(
     make_run: MakeRun, make_attack: MakeRun, tmp_path: Path, opened: Callable[..., Any]
 ) -> None:
@@ -86,8 +98,7 @@ def test_no_table_is_cut_off_on_a_phone_and_its_images_can_be_sorted(
     others = [make_run(metadata=facts, table=False), make_attack(metadata=facts)]
     for number, run in enumerate([detects, *(changed(run, other_name_and_proof) for run in others)]):
         page = opened(write_report([(run, None)], tmp_path / f"{number}"), viewport=SCREENS["phone"])
-        regions = "regions => regions.filter(r => r.scrollWidth > r.clientWidth).map(r => r.ariaLabel)"
-        assert page.locator(".scroll").evaluate_all(regions) == []
+        assert page.locator(".scroll").evaluate_all(CUT) == []
         page.click(".image-list th button:text-is('True label')")
         assert (labels := column(page, 2)) == sorted(labels, key=str.lower)
 

@@ -253,13 +253,20 @@ def test_the_first_sentence_names_the_defense_its_masks_and_the_threat(make_run:
     assert "defended by double-masking with 2×2 masks against a patch of" in words
 
 
+def test_the_first_pictures_are_of_a_run_that_the_headline_is_about(make_run: MakeRun) -> None:
+    runs = [(make_run("detects", detects=True), None), (make_run("recovers", masks=3, table=False), None)]
+    pictured = contents.gather(runs).pictured
+    assert pictured is not None
+    assert pictured.result.run.folder.name == "recovers"
+
+
 def test_what_only_the_package_has_is_explained(make_run: MakeRun, tmp_path: Path) -> None:
     facts = {"model": "zoo:tiny", "data": "sample"}
     runs = [make_run(f"{masks} masks", masks=masks, metadata=facts, table=False) for masks in (2, 3)]
     for some in (runs[:1], runs):
         words = Page(reported(tmp_path / "out", *some, derived=False)).text
         assert f"sample ({DATASETS['sample']})" in words
-        assert "zoo:tiny (a small classifier that comes with the package)" in words
+        assert "zoo:tiny (a small packaged classifier)" in words
         assert "A certified image keeps its correct answer whatever the patch shows" in words
 
 

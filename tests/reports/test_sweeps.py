@@ -61,4 +61,5 @@ def test_two_runs_have_one_figure_and_three_a_heading_of_what_varies(make_run: M
     three = gather(runs)
     assert [figure.name for figure in three.figures] == ["accuracy", "mask-count"]
     assert three.sweep_title == "Certified by number of masks"
+    assert three.sweep[0].caption.endswith("Shaded: 95% intervals.")
     assert "patch size" not in write_report(runs, tmp_path / "out").read_text(encoding="utf-8").lower()

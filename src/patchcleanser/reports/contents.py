@@ -61,8 +61,9 @@ class ReportContents:
 
     @property
     def pictured(self) -> RunSection | None:
-        """The run whose pictures stand at the top; None if no run has any."""
-        return next((s for s in self.all_sections if s.gallery or s.attack_gallery), None)
+        """The run whose pictures stand at the top, one that the headline is about first; None if no run has any."""
+        sections = sorted(self.all_sections, key=lambda section: section.result not in self.recovery)
+        return next((s for s in sections if s.gallery or s.attack_gallery), None)
 
     @property
     def first_pictures(self) -> dict[str, Picture]:

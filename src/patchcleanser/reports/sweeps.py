@@ -96,7 +96,7 @@ def mask_counts(results: Sequence[RunResult]) -> Drawing | None:
     lines = _lines(results, "Masks", lambda result: float(len(result.masks)) if result.has_masks else 0.0)
     caption = (
         "With more masks, each mask is smaller and hides less of the image. So one expects more proofs to succeed, at "
-        "a higher cost. The intervals in the table show which differences may be chance."
+        "a higher cost."
     )
     return _draw("mask-count", "By number of masks", caption, lines, "masks", "masks")
 
@@ -171,6 +171,7 @@ def _draw(
         if len(lines) == 1:
             low, high = zip(*(share.interval for share in y), strict=True)
             axes.fill_between(x, low, high, color=ACCENT, alpha=0.15, linewidth=0)
+            caption += " Shaded: 95% intervals."
         last = f" to {y[-1]} at {x[-1]:g}" if len(points) > 1 else ""
         texts.append(f"{label + ': ' if label else ''}{y[0]} at {x[0]:g}{last}")
     axes.margins(y=0.1)

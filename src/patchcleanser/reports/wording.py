@@ -173,7 +173,7 @@ def model(result: RunResult) -> str:
 
 
 PACKAGED = {
-    "zoo:tiny": "a small classifier that comes with the package",
+    "zoo:tiny": "a small packaged classifier",
     "sample": "300 CIFAR-10 test images that come with the package",
 }
 """Models and data that a reader cannot look up elsewhere."""
