@@ -123,9 +123,9 @@ def audit_outcome(run: Run) -> AuditOutcome | None:
     except RecordError as error:
         return AuditOutcome(str(error), counts=False)
     contradictions, rows = len(audit["contradictions"]), counted(len(audit["derived"]), "row")
-    found = counted(contradictions, "contradiction") if contradictions else "no contradiction"
+    outcome = counted(contradictions, "contradiction") if contradictions else "no contradiction"
     attacked = counted(len(audit["attacked"]), "certified image")
-    return AuditOutcome(f"{found}; {rows} computed again, {attacked} attacked", contradictions)
+    return AuditOutcome(f"{outcome}; {rows} computed again, {attacked} attacked", contradictions)
 
 
 def read_result(run: Run, derived: Derived | None) -> RunResult | None:
