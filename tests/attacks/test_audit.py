@@ -256,7 +256,7 @@ def test_labels_matched_by_name_are_found_again(
 def test_an_audit_is_signed_and_a_claim_names_its_signature(honest: Any, tmp_path: Path) -> None:
     run, job = honest()
     path = write_audit(everything(run, job), run, QUICK, sample=10, attack=10)
-    record = read_audit(run.folder)
+    record = read_audit(run)
     claim = replace(claim_of(run, method="A", data="B", measured_by="C"), run="run")
     assert (record["key"], record["digest"]) == (run.key, run.digest)
     assert claim.audit_key == record["signature"] == sign(record)

@@ -107,7 +107,7 @@ def test_the_headline_of_two_runs_counts_the_images_that_both_have(make_run: Mak
     assert len(common) == 32
     assert f"{second:.1f}" != f"{everywhere:.1f}"
     assert (
-        f"{second:.1f}% to {first:.1f}% certified against any 2×2 px patch, depending on defense, "
+        f"{second:.1f}% to {first:.1f}% of the images certified against any 2×2 px patch, depending on the defense, "
         "on 32 common images; the difference " in page
     )
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import base64
+import csv
 import io
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from patchcleanser.records.run import Run
+from patchcleanser.records.run import Row, Run
 from patchcleanser.reports import write_report
+from patchcleanser.reports.contents import gather
 from patchcleanser.reports.gallery import ATTACK_GROUPS, GROUPS, MAX_SIDE, Picture, gallery
 from patchcleanser.reports.page import template_environment
 from patchcleanser.reports.run_results import read_result
+
+from .test_comparison import changed
 
 MakeRun = Callable[..., Run]
 
@@ -103,6 +108,36 @@ def test_only_certified_images_have_a_margin(make_run: MakeRun) -> None:
     everything = [picture for pictures in shown(run).values() for picture in pictures]
     assert {picture.margin is not None for picture in everything} == {True, False}
     assert all((picture.margin is not None) == rows[picture.id]["certified"] for picture in everything)
+
+
+def test_only_certified_images_have_a_margin_in_the_table(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(table=False)
+    page = write_report([(run, None)], tmp_path / "out").read_text(encoding="utf-8")
+    with (tmp_path / "out" / "tables" / "images.csv").open(encoding="utf-8", newline="") as file:
+        listed = {line["image"]: line["margin"] != "" for line in csv.DictReader(file)}
+    certified = {row["id"]: row["certified"] for row in run.read().to_pylist()}
+    assert listed == certified
+    assert {*listed.values()} == {True, False}
+    assert "The <b>margin</b> of a certified image is the smallest difference between the two highest logits" in page
+
+
+def test_no_image_is_twice_among_the_first_pictures(make_run: MakeRun, tmp_path: Path) -> None:
+    run = changed(make_run(images=40, table=False), by_the_majority)
+    shutil.copytree(run.folder.with_name("run") / "gallery", run.folder / "gallery")
+    report = gather([(run, None)])
+    first = report.first_pictures
+    assert {*first} == {"not-proved", "wrong", "majority"}
+    assert len({picture.id for picture in first.values()}) == 3
+    assert report.sections[0].gallery["majority"][0].id in {first["not-proved"].id, first["wrong"].id}
+    page = write_report([(run, None)], tmp_path / "out").read_text(encoding="utf-8")
+    assert "Hatched: a patch that the proof does not cover." in page
+    assert "Outlined: the patch of the attack." not in page
+
+
+def by_the_majority(row: Row) -> None:
+    """Every image is decided by the majority, and none certified; odd ones are wrong."""
+    row |= {"case": "majority", "deciding_mask": None, "certified": False, "row_certified": False}
+    row |= {"weakest": [1, 1, 2, 2], "answer": (row["label"] + row["index"] % 2) % 3}
 
 
 def test_long_ids_keep_their_end_and_are_whole_in_the_title(make_run: MakeRun, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from matplotlib.colors import rgb2hex
 
 from patchcleanser import reports
 from patchcleanser.core.threats import Threat
+from patchcleanser.data import DATASETS
 from patchcleanser.errors import RecordError
+from patchcleanser.records.audits import AUDIT, SIGNED, sign
 from patchcleanser.records.derive import derive
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
@@ -26,7 +28,6 @@ from patchcleanser.reports import contents, write_report
 from patchcleanser.reports.drawing import ROLES
 from patchcleanser.reports.figures import SHADES, run_figures
 from patchcleanser.reports.run_results import read_result
-from patchcleanser.reports.wording import classifications_note
 
 from .test_comparison import changed
 
@@ -101,7 +102,7 @@ def test_numbers_on_the_page_and_in_the_tables_equal_the_records(make_run: MakeR
     assert float(line["classifications"]) == sum(row["classifications"] for row in rows) / len(rows)
     assert float(line["seconds"]) == pytest.approx(0.25)
     certified = sum(hits["certified"])
-    assert f"{100 * certified / 40:.1f}% certified against any 2×2 px patch" in words
+    assert f"{100 * certified / 40:.1f}% of the images certified against any 2×2 px patch" in words
     assert f"{certified} of 40" in words
     assert hits["certified"] == hits["row_certified"]
     assert "Certified, % Clean, % Undefended, % Images" in words
@@ -139,7 +140,9 @@ def test_an_unfinished_run_says_so_and_a_finished_one_does_not(make_run: MakeRun
     words = Page(reported(tmp_path / "out", run)).text
     assert "This run is not finished: 1 of 3 batches are missing (8 of 24 images)" in words
     assert "Go on with: patchcleanser certify …" in words
-    assert re.search(r"^ *Unfinished \(16 of 24 images\): [\d.]+% certified", words), "the headline says it, too"
+    assert re.search(r"^ *Unfinished \(16 of 24 images\): [\d.]+% of the images certified", words), (
+        "the headline says it, too"
+    )
     words = Page(reported(tmp_path / "out", run, make_run("done", masks=3), title="My title")).text
     assert "Unfinished (1 of 2 runs, 40 of 48 images): My title" in words
 
@@ -160,7 +163,8 @@ def test_every_image_is_listed_on_the_page_and_in_a_file(make_run: MakeRun, tmp_
     assert columns["Answer"] == [classes[row["answer"]] for row in rows]
     assert columns["Certified"] == ["yes" if row["certified"] else "no" for row in rows]
     assert columns["Case"] == [{"agreed": "I", "disagreer": "II", "majority": "III"}[row["case"]] for row in rows]
-    assert columns["Margin"] == [pytest.approx(row["margin"], abs=6e-4) for row in rows]
+    margins = [pytest.approx(row["margin"], abs=6e-4) if row["certified"] else None for row in rows]
+    assert columns["Margin"] == margins
 
 
 def test_a_page_lists_a_bounded_number_of_images(
@@ -249,6 +253,23 @@ def test_the_first_sentence_names_the_defense_its_masks_and_the_threat(make_run:
     assert "defended by double-masking with 2×2 masks against a patch of" in words
 
 
+def test_the_first_pictures_are_of_a_run_that_the_headline_is_about(make_run: MakeRun) -> None:
+    runs = [(make_run("detects", detects=True), None), (make_run("recovers", masks=3, table=False), None)]
+    pictured = contents.gather(runs).pictured
+    assert pictured is not None
+    assert pictured.result.run.folder.name == "recovers"
+
+
+def test_what_only_the_package_has_is_explained(make_run: MakeRun, tmp_path: Path) -> None:
+    facts = {"model": "zoo:tiny", "data": "sample"}
+    runs = [make_run(f"{masks} masks", masks=masks, metadata=facts, table=False) for masks in (2, 3)]
+    for some in (runs[:1], runs):
+        words = Page(reported(tmp_path / "out", *some, derived=False)).text
+        assert f"sample ({DATASETS['sample']})" in words
+        assert "zoo:tiny (a small packaged classifier)" in words
+        assert "A certified image keeps its correct answer whatever the patch shows" in words
+
+
 def test_one_image_and_one_mask_are_singular(make_run: MakeRun, tmp_path: Path) -> None:
     words = Page(reported(tmp_path / "out", make_run(images=1, masks=1))).text
     assert "on 1 image of " in words
@@ -295,9 +316,10 @@ def test_several_runs_make_one_report_with_lines_against_patch_and_masks(make_ru
         ("2×2 px", "2×2"),
         ("2×2 px", "3×3"),
     ]
-    assert "depending on patch and masks" in words
+    assert "depending on the patch and the masks" in words
+    assert words.count("Certified by patch size and number of masks") == 2  # in the contents, and as a heading
     figures = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
-    assert {"patch-size.svg", "mask-count.png", "cost.svg", "accuracy.png", "weakness-p1m2.svg"} <= figures
+    assert {"patch-size.svg", "mask-count.png", "accuracy.png", "weakness-p1m2.svg"} <= figures
     for run in runs:
         line = next(row for row in table(tmp_path / "out", f"classes-{run.folder.name}"))
         assert line["class"] in ("cat", "dog", "frog")
@@ -353,9 +375,12 @@ def test_equal_results_are_one_number_and_only_what_matters_is_named(make_run: M
 
     first, same = make_run("first"), make_run("same", metadata={"model": "zoo:other", "data": "cifar10"})
     more = make_run("more", masks=3, seed=3)
-    assert re.fullmatch(r"[\d.]+% certified against any 2×2 px patch, in both runs", headline(first, same))
     assert re.fullmatch(
-        r"[\d.]+% to [\d.]+% certified against any 2×2 px patch, depending on masks", headline(first, more)
+        r"[\d.]+% of the images certified against any 2×2 px patch, in both runs", headline(first, same)
+    )
+    assert re.fullmatch(
+        r"[\d.]+% to [\d.]+% of the images certified against any 2×2 px patch, depending on the masks",
+        headline(first, more),
     )
     # Two runs that differ in the model and in the masks do not tell which of them it was.
     assert headline(same, more).endswith("in 2 runs")
@@ -395,14 +420,49 @@ def test_paths_on_the_page_keep_their_last_name_only(make_run: MakeRun, tmp_path
     assert "(None)" not in html
 
 
-def test_the_undefended_classification_is_told_from_the_masks_own(make_run: MakeRun) -> None:
-    result = read_result(make_run(), None)
-    assert result is not None
-    more = replace(result, summary=replace(result.summary, classifications=11 * result.summary.images))
-    assert (
-        classifications_note(more)
-        == "Of the 11 classifications with 4 masks, 10 are under the masks and their pairs and one is undefended."
-    )
+def test_the_classifications_of_each_run_are_counted_in_the_same_way(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(f"{masks} masks", masks=masks, table=False) for masks in (2, 3)]
+    reported(tmp_path / "out", *runs, make_run("detects", detects=True, masks=2), derived=False)
+    assert [row["most"] for row in table(tmp_path / "out", "cost")] == [
+        "11: 4 masks, 6 pairs, 1 unmasked",
+        "46: 9 masks, 36 pairs, 1 unmasked",
+        "5: 4 masks, 1 unmasked",
+    ]
+
+
+def test_a_short_run_has_no_seconds_per_image_and_the_page_says_why(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(f"{images} images", images=images, masks=images // 12, table=False) for images in (24, 48)]
+    words = Page(reported(tmp_path / "out", *runs, derived=False, pictures=False)).text
+    costs = table(tmp_path / "out", "cost")
+    assert [(row["seconds"], float(row["total"])) for row in costs] == [("", 6), ("0.25", 12)]
+    assert "Seconds per image are not shown of runs under 10 seconds" in words
+    words = Page(reported(tmp_path / "out", runs[1], derived=False, pictures=False)).text
+    assert "not shown of runs" not in words
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "no contradiction; 3 rows computed again, 1 certified image attacked"),
+        ({"contradictions": ["row 1 …"]}, "1 contradiction; 3 rows computed again, 1 certified image attacked"),
+        ({"digest": "another"}, "is of other rows; run it again"),
+    ],
+)
+def test_the_page_says_what_an_audit_found(
+    make_run: MakeRun, tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    run = make_run(table=False)
+    before = Page(reported(tmp_path / "out", run, derived=False, pictures=False)).text
+    assert "patchcleanser audit RUN computes some rows again" in before
+    audit = {**dict.fromkeys(SIGNED, 0), "key": run.key, "digest": run.digest, "contradictions": []}
+    audit |= {"derived": [0, 1, 2], "attacked": [0]} | change
+    (run.folder / "audit").mkdir()
+    (run.folder / AUDIT).write_text(json.dumps({**audit, "signature": sign(audit)}), encoding="utf-8")
+    after = Page(reported(tmp_path / "out", run, derived=False, pictures=False)).text
+    assert words in after
+    assert words not in before
+    assert ("patchcleanser audit RUN" in after) == ("other rows" in words)
+    assert ("trust no number of this run" in after) == ("1 contradiction" in words)
 
 
 def test_smaller_patches_that_change_nothing_are_a_sentence(make_run: MakeRun, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from patchcleanser.errors import RecordError
 from patchcleanser.records.provenance import key_of
+from patchcleanser.records.run import Run
 
 AUDIT = Path("audit", "audit.json")
 """The record's place in the folder of its run."""
@@ -28,16 +29,18 @@ def sign(audit: Mapping[str, Any]) -> str:
     return key_of({name: audit[name] for name in SIGNED})
 
 
-def read_audit(folder: Path) -> dict[str, Any]:
-    """The audit of the run in a folder; RecordError if there is none, or it is not as it was written."""
-    path = folder / AUDIT
+def read_audit(run: Run) -> dict[str, Any]:
+    """The audit of these very rows; RecordError if there is none, or it is not as it was written."""
+    path = run.folder / AUDIT
     try:
         audit: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         signature, content = audit["signature"], sign(audit)
     except FileNotFoundError as error:
-        raise RecordError(f"{folder} was not audited; run: patchcleanser audit {folder}") from error
+        raise RecordError(f"{run.folder} was not audited; run: patchcleanser audit {run.folder}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{path} is damaged ({error!r}); run the audit again") from error
     if signature != content:
         raise RecordError(f"{path} does not match its signature: it was changed; run the audit again")
+    if (audit["key"], audit["digest"]) != (run.key, run.digest):
+        raise RecordError(f"the audit in {path} is of other rows; run it again")
     return audit

@@ -61,18 +61,35 @@ class ReportContents:
 
     @property
     def pictured(self) -> RunSection | None:
-        """The run whose pictures stand at the top; None if no run has any."""
-        return next((s for s in self.all_sections if s.gallery or s.attack_gallery), None)
+        """The run whose pictures stand at the top, one that the headline is about first; None if no run has any."""
+        sections = sorted(self.all_sections, key=lambda section: section.result not in self.recovery)
+        return next((s for s in sections if s.gallery or s.attack_gallery), None)
 
     @property
     def first_pictures(self) -> dict[str, Picture]:
-        """A picture of each of its first groups, by the name of the group."""
+        """A picture of each of its first groups, by the name of the group; no image twice."""
         section = self.pictured
         if section is None:
             return {}
-        groups = {group: pictures[0] for group, pictures in section.gallery.items()}
-        groups |= {group: pairs[0].after for group, pairs in section.attack_gallery.items()}
-        return dict(islice(groups.items(), FIRST_PICTURES))
+        groups = {**section.gallery}
+        groups |= {group: [pair.after for pair in pairs] for group, pairs in section.attack_gallery.items()}
+        first: dict[str, Picture] = {}
+        for group, pictures in groups.items():
+            shown = {picture.id for picture in first.values()}
+            other = next((picture for picture in pictures if picture.id not in shown), None)
+            first |= {group: other} if other else {}
+        return dict(islice(first.items(), FIRST_PICTURES))
+
+    @property
+    def sweep(self) -> list[Drawing]:
+        """The figures of certified against what varies between the runs."""
+        return [figure for figure in self.figures if figure.name != "accuracy"]
+
+    @property
+    def sweep_title(self) -> str:
+        """Names what varies in the figures of the sweep: "Certified by patch size, number of masks and cost"."""
+        *first, last = [figure.title.removeprefix("By ") for figure in self.sweep]
+        return f"Certified by {', '.join(first)}{' and ' if first else ''}{last}"
 
     @property
     def leading(self) -> list[RunResult]:

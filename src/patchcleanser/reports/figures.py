@@ -84,16 +84,16 @@ def margins(result: RunResult) -> Drawing | None:
     top = float(np.quantile(result.margins, 0.99)) or 1.0
     counts, edges = np.histogram(np.minimum(result.margins, top), bins=min(30, 4 + len(result.margins) // 4))
     axes.bar(edges[:-1], counts, width=np.diff(edges) * 0.92, align="edge", color=ACCENT, linewidth=0)
-    axes.set_xlabel("smallest margin between the two highest logits")
+    axes.set_xlabel("margin")
     axes.set_ylabel("images")
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_xlim(left=min(0.0, float(edges[0])))
     median = float(np.median(result.margins))
     certified = "detection-certified" if result.detects else "certified"
     caption = (
-        "The smallest logit margin among the labels that a certificate rests on, for "
-        f"{counted(len(result.margins), f'{certified} image')}; the median is {median:.2f}. Near zero, other hardware "
-        "may round to another label."
+        f"How firm the certificates of {counted(len(result.margins), f'{certified} image')} are. The margin of an "
+        f"image is {wording.margin(result)}; the median is {median:.2f}. Near zero, other hardware may round to "
+        "another label."
     )
     return Drawing("margins", "Margins", caption, f"Histogram of margins with median {median:.2f}", figure)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow.compute as compute
@@ -30,7 +30,7 @@ COLUMNS = {
     "attack": (
         *(IMAGE, LABEL, UNDEFENDED, Column("attacked_undefended", "Undefended, attacked"), ANSWER),
         *(Column("attacked_answer", "Answer, attacked"), Column("attacked_case", "Case, attacked")),
-        *(*PROVED, Column("fooled", "Fooled"), MARGIN),
+        *(*PROVED, Column("fooled", "Fooled"), replace(MARGIN, page=False)),
     ),
 }
 """By the kind of run."""
@@ -87,7 +87,8 @@ def images_table(result: RunResult) -> Table:
 def image_cells(result: RunResult, row: Row) -> Cells:
     """What a row says of its image, in words."""
     cells: Cells = {"image": row["id"], "label": result.class_name(row["label"])}
-    cells |= {key: row.get(key) for key in ("margin", "classifications")}
+    has_margin = result.attacked or row["certified"] or row["detection_certified"]
+    cells |= {"margin": row["margin"] if has_margin else None, "classifications": row.get("classifications")}
     for key in ("undefended", "attacked_undefended"):
         cells[key] = result.answer_name(row[key]) if key in row else None
     for prefix in ("", "attacked_"):

@@ -1,7 +1,7 @@
 // Makes pictures large, and lists all images to sort and filter. The page can be read without it.
 "use strict";
 (() => {
-  const ROWS = 50; // of a table at a time
+  const ROWS = matchMedia("(max-width: 40rem)").matches ? 12 : 50; // of a table at a time
   const MOST_CHOICES = 4; // a column with more different texts is searched, not chosen from
   const collator = new Intl.Collator("en", { numeric: true });
 
@@ -60,6 +60,7 @@
 
     function line(row) {
       const cells = columns.map((column, i) => make(i ? "td" : "th", { className: "digits" in column ? "num" : "" }, ...breakable(text(column, row))));
+      cells.forEach((cell, i) => { cell.dataset.title = columns[i].title; });
       cells[0].scope = "row";
       const figure = pictures.get(value(columns[0], row));
       const picture = figure ? thumbnail(figure, figure.querySelector("svg").cloneNode(true)) : make("span");
@@ -112,7 +113,7 @@
     for (const [, control] of controls) control.addEventListener("input", filter);
     const labels = controls.map(([title, control]) => make("label", {}, `${title} `, control));
     const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body);
-    const scroll = make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: caption }, table);
+    const scroll = make("div", { className: "scroll stacks", role: "region", tabIndex: 0, ariaLabel: caption }, table);
     place.append(make("div", { className: "tools" }, ...labels), scroll, make("div", { className: "tools" }, earlier, words, later));
     place.hidden = false;
     draw(0);

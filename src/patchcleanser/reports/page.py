@@ -25,7 +25,7 @@ from patchcleanser.reports.comparison import MEASURES, Comparison
 from patchcleanser.reports.contents import ReportContents, gather
 from patchcleanser.reports.drawing import inline, save
 from patchcleanser.reports.published import comparable
-from patchcleanser.reports.run_results import RunResult
+from patchcleanser.reports.run_results import RunResult, audit_outcome
 from patchcleanser.reports.tables import interval_of, text_of, write_tables
 
 HERE = Path(__file__).parent
@@ -114,7 +114,10 @@ def page(report: ReportContents) -> str:
 def _facts(report: ReportContents) -> dict[str, Any]:
     """What the template needs besides the contents."""
     results, lead, state = list(report.names), report.leading[0], unfinished_prefix(report)
+    audits = {result: outcome for result in results if (outcome := audit_outcome(result.run))}
     return {
+        "audits": audits,
+        "contradicted": [result for result in audits if audits[result].contradictions],
         "lead": lead,
         "single": len(report.leading) == 1,
         "headline": state + (report.title or headline(report)),
@@ -144,7 +147,7 @@ def headline(report: ReportContents) -> str:
     results = report.recovery or report.detection
     if not results:
         return attack_headline(report)
-    certified = "certified" if report.recovery else "certified for detection"
+    certified = "of the images certified" + ("" if report.recovery else " for detection")
     threats = {wording.any_patch(result) for result in results}
     against = f" against {threats.pop()}" if len(threats) == 1 else ""
     shares, images = headline_shares(report, results, results[0].certified_key)
@@ -155,7 +158,7 @@ def headline(report: ReportContents) -> str:
     if len(set(percents)) == 1:
         runs = "both" if len(results) == 2 else f"all {len(results)}"
         return f"{percents[0]}% {certified}{against}, in {runs} runs{more}{images}"
-    differs = [name.lower() for name in wording.deciding(results, percents)]
+    differs = [f"the {name.lower()}" for name in wording.deciding(results, percents)]
     why = f"depending on {' and '.join(differs)}" if 0 < len(differs) < 3 else f"in {len(results)} runs{more}"
     low, high = min(percents, key=float), max(percents, key=float)
     return f"{low}% to {high}% {certified}{against}, {why}{images}{significance(report, results[0].certified_key)}"

@@ -12,8 +12,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
+from patchcleanser.core.counts import counted
 from patchcleanser.core.geometry import Size
 from patchcleanser.core.masks import MaskSet
+from patchcleanser.errors import RecordError
+from patchcleanser.records.audits import AUDIT, read_audit
 from patchcleanser.records.columns import COLUMNS_OF
 from patchcleanser.records.derive import Derived
 from patchcleanser.records.metrics import Proportion, Summary, certified_fooled, per_class, summary
@@ -99,6 +102,30 @@ class RunResult:
         """Classifications and seconds per image."""
         images = max(1, self.summary.images)
         return self.summary.classifications / images, self.summary.seconds / images
+
+
+@dataclass(frozen=True)
+class AuditOutcome:
+    """What an audit of a run found."""
+
+    words: str
+    """The outcome, or why it counts for nothing."""
+    contradictions: int = 0
+    counts: bool = True
+
+
+def audit_outcome(run: Run) -> AuditOutcome | None:
+    """What an audit of the run found; None if there was none."""
+    if not (run.folder / AUDIT).is_file():
+        return None
+    try:
+        audit = read_audit(run)
+    except RecordError as error:
+        return AuditOutcome(str(error), counts=False)
+    contradictions, rows = len(audit["contradictions"]), counted(len(audit["derived"]), "row")
+    outcome = counted(contradictions, "contradiction") if contradictions else "no contradiction"
+    attacked = counted(len(audit["attacked"]), "certified image")
+    return AuditOutcome(f"{outcome}; {rows} computed again, {attacked} attacked", contradictions)
 
 
 def read_result(run: Run, derived: Derived | None) -> RunResult | None:

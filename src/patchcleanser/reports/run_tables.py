@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from patchcleanser.core.threats import Threat
@@ -30,10 +30,10 @@ SHOWN_ENDS = 15
 SHOWN_ALL = 40
 """Up to this many classes, the page shows all."""
 
-COST = (
-    Column("classifications", "Classifications per image", 0),
-    Column("seconds", "Seconds per image, as that machine was busy", 3),
-)
+CLASSIFICATIONS = Column("classifications", "Classifications per image", 1)
+SECONDS = Column("seconds", "Seconds per image", 3)
+WARMED_UP = 10
+"""Seconds of a run below which warming up decides the seconds per image, so that the page does not show these."""
 
 SETTING = ("Model", "Data", "Patch", "Masks", "Labels")
 """The facets of a run that are neither defense nor attack."""
@@ -45,10 +45,7 @@ ROBUST = Column("robust", "Defended, attacked, %")
 NEVER_SILENT = Column("never_wrong_silently", "Never wrong silently, attacked, %")
 ALERTS_ATTACKED = Column("alerts_under_attack", "Alerts, attacked, %")
 FOOLED = Column("fooled", "Certified images fooled")
-ATTACK_COST = (
-    Column("queries", "Attacker's classifications per image", 0, page=False),
-    Column("seconds", "Seconds per image", 3, page=False),
-)
+QUERIES = Column("queries", "Attacker's classifications per image", 0)
 
 
 def runs_table(results: Sequence[RunResult]) -> Table:
@@ -62,7 +59,7 @@ def runs_table(results: Sequence[RunResult]) -> Table:
     facets = [Column(facet.lower(), facet, page=facet in differs) for facet in wording.facets(results[0])]
     run = Column("run", "Run", page=not (differs and _facets_identify(results)))
     first = (*facets, run) if differs else (run, *facets)
-    columns = (*first, *shares, Column("images", "Images"), *COST)
+    columns = (*first, *shares, Column("images", "Images"), *_files_only(CLASSIFICATIONS, SECONDS))
     return Table(name, caption, columns, _rows(results), stacks=True).without_copy("row_certified", "certified")
 
 
@@ -82,12 +79,16 @@ def attacks_table(results: Sequence[RunResult]) -> Table:
         Column("run", "Run", page=not _facets_identify(results)),
         *BUDGET,
         CLEAN,
-        replace(UNDEFENDED, page=False),
+        *_files_only(UNDEFENDED),
         *(UNDEFENDED_ATTACKED, robust, certified, FOOLED),
-        *(replace(column, page=False) for column in hidden),
-        *ATTACK_COST,
+        *_files_only(*hidden, QUERIES, SECONDS),
     )
     return Table(name, caption, columns, _rows(results), stacks=True)
+
+
+def _files_only(*columns: Column) -> Iterator[Column]:
+    """Columns that files have and the page has not."""
+    return (replace(column, page=False) for column in columns)
 
 
 def _facets_identify(results: Sequence[RunResult]) -> bool:
@@ -227,7 +228,7 @@ def _published_row(row: DefenseClaim) -> Cells:
 
 
 def cost_table(results: Sequence[RunResult], names: dict[RunResult, str]) -> Table:
-    """The cost of certifying, and of answering."""
+    """The cost of certifying, and of answering. The time of an image is left out of runs that hardly warmed up."""
     rows: list[Cells] = []
     for result in results:
         classifications, seconds = result.per_image
@@ -236,8 +237,9 @@ def cost_table(results: Sequence[RunResult], names: dict[RunResult, str]) -> Tab
             {
                 "run": names[result],
                 "masks": len(result.masks) if result.has_masks else None,
+                "most": wording.most_classifications(result),
                 "classifications": classifications,
-                "seconds": seconds,
+                "seconds": seconds if result.summary.seconds >= WARMED_UP else None,
                 "total": result.summary.seconds,
                 # Answers after a coarse round come last, and are what such a run's defense costs.
                 **{f"predict_{name.split('-')[0]}": cost for name, (_, cost) in answers.items()},
@@ -245,9 +247,11 @@ def cost_table(results: Sequence[RunResult], names: dict[RunResult, str]) -> Tab
         )
     columns = (
         Column("run", "Run"),
-        Column("masks", "Masks"),
-        *COST,
-        Column("total", "Seconds in all, without start-up", 0),
+        Column("masks", "Masks", page=False),
+        replace(CLASSIFICATIONS, title="Classifications per image, mean"),
+        Column("most", "At most"),
+        SECONDS,
+        Column("total", "Seconds in all, without start-up"),
         Column("predict_double", "To answer by double-masking", 1),
         Column("predict_challenger", "To answer by challenger masking", 1),
     )
@@ -267,7 +271,7 @@ def classes_table(result: RunResult) -> Table:
         *(certified, CLEAN, UNDEFENDED, last),
         Column("images", "Images"),
     )
-    return Table("classes", "Accuracy of each class", columns, rows)
+    return Table("classes", "Accuracy of each class", columns, rows, stacks=result.detects)
 
 
 def by_certified(result: RunResult) -> list[tuple[int, dict[str, Proportion]]]:
@@ -313,12 +317,11 @@ def derived_tables(result: RunResult) -> dict[str, Table]:
         {"threshold": d.threshold, "clean": d.clean, "detection_certified": d.detection_certified, "alerts": d.alerts}
         for d in result.derived.detection
     ]
-    per_image = Column("classifications", "Classifications per image", 1)
     tables = {
         "answers": Table(
             "defenses",
             "Recovery defenses on the same labels",
-            (Column("defense", "Defense"), CLEAN, per_image),
+            (Column("defense", "Defense"), CLEAN, CLASSIFICATIONS),
             answers,
         ),
         "smaller": Table(

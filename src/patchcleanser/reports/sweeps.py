@@ -21,6 +21,8 @@ MARKERS = "os^Dv<>P"
 MAX_RUNS = 40
 MAX_LINE_LENGTH = 34
 """Characters in a line of a run's name."""
+FEWEST = 3
+"""Points below which there is no figure beside the accuracies of all runs, which already shows them."""
 MIN_DISTANCE = 0.09
 """Tick labels closer than this share of an axis would touch."""
 
@@ -86,7 +88,7 @@ def patch_sizes(results: Sequence[RunResult]) -> Drawing | None:
     lines = _lines(results, "Patch", _percent if shares else _side)
     caption = "Certified share against the size of the patch. Each size has its own masks."
     xlabel = "patch, % of the image" if shares else "side of the patch, px"
-    return _draw("patch-size", "Against patch size", caption, lines, xlabel, "patch size")
+    return _draw("patch-size", "By patch size", caption, lines, xlabel, "patch size")
 
 
 def mask_counts(results: Sequence[RunResult]) -> Drawing | None:
@@ -94,9 +96,9 @@ def mask_counts(results: Sequence[RunResult]) -> Drawing | None:
     lines = _lines(results, "Masks", lambda result: float(len(result.masks)) if result.has_masks else 0.0)
     caption = (
         "With more masks, each mask is smaller and hides less of the image. So one expects more proofs to succeed, at "
-        "a higher cost. The intervals in the table show which differences may be chance."
+        "a higher cost."
     )
-    return _draw("mask-count", "Against the number of masks", caption, lines, "masks", "masks")
+    return _draw("mask-count", "By number of masks", caption, lines, "masks", "masks")
 
 
 SAME_COST = 1.05
@@ -104,14 +106,13 @@ SAME_COST = 1.05
 
 
 def costs(results: Sequence[RunResult]) -> Drawing | None:
-    """Certified against what it costs to certify an image; of several defenses, a point for each."""
-    several = len({result.run.job["defense"] for result in results}) > 1
-    lines = _lines(results, "Masks", lambda result: result.per_image[0], points=several)
+    """Certified of several defenses against what it costs to certify an image; of one, the masks tell the cost."""
+    lines = _lines(results, "Masks", lambda result: result.per_image[0], points=True)
     spread = [cost for line in lines.values() for cost, _ in line]
-    if spread and max(spread) < SAME_COST * min(spread):
+    if len({result.run.job["defense"] for result in results}) == 1 or max(spread) < SAME_COST * min(spread):
         return None
     caption = "What the certificate costs: labels computed for each image, on a logarithmic scale."
-    return _draw("cost", "Against cost", caption, lines, "classifications to certify an image", "cost", log=True)
+    return _draw("cost", "By cost", caption, lines, "classifications to certify an image", "cost", log=True)
 
 
 def _lines(
@@ -153,8 +154,8 @@ def _percent(result: RunResult) -> float | None:
 def _draw(
     name: str, title: str, caption: str, lines: Lines, xlabel: str, axis: str, *, log: bool = False
 ) -> Drawing | None:
-    """Certified accuracy along the lines; None without lines."""
-    if not lines:
+    """Certified accuracy along the lines; None if these have too few points."""
+    if len({(label, at) for label, points in lines.items() for at, _ in points}) < FEWEST:
         return None
     figure, axes = blank()
     axes.set_xscale("log" if log else "linear")
@@ -170,6 +171,7 @@ def _draw(
         if len(lines) == 1:
             low, high = zip(*(share.interval for share in y), strict=True)
             axes.fill_between(x, low, high, color=ACCENT, alpha=0.15, linewidth=0)
+            caption += " Shaded: 95% intervals."
         last = f" to {y[-1]} at {x[-1]:g}" if len(points) > 1 else ""
         texts.append(f"{label + ': ' if label else ''}{y[0]} at {x[0]:g}{last}")
     axes.margins(y=0.1)

@@ -93,21 +93,43 @@ def mask_sizes(result: RunResult) -> str:
     return f"{counted(len(result.masks), 'mask')}{of}{at}"
 
 
-def classifications_note(result: RunResult) -> str:
-    """What the number of classifications counts."""
+def most_classifications(result: RunResult) -> str | None:
+    """The most that a certificate takes, and of what: "46: 9 masks, 36 pairs, 1 unmasked"; None without masks."""
+    if not result.has_masks or result.run.job.get("receptive_field"):
+        return None
+    parts = {"mask": len(result.masks)}
+    if not result.detects:
+        parts["pair"] = len(result.masks.unions) - len(result.masks)
+    if coarse := result.run.coarse_mask_set(result.size):
+        parts["coarse mask"] = len(coarse)
+    at = "" if len(result.sizes) == 1 else f" (images of {px(result.size)})"
+    counts = ", ".join(counted(number, noun) for noun, number in parts.items() if number)
+    return f"{sum(parts.values()) + 1:,}: {counts}, 1 unmasked{at}"
+
+
+def classifications_note(results: Sequence[RunResult]) -> str:
+    """What the numbers of classifications count."""
+    return " ".join(dict.fromkeys(_classification(result) for result in results))
+
+
+def _classification(result: RunResult) -> str:
     if not result.has_masks:
         return "A classification is one input of the network, complete or ablated."
     if result.run.job.get("receptive_field"):
         if result.per_image[0] == 1:
             return "A classification is one input of the network; the labels under all masks come from a single one."
         return "A classification is one input of the network's head; its trunk looks at each image once."
-    coarse = result.run.coarse_mask_set(result.size)
-    masked = len(result.masks) if result.detects else len(result.masks.unions) + len(coarse or ())
-    if result.per_image[0] != masked + 1:
-        return "One classification of each image is the undefended answer."
-    under = "the masks" if result.detects else f"the masks and their pairs{' and coarse masks' if coarse else ''}"
-    count = f"Of the {masked + 1:,} classifications with {counted(len(result.masks), 'mask')}"
-    return f"{count}, {masked:,} {'is' if masked == 1 else 'are'} under {under} and one is undefended."
+    return (
+        "At most one classification is needed under each mask, one under each pair of masks (detection needs none), "
+        "and one of the unmasked image, the undefended answer. An image that cannot be certified may take fewer."
+    )
+
+
+def margin(result: RunResult) -> str:
+    """What the margin of a certified image is."""
+    if result.has_masks:
+        return "the smallest difference between the two highest logits, among the labels that its certificate rests on"
+    return "how far its true label stays ahead under the worst patch, in the scores of the defense"
 
 
 def defense(result: RunResult) -> str:
@@ -148,6 +170,18 @@ def attack_with_budget(result: RunResult) -> str:
 def model(result: RunResult) -> str:
     """The name of the model, or the start of its hash."""
     return shorten_paths(str(result.metadata("model") or f"classifier {str(result.run.job.get('classifier'))[:10]}"))
+
+
+PACKAGED = {
+    "zoo:tiny": "a small packaged classifier",
+    "sample": "300 CIFAR-10 test images that come with the package",
+}
+"""Models and data that a reader cannot look up elsewhere."""
+
+
+def explained(name: str) -> str:
+    """The name of a model or of data, with what it is if only this package has it."""
+    return f"{name} ({PACKAGED[name]})" if name in PACKAGED else name
 
 
 def data(result: RunResult) -> str:
@@ -198,7 +232,7 @@ def overview(results: Sequence[RunResult]) -> str:
     each = [facets(result) for result in results]
     values = {name: list(dict.fromkeys(facet[name] for facet in each)) for name in each[0]}
     model, data = (
-        values[name][0] if len(values[name]) == 1 else f"{len(values[name])} {noun}"
+        explained(values[name][0]) if len(values[name]) == 1 else f"{len(values[name])} {noun}"
         for name, noun in (("Model", "models"), ("Data", "datasets"))
     )
     detecting = sum(result.detects for result in results)
