@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,19 @@ def require_free(folder: Path, ours: str = "rows-*.parquet") -> None:
 
     A folder that holds files of `ours` is taken, and `batch_of_shards` checks whose rows those are.
     """
+    if not folder.is_dir() or not any(folder.glob(ours)):
+        require_only(folder, LEFTOVERS, "is not empty and holds no run to continue")
+
+
+def require_only(folder: Path, names: Collection[str], otherwise: str) -> None:
+    """Refuse a file, and a folder with other files than these and hidden ones; `otherwise` says what it lacks."""
     if folder.is_file():
         raise RecordError(f"{folder} is a file, not a folder; {ANOTHER_FOLDER}")
-    if not folder.is_dir() or any(folder.glob(ours)):
-        return
-    names = sorted(path.name for path in folder.iterdir() if path.name not in LEFTOVERS and path.name[0] != ".")
-    if names:
-        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-        raise RecordError(
-            f"{folder} is not empty and holds no run to continue, but {', '.join(names[:3])}{more}; {ANOTHER_FOLDER}"
-        )
+    paths = folder.iterdir() if folder.is_dir() else ()
+    others = sorted(path.name for path in paths if path.name not in names and path.name[0] != ".")
+    if others:
+        more = f" and {len(others) - 3:,} more" if len(others) > 3 else ""
+        raise RecordError(f"{folder} {otherwise}, but {', '.join(others[:3])}{more}; {ANOTHER_FOLDER}")
 
 
 def batch_of_shards(folder: Path, job: Mapping[str, Any], images: int) -> int | None:

@@ -15,9 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from patchcleanser.core.counts import counted
-from patchcleanser.errors import RecordError
 from patchcleanser.records.atomic import whole_file
 from patchcleanser.records.derive import Derived
+from patchcleanser.records.leftovers import require_only
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
 from patchcleanser.reports import run_tables, wording
@@ -57,17 +57,9 @@ PARTS = {"tables", "figures", "report-files.json"}
 
 def require_report_folder(out: Path) -> None:
     """RecordError if a folder holds other files than a report of ours, which may be written again."""
-    if out.is_file():
-        raise RecordError(f"{out} is a file, not a folder; use another folder (--out)")
     page = out / "report.html"
-    if not out.is_dir() or (page.is_file() and SIGNED in page.read_text(encoding="utf-8", errors="replace")[:2000]):
-        return
-    names = sorted(path.name for path in out.iterdir() if path.name not in PARTS and path.name[0] != ".")
-    if names:
-        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-        raise RecordError(
-            f"{out} holds no report of ours, but {', '.join(names[:3])}{more}; use another folder (--out)"
-        )
+    if not page.is_file() or SIGNED not in page.read_text(encoding="utf-8", errors="replace")[:2000]:
+        require_only(out, PARTS, "holds no report of ours")
 
 
 def _delete_old(written: set[str], out: Path) -> None:
