@@ -67,8 +67,9 @@ def unfold(module: nn.Module, batches: list[Tensor]) -> None:
             norm.running_var.copy_(scale.square() * variance)
 
 
-def write(classifier: TorchClassifier, folder: Path, model: str, start: str) -> None:
-    card = {"model": model, "preprocessing": asdict(classifier.preprocessing.uncropped), "start": {"model": start}}
+def write(classifier: TorchClassifier, folder: Path, model: str, start: str, names: Sequence[str] = ()) -> None:
+    preprocessing = asdict(classifier.preprocessing.uncropped)
+    card = {"model": model, "preprocessing": preprocessing, "classes": list(names), "start": {"model": start}}
     write_model(classifier.module, folder, card)
 
 
@@ -111,12 +112,12 @@ def main() -> None:
     layer: Any = lite4.module.classifier
     classes = given.classes
     if given.keep:
-        number = len(images.classes)
-        lite4.module.classifier = kept(layer, images.classes)
-        write(lite4, given.out / "lite4-kept", f"{LITE4}&num_classes={number}", given.lite4.name)
+        names = images.classes
+        lite4.module.classifier = kept(layer, names)
+        write(lite4, given.out / "lite4-kept", f"{LITE4}&num_classes={len(names)}", given.lite4.name, names)
         resnet50: Any = torch_classifier(RESNET50)
-        resnet50.module.fc = kept(resnet50.module.fc, images.classes)
-        write(resnet50, given.out / "resnet50-kept", f"{RESNET50}?classes={number}", RESNET50)
+        resnet50.module.fc = kept(resnet50.module.fc, names)
+        write(resnet50, given.out / "resnet50-kept", f"{RESNET50}?classes={len(names)}", RESNET50, names)
     torch.manual_seed(0)
     lite4.module.classifier = nn.Linear(layer.in_features, classes)  # timm's own has too large weights
     write(lite4, given.out / f"lite4-{classes}", f"{LITE4}&num_classes={classes}", given.lite4.name)
