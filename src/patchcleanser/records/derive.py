@@ -170,7 +170,7 @@ def _require_tables(run: Run, rows: pa.Table, unions: int) -> None:
 def _batches(run: Run, columns: Sequence[str]) -> Iterator[pa.Table]:
     """The answered rows of each batch that is done."""
     for batch in range(run.batches):
-        if run.shard(batch).is_file():
+        if run.has(batch):
             rows = run.read_batch(batch, ["skipped", *columns])
             yield rows.filter(compute.is_null(rows["skipped"]))
 

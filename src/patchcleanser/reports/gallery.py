@@ -175,7 +175,7 @@ def saved_rows(run: Run, columns: Sequence[str]) -> list[Row]:
     indices = sorted(int(path.stem) for path in (run.folder / "gallery").glob("*.png") if path.stem.isdecimal())
     rows: list[Row] = []
     for batch in sorted({index // run.batch for index in indices}):
-        if batch < run.batches and run.shard(batch).is_file():
+        if batch < run.batches and run.has(batch):
             table = run.read_batch(batch, columns)
             rows += table.filter(compute.is_in(table["index"], pa.array(indices))).to_pylist()
     return [row for row in rows if row["skipped"] is None]
