@@ -277,8 +277,8 @@ class _Uncovered:
 
     def places(self) -> NDArray[np.float64]:
         """[images]: the number of uncovered corners of each image."""
-        places: NDArray[np.float64] = (self.cells @ self.widths.astype(np.float64) @ self.heights)[self.pattern]
-        return places
+        places = self.cells.astype(np.float64) @ self.widths @ self.heights
+        return np.asarray(places[self.pattern], dtype=np.float64)
 
 
 def _uncovered(part: TableBatch, threat: Threat, shape: Size) -> _Uncovered:
@@ -287,6 +287,8 @@ def _uncovered(part: TableBatch, threat: Threat, shape: Size) -> _Uncovered:
     all_good = np.concatenate([good for _, good in part.good_masks], axis=1)
     ends = np.cumsum([len(masks) for masks, _ in part.good_masks])[:-1]  # one array for all sets, cut at these
     patterns, pattern = np.unique(all_good, axis=0, return_inverse=True)
+    heights: NDArray[np.intp]
+    widths: NDArray[np.intp]
     if threat.count > 1:
         cells = np.array([_hidden_by_several(part, threat, np.split(each, ends), shape) for each in patterns])
         heights, widths = (np.ones(side, dtype=np.intp) for side in cells.shape[1:])
