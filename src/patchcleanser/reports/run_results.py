@@ -25,7 +25,7 @@ from patchcleanser.records.run import Run
 CASES = {
     "coarse": "coarse round: all agree",
     "agreed": "I: all agree",
-    "disagreer": "II: a disagreer decides",
+    "disagreer": "II: one mask decides",
     "majority": "III: the majority decides",
 }
 
@@ -124,8 +124,9 @@ def audit_outcome(run: Run) -> AuditOutcome | None:
         return AuditOutcome(str(error), counts=False)
     contradictions, rows = len(audit["contradictions"]), counted(len(audit["derived"]), "row")
     outcome = counted(contradictions, "contradiction") if contradictions else "no contradiction"
-    attacked = counted(len(audit["attacked"]), "certified image")
-    return AuditOutcome(f"{outcome}; {rows} computed again, {attacked} attacked", contradictions)
+    fooled = sum("patches" in entry for entry in audit["contradictions"])
+    attacked = f"{counted(len(audit['attacked']), 'certified image')} attacked, {fooled or 'none'} fooled"
+    return AuditOutcome(f"{rows} computed again, {attacked}, {outcome}", contradictions)
 
 
 def read_result(run: Run, derived: Derived | None) -> RunResult | None:
