@@ -148,6 +148,9 @@ def test_two_runs_say_what_each_costs(make_run: MakeRun, tmp_path: Path) -> None
     results = page.split('id="results"')[1].split("</section>")[0]
     assert "Classifications per image" in results
     assert "45.0" in results
+    both = [runs[0], make_run("detects", detects=True)]
+    other = write_report([(run, None) for run in both], tmp_path / "out").read_text(encoding="utf-8")
+    assert "classifications an image." not in unlinked(other), "which prove different things"
     same = write_report([(runs[0], None), (changed(runs[0], dict), None)], tmp_path / "out")
     assert "classifications an image." not in unlinked(same.read_text(encoding="utf-8"))
 

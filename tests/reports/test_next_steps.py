@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -45,7 +46,7 @@ def test_steps_name_the_folder_and_the_options_of_the_run(
     monkeypatch.chdir(tmp_path)
     assert commands(make_run("a b", table=False, metadata=facts())) == [
         "patchcleanser audit 'a b'",
-        "patchcleanser attack --model zoo:tiny --data sample --patch 2x2 --masks 2 --defense double-masking "
+        "patchcleanser attack --model zoo:tiny --data sample --patch 2x2 --masks 2 "
         "--attack adaptive --limit 20 --out 'a b-attack'",
         "patchcleanser report 'a b' 'a b-attack'",
         "patchcleanser certify --config 'a b' --table --out 'a b-table'",
@@ -66,7 +67,7 @@ def test_one_run_of_a_sweep_is_not_the_whole_sweep_again(
     assert "patchcleanser certify --config run --patch 2x2 --masks 4 --out run-4x4" in again
 
 
-def test_what_is_done_or_cannot_run_is_not_proposed(make_run: MakeRun, make_attack: MakeRun) -> None:
+def test_what_is_done_or_cannot_run_is_not_proposed(make_run: MakeRun, make_attack: MakeRun, tmp_path: Path) -> None:
     tabled = make_run("tabled", metadata=facts(data="folder:/home/me/photos"))
     assert not any("--table" in words or " attack " in words for words in commands(tabled))
     assert not any(" attack " in words for words in commands(make_run("attacked", metadata=facts()), attacked=True))
@@ -75,6 +76,8 @@ def test_what_is_done_or_cannot_run_is_not_proposed(make_run: MakeRun, make_atta
     unfinished.shard(1).unlink()
     assert not any(" audit " in words for words in commands(unfinished))
     assert commands(make_attack()) == []
+    odd = {**facts(), "options": {"certify": ["--limit", "4"]}}
+    assert commands(make_run("odd", metadata=odd)) == [f"patchcleanser audit {os.path.relpath(tmp_path / 'odd')}"]
 
 
 def test_a_run_is_continued_without_its_private_paths(

@@ -559,6 +559,7 @@ def test_a_table_of_images_shortens_ids_and_orders_what_it_filters_by(make_run: 
 def test_a_single_run_is_named_by_what_it_is(make_run: MakeRun, tmp_path: Path) -> None:
     reported(tmp_path / "out", make_run("a"))
     assert table(tmp_path / "out", "cost")[0]["run"] == "double-masking, 2×2 masks"
+    assert table(tmp_path / "out", "runs")[0]["run"] == "double-masking, 2×2 masks"
 
 
 def test_reports_never_need_torch() -> None:

@@ -167,11 +167,13 @@ def _groups(
     """The groups that are not empty, made from rows whose picture was saved and can be read; weak images first."""
     rows = saved_rows(result.run, columns) if each else []
     unproved = {} if result.derived is None else result.derived.unproved
-    rows.sort(key=lambda row: (not GROUPS["not-proved"](row), -unproved.get(row["index"], 0)))
+    rows.sort(key=lambda row: (not GROUPS["not-proved"](row), unproved.get(row["index"], 0)))
     shown = {}
     for group, matches in groups.items():
-        matching = [row for row in rows if matches(row)][:each]
-        pictures = [picture for row in matching if (picture := make(result, row, group)) is not None]
+        matching = [row for row in rows if matches(row)]
+        if unproved and group == "not-proved" and len(matching) > each:  # from few places to many
+            matching = [matching[at] for at in np.linspace(0, len(matching) - 1, each).round().astype(int)]
+        pictures = [picture for row in matching[:each] if (picture := make(result, row, group)) is not None]
         if pictures:
             shown[group] = pictures
     return shown

@@ -45,7 +45,7 @@ def go_on(result: RunResult) -> str | None:
     command, kind = str(result.metadata("command") or ""), result.run.kind
     if command == wording.shorten_paths(command):
         return command or None
-    if kind not in (result.metadata("options") or {}):
+    if not result.options(kind):
         return None
     return _typed(kind, "--config", _folder(result.run), "--out", _folder(result.run), *_trust(result))
 
@@ -65,13 +65,13 @@ def _trust(result: RunResult) -> list[str]:
 def _can_be_audited(result: RunResult) -> bool:
     entry = DEFENSES.get(result.run.job["defense"])
     named = result.metadata("model") and result.metadata("data")
-    elsewhere = any(options.get("root") for options in (result.metadata("options") or {}).values())
+    elsewhere = result.options("certify").get("root")
     return bool(entry and entry.reference and named and not elsewhere and not result.missing)
 
 
 def _attack(result: RunResult) -> list[NextStep]:
     """The defense attacked on the same model, data and patch, if options can say all of them."""
-    options, job = (result.metadata("options") or {}).get("certify"), result.run.job
+    options, job = result.options("certify"), result.run.job
     threat = job["threat"]
     if not options or not result.has_masks or threat["region"] or set(job["options"]) - {"coarse", "threshold"}:
         return []
@@ -83,7 +83,8 @@ def _attack(result: RunResult) -> list[NextStep]:
     words += ["--patch", threat["shape"], *(["--patches", str(threat["count"])] if threat["count"] > 1 else [])]
     words += ["--grid", "input"] if threat["grid"] == "input" else []
     words += [word for name in ("masks", "stride") if job.get(name) for word in (f"--{name}", _pair(job[name]))]
-    words += ["--defense", job["defense"], *(word for name in job["options"] for word in _option(job["options"], name))]
+    words += _option(job, "defense") if job["defense"] != "double-masking" else []
+    words += [word for name in job["options"] for word in _option(job["options"], name)]
     words += ["--attack", "square" if str(options["model"]).startswith("onnx:") else "adaptive"]
     out = f"{_folder(result.run)}-attack"
     attack = _typed("attack", *words, "--limit", str(ATTACKED_IMAGES), "--out", out, *_trust(result))
@@ -92,7 +93,7 @@ def _attack(result: RunResult) -> list[NextStep]:
 
 def _certify_again(result: RunResult, *, alone: bool) -> Iterator[NextStep]:
     """The same run with a table, with other masks, and on more images."""
-    options, masks = (result.metadata("options") or {}).get("certify"), result.run.job.get("masks")
+    options, masks = result.options("certify"), result.run.job.get("masks")
     if not options or not result.has_masks:
         return
     folder = _folder(result.run)
@@ -112,8 +113,8 @@ def _certify_again(result: RunResult, *, alone: bool) -> Iterator[NextStep]:
         ending = f"{other}x{other}"
         commands = [again(ending, "--masks", other), _report(result, f"{folder}-{ending}")]
         yield NextStep("Try other masks", commands, "Both runs are compared image by image.")
-    if options.get("limit"):
-        more = str(4 * int(options["limit"]))
+    if isinstance(options.get("limit"), int):
+        more = str(4 * options["limit"])
         yield NextStep(
             "Use more images", [again(more, "--limit", more)], "Four times as many about halve the intervals."
         )

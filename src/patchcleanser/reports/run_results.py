@@ -97,6 +97,12 @@ class RunResult:
     def metadata(self, name: str) -> Any:
         return self.run.metadata.get(name)
 
+    def options(self, command: str) -> dict[str, Any]:
+        """The options with which this command made the run; none if it was made otherwise."""
+        stored = self.metadata("options")
+        options = stored.get(command) if isinstance(stored, dict) else None
+        return options if isinstance(options, dict) else {}
+
     @property
     def per_image(self) -> tuple[float, float]:
         """Classifications and seconds per image."""

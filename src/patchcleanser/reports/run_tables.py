@@ -99,13 +99,14 @@ def _facets_identify(results: Sequence[RunResult]) -> bool:
 
 
 def _rows(results: Sequence[RunResult]) -> list[Cells]:
-    return [_row(result, folder) for result, folder in zip(results, wording.folders(results), strict=True)]
+    names = wording.run_names(results) if len(results) == 1 else wording.folders(results)
+    return [_row(result, name) for result, name in zip(results, names, strict=True)]
 
 
-def _row(result: RunResult, folder: str) -> Cells:
+def _row(result: RunResult, name: str) -> Cells:
     classifications, seconds = result.per_image
     row: Cells = {
-        "run": folder,
+        "run": name,
         **{facet.lower(): value for facet, value in wording.facets(result).items()},
         "images": result.summary.images,
         **result.summary.shares,

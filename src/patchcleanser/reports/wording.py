@@ -174,7 +174,7 @@ WAYS |= {"authors": ", chosen as the paper's code does"}
 
 def chosen_images(result: RunResult) -> str:
     """How the images of an attack were chosen, and which of them have pictures."""
-    options = (result.metadata("options") or {}).get("attack") or {}
+    options = result.options("attack")
     way = WAYS.get(str(options.get("subset")), "") if options.get("limit") else ", all of the data" if options else ""
     images = counted(result.run.images, "image")
     return f"Attacked: {images}{way}, certified or not. Pictures are of the first ones, and of all that were fooled."
@@ -292,7 +292,7 @@ def overview(results: Sequence[RunResult]) -> str:
 def cost_in_words(results: Sequence[RunResult]) -> str:
     """What certifying costs where it differs: "Certified at 105 instead of 443 classifications an image."."""
     costs = [f"{result.per_image[0]:,.0f}" for result in results if not result.attacked]
-    if len({*costs}) < 2:
+    if len({*costs}) < 2 or len({result.detects for result in results}) > 1:
         return ""
     ends = sorted(costs, key=lambda cost: int(cost.replace(",", "")))
     many = f"{costs[0]} instead of {costs[1]}" if len(costs) == 2 else f"{ends[0]} to {ends[-1]}"
