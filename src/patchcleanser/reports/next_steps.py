@@ -102,8 +102,8 @@ def _certify_again(result: RunResult, *, alone: bool) -> Iterator[NextStep]:
         each = {"patch": result.run.job["threat"]["shape"], "defense": result.run.job["defense"]}
         each |= {"masks": _pair(masks)} if masks else {}
         swept = [name for name in each if "," in str(options.get(name)) and f"--{name}" not in words]
-        one = [word for name in swept for word in _option(each, name)]
-        return _typed("certify", "--config", folder, *one, *words, "--out", f"{folder}-{ending}", *_trust(result))
+        single = [word for name in swept for word in _option(each, name)]
+        return _typed("certify", "--config", folder, *single, *words, "--out", f"{folder}-{ending}", *_trust(result))
 
     if not result.run.job.get("table") and not result.detects:
         shows = "Where each proof fails, and what smaller patches and other defenses would give."
