@@ -87,8 +87,8 @@ class ReportContents:
         first: dict[str, Picture] = {}
         for group in (group for group in FIRST_GROUPS if group in groups):
             shown = {picture.id for picture in first.values()}
-            others = [picture for picture in groups[group] if picture.id not in shown]
-            first |= {group: max(others, key=lambda picture: picture.right)} if others else {}
+            unshown = [picture for picture in groups[group] if picture.id not in shown]
+            first |= {group: max(unshown, key=lambda picture: picture.right)} if unshown else {}
         return dict(islice(first.items(), FIRST_PICTURES))
 
     @property
