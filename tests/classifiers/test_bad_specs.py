@@ -193,3 +193,10 @@ def test_onnx_inputs_of_another_size_are_explained(tmp_path: Path) -> None:
 def test_a_transformers_folder_that_is_missing_is_named() -> None:
     with pytest.raises(ClassifierError, match="transformers cannot load '/no/such/folder'"):
         TransformersClassifier("/no/such/folder")
+
+
+def test_a_module_is_no_spec_and_the_error_says_where_it_goes(resnet: nn.Module) -> None:
+    with pytest.raises(
+        InputError, match=r"load_classifier takes a string .*, got \w+; .* DoubleMasking\(module, '2%'\)"
+    ):
+        load_classifier(resnet)  # type: ignore[arg-type]

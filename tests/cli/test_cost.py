@@ -66,8 +66,10 @@ def test_a_batch_that_takes_long_is_said_with_one_that_loses_less(
 ) -> None:
     monkeypatch.setattr("patchcleanser.cli.cost.seconds_per_label", lambda *words: 1.0)
     long = run("certify", *QUICK, "-n", "40", "--dry-run")
-    assert "rows are kept after each batch of 32 images, about 6 min; --batch 1 loses less" in long.out
-    assert "rows are kept" not in run("certify", *QUICK, "-n", "40", "-b", "1", "--dry-run").out
+    assert (
+        "rows are written after every 32 images, so a stop loses about 6 min of work; with --batch 1 less" in long.out
+    )
+    assert "rows are written" not in run("certify", *QUICK, "-n", "40", "-b", "1", "--dry-run").out
 
 
 def test_other_defenses_and_attacks_have_costs_too(run: Command) -> None:

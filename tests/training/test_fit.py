@@ -70,6 +70,16 @@ def test_a_run_is_repeated_by_its_seed_and_changed_by_another(images: ArrayDatas
     assert not torch.equal(runs[0], runs[2])
 
 
+def test_frozen_norms_keep_the_statistics_that_training_would_change(images: ArrayDataset, tmp_path: Path) -> None:
+    before = network().state_dict()
+    for frozen in (True, False):
+        recipe = replace(QUICK, epochs=1, ema=0.0, greedy_from=0.0, frozen_norms=frozen)
+        after = fit(network(), images, recipe, **NORM, out=tmp_path / str(frozen)).module.state_dict()
+        means = [name for name in before if name.endswith("running_mean")]
+        assert means
+        assert all(torch.equal(before[name], after[name]) for name in means) is frozen
+
+
 def test_a_killed_run_goes_on_and_ends_like_an_unbroken_one(images: ArrayDataset, tmp_path: Path) -> None:
     class KilledError(Exception):
         pass

@@ -106,6 +106,11 @@ def load_classifier(
 
 def load_spec(spec: str, device: str, options: dict[str, Any], origin: SpecOrigin) -> Classifier:
     """A classifier from a string of this origin."""
+    if not isinstance(spec, str):
+        raise InputError(
+            f"load_classifier takes a string such as 'zoo:tiny', got {type(spec).__name__}; defenses take modules and "
+            "functions as they are: DoubleMasking(module, '2%')"
+        )
     kind, _, rest = spec.partition(":")
     kinds = (*KINDS, *WRAPPERS)
     if kind not in kinds or not rest:

@@ -75,8 +75,9 @@ class Cost:
         seconds = (self.seconds or 0.0) / max(1, self.images) * number
         if seconds < LONG_BATCH:
             return None
-        smaller = "" if stored or number == 1 else f"; --batch {max(1, int(number * LONG_BATCH / seconds))} loses less"
-        return f"rows are kept after each batch of {counted(number, 'image')}, {about(seconds)}{smaller}"
+        smaller = "" if stored or number == 1 else f"; with --batch {max(1, int(number * LONG_BATCH / seconds))} less"
+        every = counted(number, "image")
+        return f"rows are written after every {every}, so a stop loses {about(seconds)} of work{smaller}"
 
     def to_dict(self) -> dict[str, Any]:
         return {

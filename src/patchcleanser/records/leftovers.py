@@ -34,10 +34,10 @@ def require_only(folder: Path, names: Collection[str], otherwise: str) -> None:
     if folder.is_file():
         raise RecordError(f"{folder} is a file, not a folder; {ANOTHER_FOLDER}")
     paths = folder.iterdir() if folder.is_dir() else ()
-    others = sorted(path.name for path in paths if path.name not in names and path.name[0] != ".")
-    if others:
-        more = f" and {len(others) - 3:,} more" if len(others) > 3 else ""
-        raise RecordError(f"{folder} {otherwise}, but {', '.join(others[:3])}{more}; {ANOTHER_FOLDER}")
+    foreign = sorted(path.name for path in paths if path.name not in names and path.name[0] != ".")
+    if foreign:
+        more = f" and {len(foreign) - 3:,} more" if len(foreign) > 3 else ""
+        raise RecordError(f"{folder} {otherwise}, but {', '.join(foreign[:3])}{more}; {ANOTHER_FOLDER}")
 
 
 def batch_of_shards(folder: Path, job: Mapping[str, Any], images: int) -> int | None:

@@ -152,7 +152,7 @@ def _epoch(run: TrainingRun, pixels: Tensor, labels: Tensor, training: Tensor) -
     order = torch.from_numpy(run.order.permutation(training.numpy())).to(run.device)  # one copy: each waits for the GPU
     steps = max(1, len(order) // recipe.batch)
     share = max(1, recipe.batch // accelerator.num_processes)
-    run.module.train()
+    run.train_mode()
     losses, accuracies = [], []
     for number in range(steps):
         batch = order[number * recipe.batch :][accelerator.process_index * share :][:share]

@@ -64,6 +64,8 @@ class Recipe:
     """One pass: the share of the images that are trained under their worst pair of masks."""
     pairs: int = 3
     """One pass with a head: the random pairs of masks of which the worst counts; without a head it is that of all."""
+    frozen_norms: bool = False
+    """Batch norms keep the statistics of the start weights, as in evaluation; masked batches have others."""
     precision: Autocast = "bf16"
     holdout: float = 0.02
     """Share of the training set that is held out to select the weights."""
@@ -98,7 +100,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with the kind of cutout, and without settings that this loss does not use."""
         unused = {"loss", "margin", "window", "ramp", "worst", "pairs"} - _LOSS_SETTINGS.get(self.loss, set())
-        unused |= set() if self.guidance else {"guidance"}
+        unused |= {name for name in ("guidance", "frozen_norms") if not getattr(self, name)}
         settings = {name: value for name, value in asdict(self).items() if name not in unused}
         return {**settings, "cutout": {"kind": type(self.cutout).__name__, **asdict(self.cutout)}}
 

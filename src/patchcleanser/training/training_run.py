@@ -86,6 +86,13 @@ class TrainingRun(TrainingState):
         """Bfloat16 where the recipe asks for it and the device is CUDA."""
         return bfloat16(self.device, enabled=self.recipe.precision == "bf16")
 
+    def train_mode(self) -> None:
+        """Put the module into training mode, except batch norms that the recipe freezes."""
+        self.module.train()
+        if self.recipe.frozen_norms:
+            for layer in self.module.modules():
+                layer.training &= not isinstance(layer, nn.BatchNorm2d)
+
     def parts(self) -> dict[str, Any]:
         return super().parts() | ({} if self.projector is None else {"projector": self.projector})
 
@@ -139,9 +146,10 @@ class TrainingRun(TrainingState):
                 return binary_losses(logits.float(), labels)
             return functional.cross_entropy(logits.float(), labels, reduction="none")
 
-        self.module.train(not isinstance(self.cutout, GreedyCutout))
+        if isinstance(self.cutout, GreedyCutout):
+            self.module.eval()
         hidden = self.cutout.choose(inputs, losses, self.generator)
-        self.module.train()
+        self.train_mode()
         return masked_inputs(self.module, inputs, hidden)
 
     def _logit_loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -195,7 +203,7 @@ class TrainingRun(TrainingState):
         last = torch.full_like(labels, len(places) - 1)
         self.module.eval()
         worst = worst_of(self.recipe.pairs, len(places) - 1, losses, labels, self.generator)
-        self.module.train()
+        self.train_mode()
         union = torch.where(self._drawn(labels), worst, last)
         with self.autocast():
             logits: Tensor = self.head(features, places[union])
