@@ -3,8 +3,8 @@
     python benchmarks/coarse.py --precision fast
     python benchmarks/coarse.py --precision exact --images 1000
 
-Each setting is one JSON line. On a CPU seconds are processor time, which other work changes less. Fast labels are calibrated
-on 512 images that are not predicted.
+Each setting is one JSON line. On a CPU seconds are processor time, which other work changes less. Fast labels are
+calibrated on 512 images that are not predicted.
 """
 
 from __future__ import annotations

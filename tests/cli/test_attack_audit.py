@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ def test_audit_passes_an_honest_run_and_fails_a_changed_one(folder: Path) -> Non
     assert done.exit_code == 0, done.output
     assert "4 derived again" in done.stdout
     assert "no contradiction" in done.stdout
+    report = re.search(r"^  (patchcleanser report \S+) shows it$", done.stdout, flags=re.MULTILINE)
+    assert report is not None
+    assert run(*report[1].split()[1:]).exit_code == 0
     assert json.loads(Path("r/audit/audit.json").read_text())["contradictions"] == []
 
     assert json.loads(Path("r/audit/audit.json").read_text())["digest"] == Run.open("r").digest

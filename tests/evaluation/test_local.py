@@ -170,6 +170,17 @@ def test_the_gallery_keeps_pictures_of_what_happened(tmp_path: Path) -> None:
         assert picture.size == (8, 8)
 
 
+@pytest.mark.parametrize(("side", "pictures"), [(8, 20), (72, 8)])
+def test_more_pictures_of_small_images_are_saved(tmp_path: Path, side: int, pictures: int) -> None:
+    pixels = np.zeros((20, side, side, 3), dtype=np.uint8)
+    dataset = ArrayDataset("black", pixels, np.zeros(20, dtype=np.int64), ["black", "white"])
+    classifier = CallableClassifier(
+        lambda x: x.flatten(1)[:, :2] + torch.tensor([1.0, 0.0]), array="torch", fingerprint="b"
+    )
+    evaluate(Job(classifier, dataset, Threat.square(2), masks=2), tmp_path)
+    assert len(list((tmp_path / "gallery").iterdir())) == pictures
+
+
 def kill_and_continue(folder: Path, kills: int) -> None:
     """Start the command again and again, kill -9 each after a random time, until it ends by itself."""
     words = ["certify", "--limit", "48", "--masks", "3", "--batch", "2", "--device", "cpu", "--out", str(folder)]

@@ -18,7 +18,7 @@ from patchcleanser import (
 from patchcleanser.data import ArrayDataset
 from patchcleanser.errors import RecordError
 from patchcleanser.evaluation import Job, evaluate
-from patchcleanser.records.derive import Derived, derive, detection, row_certified, verdicts
+from patchcleanser.records.derive import Derived, derive, detection, row_certified, unproved_corners, verdicts
 from patchcleanser.records.run import Run
 
 
@@ -135,3 +135,17 @@ def test_without_a_table_nothing_is_derived(tmp_path: Path) -> None:
     assert derive(run) is None
     with pytest.raises(RecordError, match="certify with --table"):
         verdicts(run, "double-masking")
+
+
+def test_the_unproved_places_of_an_image_are_those_that_no_good_mask_hides(stored: Run) -> None:
+    masks, threat = stored.mask_set((12, 12)), Threat.square(3)
+    shares = derived(stored).unproved
+    rows = stored.read(["index", "label", "table", "row_certified"]).to_pylist()
+    assert {*shares} == {row["index"] for row in rows}
+    for row in rows:
+        good = ~(np.array(row["table"]) != row["label"])[masks.unions.index].any(axis=1)
+        hidden = masks.hidden_positions(threat, good)[3, 3]
+        assert (unproved_corners(stored, row["index"]) == ~hidden).all()
+        assert shares[row["index"]] == pytest.approx((~hidden).mean())
+        assert (shares[row["index"]] == 0) == row["row_certified"]
+    assert len({*shares.values()}) > 2  # otherwise the test shows nothing

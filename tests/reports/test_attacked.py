@@ -13,6 +13,7 @@ from patchcleanser.core.threats import Threat
 from patchcleanser.errors import RecordError
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Row, Run
+from patchcleanser.reports.contents import gather
 from patchcleanser.reports.gallery import attack_gallery
 from patchcleanser.reports.run_results import read_result
 
@@ -112,7 +113,7 @@ def test_the_gallery_shows_before_and_after_with_labels_case_and_certificate(
     page = Page(html)
     for title in ("Recovered", "The defense was fooled", "The attack failed", "Wrong without any attack"):
         assert title in page.text
-    assert "cat , certified undefended: cat → dog defended: cat → cat case II: a disagreer decides" in page.text
+    assert "cat , certified undefended: cat → dog defended: cat → cat case II: one mask decides" in page.text
     assert "cat , not certified undefended: cat → dog defended: cat → dog (wrong) case III" in page.text
     # Each image twice, and the patch outlined once, by a dark and a bright line; and four attacked ones on top.
     assert sum(tag == "image" for tag, _ in page.tags) == 36
@@ -134,6 +135,33 @@ def test_a_recovered_image_of_case_ii_shows_a_mask_that_hides_the_patch(make_att
         assert any(window.contains(pair.after.outlined[0]) for window in pair.after.masks)
         assert not pair.before.masks
     assert not any(pair.after.masks for pair in groups["fooled"])
+
+
+def test_a_rescue_is_among_the_first_pictures_of_a_run_beside_an_attack(
+    make_run: MakeRun, make_attack: MakeRun, tmp_path: Path
+) -> None:
+    run, attack = make_run(table=False), make_attack()
+    assert "recovered" not in gather([(run, None)]).first_pictures
+    assert "recovered" in gather([(run, None), (attack, None)]).first_pictures
+    top = Page(reported(tmp_path / "out", run, attack, derived=False)).text.split("zoo:tiny")[0]
+    assert "Dashed: a mask that hides the patch." in top
+    assert "raised the alert" not in top
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"limit": 16, "subset": "random"}, "16 images, drawn at random from the data, certified or not"),
+        ({"limit": 16, "subset": "first"}, "16 images, the first of the data, certified or not"),
+        ({"limit": None, "subset": "random"}, "16 images, all of the data, certified or not"),
+        (None, "16 images, certified or not"),
+    ],
+)
+def test_the_page_says_how_the_attacked_images_were_chosen(
+    make_attack: MakeRun, tmp_path: Path, options: dict[str, object] | None, words: str
+) -> None:
+    run = make_attack(metadata={"options": {"attack": options}} if options else {})
+    assert f"Attacked: {words}." in Page(reported(tmp_path / "out", run)).text
 
 
 def test_a_picture_that_is_gone_is_left_out(make_attack: MakeRun, tmp_path: Path) -> None:
@@ -167,7 +195,7 @@ def test_a_fooled_certified_image_leads_the_page_whatever_else_is_on_it(
     assert "Certified, and fooled This must not happen" in alone
     assert table(tmp_path / "a", "attacks")[0]["fooled"] == "1"
     mixed = Page(reported(tmp_path / "b", make_run(), run)).text
-    assert "1 certified image was fooled in attack. That contradicts a proof" in mixed
+    assert "1 certified image was fooled in Auto-PGD (100 iterations, 1 location). That contradicts a proof" in mixed
 
 
 def test_an_attack_stands_beside_the_certificates_of_the_same_model_data_and_patch(
@@ -177,7 +205,7 @@ def test_an_attack_stands_beside_the_certificates_of_the_same_model_data_and_pat
     html = reported(tmp_path / "out", certified, make_attack(job={"data": "another part of the same data"}))
     words = Page(html).text
     alone = Page(reported(tmp_path / "alone", certified)).text
-    assert words.split("Results")[0].startswith(alone.split("Results")[0][:200])
+    assert words.startswith(alone.split("Certified frog")[0])
     assert "Under attack" in words
     assert "Before and after the attack" in words
     assert "Under attack" not in alone

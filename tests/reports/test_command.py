@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from patchcleanser import reports
 from patchcleanser.cli.report import report
 from patchcleanser.errors import RecordError
 from patchcleanser.records.columns import COLUMNS
 from patchcleanser.records.metrics import summary
 from patchcleanser.records.run import Run
+from patchcleanser.reports import write_report
 
 MakeRun = Callable[..., Run]
 
@@ -100,6 +103,25 @@ def test_what_was_typed_relative_is_printed_relative(make_run: MakeRun, monkeypa
     assert typed("sweep/a").stdout.startswith("wrote sweep/a/report/report.html\nrun digest of sweep/a: ")
     written = f"wrote {second.folder.parent / 'report' / 'report.html'}\n"
     assert typed(second.folder, "sweep/a").stdout.startswith(written)
+
+
+def test_batches_that_come_while_a_report_is_made_count_nowhere(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    hidden = run.folder / "later"
+    run.shard(1).rename(hidden)
+
+    def write(*runs: Any, **options: Any) -> Path:
+        page = write_report(*runs, **options)
+        hidden.rename(run.shard(1))  # the job goes on
+        return page
+
+    monkeypatch.setattr(reports, "write_report", write)
+    done = typed(run.folder, "--json")
+    assert "8 of 24 images missing" in done.stderr
+    assert json.loads(done.stdout)[str(run.folder)]["images"] == 16
+    assert "8 of 24 images" in (run.folder / "report" / "report.html").read_text(encoding="utf-8")
 
 
 def test_runs_left_out_and_not_finished_are_named(make_run: MakeRun, tmp_path: Path) -> None:

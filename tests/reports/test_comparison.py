@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ from patchcleanser.reports.comparison import Comparison, compare
 from patchcleanser.reports.run_results import RunResult, read_result
 
 MakeRun = Callable[..., Run]
+
+
+def unlinked(html: str) -> str:
+    """A page without the links to its explanations of words."""
+    return re.sub(r'<a href="#word-[^"]*">(.*?)</a>', r"\1", html)
 
 
 def changed(run: Run, change: Callable[[Row], Any], **job: object) -> Run:
@@ -129,10 +135,24 @@ def test_the_headline_of_two_runs_says_whether_their_difference_is_significant(
 def test_each_picture_names_the_run_that_answered(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(images=40, table=False)
     other = changed(run, lost, defense="challenger-masking")
-    page = write_report([(run, None), (other, None)], tmp_path / "out").read_text(encoding="utf-8")
+    page = unlinked(write_report([(run, None), (other, None)], tmp_path / "out").read_text(encoding="utf-8"))
     assert "These pictures are of one run: double-masking." in page
     compared = page.split('id="compared"')[1].split("</section>")[0]
     assert compared.count("defended with challenger masking: ") == compared.count("<figure") > 0
+
+
+def test_two_runs_say_what_each_costs(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(f"{masks}", masks=masks, table=False) for masks in (2, 3)]
+    page = unlinked(write_report([(run, None) for run in runs], tmp_path / "out").read_text(encoding="utf-8"))
+    assert "Certified at 10 instead of 45 classifications an image." in page
+    results = page.split('id="results"')[1].split("</section>")[0]
+    assert "Classifications per image" in results
+    assert "45.0" in results
+    both = [runs[0], make_run("detects", detects=True)]
+    other = write_report([(run, None) for run in both], tmp_path / "out").read_text(encoding="utf-8")
+    assert "classifications an image." not in unlinked(other), "which prove different things"
+    same = write_report([(runs[0], None), (changed(runs[0], dict), None)], tmp_path / "out")
+    assert "classifications an image." not in unlinked(same.read_text(encoding="utf-8"))
 
 
 def test_unfinished_runs_are_compared_on_what_both_have_done(make_run: MakeRun) -> None:

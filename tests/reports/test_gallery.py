@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from patchcleanser.records.derive import derive, unproved_corners
 from patchcleanser.records.run import Row, Run
-from patchcleanser.reports import write_report
+from patchcleanser.reports import contents, write_report
 from patchcleanser.reports.contents import gather
 from patchcleanser.reports.gallery import ATTACK_GROUPS, GROUPS, MAX_SIDE, Picture, gallery
 from patchcleanser.reports.page import template_environment
@@ -43,6 +45,89 @@ def test_the_patch_that_breaks_the_proof_is_drawn_where_it_lies(make_run: MakeRu
     html = write_report([(run, None)], tmp_path / "out").read_text(encoding="utf-8")
     first = pictures[0].patches[0]
     assert f'x="{first.left}" y="{first.top}" width="{first.width}" height="{first.height}"' in html
+
+
+def test_with_tables_every_place_where_the_proof_fails_is_shaded(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(images=40)
+    result = read_result(run, derive(run))
+    assert result is not None
+    pictures = gallery(result, 100)["not-proved"]
+    index = {row["id"]: row["index"] for row in run.read(["index", "id"]).to_pylist()}
+    for picture in pictures:
+        assert picture.patches == []
+        shaded = np.zeros((8, 8), dtype=bool)
+        for window in picture.unproved:
+            shaded[window.top : window.bottom, window.left : window.right] = True
+        corners = unproved_corners(run, index[picture.id])
+        assert corners.any()
+        assert (shaded[1:, 1:] == corners).all(), "the centre of a 2×2 patch is a pixel from its corner"
+        assert sum(window.area for window in picture.unproved) == corners.sum()
+    shares = [result.derived.unproved[index[picture.id]] for picture in pictures]  # type: ignore[union-attr]
+    assert shares == sorted(shares)
+    few = [result.derived.unproved[index[picture.id]] for picture in gallery(result, 3)["not-proved"]]  # type: ignore[union-attr]
+    assert (few[0], few[-1]) == (shares[0], shares[-1]), "from the fewest unproved places to the most"
+    html = write_report([(run, derive(run))], tmp_path / "out").read_text(encoding="utf-8")
+    assert "Shaded: all places where the proof fails" in html
+    assert "Hatched" not in html
+    assert "weakest" not in html
+
+
+def test_images_that_are_not_certified_can_be_ranked_or_the_page_says_how(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    derived = derive(run)
+    assert derived is not None
+    page = write_report([(run, derived)], tmp_path / "out").read_text(encoding="utf-8")
+    with (tmp_path / "out" / "tables" / "images.csv").open(encoding="utf-8", newline="") as file:
+        listed = {line["image"]: line["unproved"] for line in csv.DictReader(file)}
+    for row in run.read().to_pylist():
+        text = listed[row["id"]]
+        assert (text == "") == row["row_certified"]
+        assert not text or float(text) == pytest.approx(100 * derived.unproved[row["index"]])
+    assert "Unproved places, %" in page
+    assert "cannot be ranked here" not in page
+    plain = make_run("plain", table=False)
+    page = write_report([(plain, None)], tmp_path / "out").read_text(encoding="utf-8")
+    assert "cannot be ranked here" in page
+    assert "Unproved places" not in page
+    assert "weakest" not in page
+    detection = make_run("detection", detects=True)
+    assert "ranked here" not in write_report([(detection, None)], tmp_path / "out").read_text(encoding="utf-8")
+
+
+def test_saved_pictures_of_small_images_stand_beside_their_rows(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [(make_run(images=60, table=False), None)]
+
+    def ids() -> tuple[set[str], set[str]]:
+        (section,) = gather(runs).sections
+        return {p.id for pictures in section.gallery.values() for p in pictures}, {*section.images.pictures}
+
+    shown, small = ids()
+    assert shown | small == {f"image {n}" for n in range(60)}
+    assert not shown & small
+    monkeypatch.setattr(contents, "MAX_THUMBNAILS", 300)
+    assert 0 < len(ids()[1]) < 5
+    large = [(make_run("large", images=24, sizes=((80, 80),), table=False), None)]
+    assert not gather(large).sections[0].images.pictures
+
+
+def test_a_right_answer_comes_first_and_a_wrong_one_is_marked(make_run: MakeRun, tmp_path: Path) -> None:
+    def decided(row: Row, right: int) -> None:
+        row |= {"case": "disagreer", "deciding_mask": 0, "certified": False, "row_certified": False}
+        row |= {"weakest": [1, 1, 2, 2], "answer": (row["label"] + (row["index"] >= right)) % 3}
+
+    run = make_run(images=40, table=False)
+    for right in (0, 20):
+        other = changed(run, lambda row, right=right: decided(row, right), defense=f"challenger-masking {right}")
+        pictures = other.folder / "gallery"
+        shutil.copytree(run.folder / "gallery", pictures)
+        first = gather([(other, None)]).first_pictures["disagreer"]
+        assert first.right == (right > 0)
+        page = write_report([(other, None)], tmp_path / "out").read_text(encoding="utf-8")
+        top = page.split('class="gallery first"')[1].split("</div>")[0]
+        assert ("(wrong)" in top) == (right == 0)
+        shutil.rmtree(other.folder)
 
 
 def test_each_kind_shows_rows_of_that_kind(make_run: MakeRun) -> None:
@@ -130,7 +215,7 @@ def test_no_image_is_twice_among_the_first_pictures(make_run: MakeRun, tmp_path:
     assert len({picture.id for picture in first.values()}) == 3
     assert report.sections[0].gallery["majority"][0].id in {first["not-proved"].id, first["wrong"].id}
     page = write_report([(run, None)], tmp_path / "out").read_text(encoding="utf-8")
-    assert "Hatched: a patch that the proof does not cover." in page
+    assert "Hatched: a patch at one of the places where the proof fails." in page
     assert "Outlined: the patch of the attack." not in page
 
 

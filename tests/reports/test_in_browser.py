@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from patchcleanser.records.derive import derive
 from patchcleanser.records.run import Row, Run
 from patchcleanser.reports import write_report
 
@@ -106,7 +107,11 @@ def test_no_table_is_cut_off_on_a_phone_and_its_images_can_be_sorted(
 def test_rows_without_a_picture_leave_its_place_free_and_the_page_says_why(
     make_run: MakeRun, tmp_path: Path, opened: Callable[..., Any]
 ) -> None:
-    page = opened(write_report([(make_run(images=120, table=False), None)], tmp_path / "out"))
+    run = make_run(images=120, table=False)
+    for path in (run.folder / "gallery").iterdir():
+        if int(path.stem) % 2:
+            path.unlink()
+    page = opened(write_report([(run, None)], tmp_path / "out"))
     starts = page.locator(".image-list .pictured").evaluate_all(
         """cells => cells.map(cell => {
             const text = document.createRange();
@@ -116,7 +121,39 @@ def test_rows_without_a_picture_leave_its_place_free_and_the_page_says_why(
     )
     assert 0 < page.locator(".image-list .thumbnail").count() < len(starts) == 50
     assert len(set(starts)) == 1
-    assert "Rows of the pictures above have a thumbnail" in page.inner_text("#images")
+    assert "Rows of the images whose pictures were saved have a thumbnail" in page.inner_text("#images")
+
+
+def test_on_a_phone_no_name_breaks_and_no_number_stands_alone(
+    make_run: MakeRun, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    run = make_run(metadata={"classes": ["automobile", "cat", "truck"]})
+    page = opened(write_report([(run, derive(run))], tmp_path / "out"), viewport=SCREENS["phone"])
+    heights = page.locator("#classes tbody th").evaluate_all("cells => cells.map(cell => cell.offsetHeight)")
+    assert len(set(heights)) == 1
+    lines = page.locator(".image-list tbody tr, #cost tbody tr").evaluate_all(
+        """rows => rows.map(row => {
+            const cells = [...row.querySelectorAll("td")].filter(cell => cell.offsetHeight);
+            const tops = cells.map(cell => cell.offsetTop);
+            return tops.filter(top => top === Math.max(...tops)).length;
+        })"""
+    )
+    assert min(lines) > 1
+    assert page.locator(".scroll").evaluate_all(CUT) == []
+
+
+def test_a_saved_picture_that_no_group_shows_opens_large(
+    make_run: MakeRun, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    run = make_run(images=120, table=False, ids=lambda n: f"sample.parquet:{n}:test/{n}.png")
+    page = opened(write_report([(run, None)], tmp_path / "out"))
+    shown = page.locator(".gallery figure").evaluate_all("all => all.map(one => one.dataset.image)")
+    other = next(n for n in range(50) if f"sample.parquet:{n}:test/{n}.png" not in shown)
+    label = page.locator("label:has-text('True label') select")
+    assert label.locator("option").all_inner_texts() == ["all", "cat", "dog", "frog"]
+    page.click(f".image-list [aria-label='Enlarge sample.parquet:{other}:test/{other}.png']")
+    assert page.inner_text("dialog figcaption") == f"test/{other}.png"
+    assert page.locator("dialog svg").bounding_box()["height"] > 300
 
 
 def test_images_are_sorted_and_filtered_by_keyboard(

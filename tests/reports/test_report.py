@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from matplotlib.colors import rgb2hex
 
 from patchcleanser import reports
@@ -27,15 +29,16 @@ from patchcleanser.records.run import Run
 from patchcleanser.reports import contents, write_report
 from patchcleanser.reports.drawing import ROLES
 from patchcleanser.reports.figures import SHADES, run_figures
+from patchcleanser.reports.page_words import linked
 from patchcleanser.reports.run_results import read_result
 
-from .test_comparison import changed
+from .test_comparison import changed, unlinked
 
 MakeRun = Callable[..., Run]
 
 
 class Page(HTMLParser):
-    """Tags, attributes and text of a page; fails on a tag that is not closed."""
+    """Tags, attributes and text of a page without links to words; fails on a tag that is not closed."""
 
     EMPTY = frozenset({"meta", "br", "image", "rect", "path", "use", "link", "img", "hr", "wbr"})
 
@@ -45,7 +48,7 @@ class Page(HTMLParser):
         self.words: list[str] = []
         self.scripts: list[str] = []
         self.open: list[str] = []
-        self.feed(text)
+        self.feed(unlinked(text))
         assert not self.open, self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -98,21 +101,20 @@ def test_numbers_on_the_page_and_in_the_tables_equal_the_records(make_run: MakeR
         assert (int(line[f"{name}_count"]), int(line[f"{name}_total"])) == (share.count, share.total)
         assert float(line[name]) == pytest.approx(share.percent, abs=1e-3)
         low, high = share.interval
-        assert f"{share.percent:.1f} {low:.1f}–{high:.1f}" in words
+        assert f"{share.percent:.1f} % 95% interval {low:.1f}–{high:.1f} · {share.count} of {share.total}" in words
     assert float(line["classifications"]) == sum(row["classifications"] for row in rows) / len(rows)
     assert float(line["seconds"]) == pytest.approx(0.25)
     certified = sum(hits["certified"])
     assert f"{100 * certified / 40:.1f}% of the images certified against any 2×2 px patch" in words
-    assert f"{certified} of 40" in words
     assert hits["certified"] == hits["row_certified"]
-    assert "Certified, % Clean, % Undefended, % Images" in words
-    assert "Row-certified" not in words, "a second column of the same numbers says nothing"
+    assert 'id="results"' not in html, "a table of the same numbers says nothing"
+    assert "Row-certified, %" not in words, "neither does a second column"
 
 
 def test_row_certified_is_shown_and_explained_where_it_says_more(make_run: MakeRun, tmp_path: Path) -> None:
     run = changed(make_run(images=40, table=False), lambda row: row.update(certified=False))
     words = Page(reported(tmp_path / "out", run, derived=False)).text
-    assert "Certified, % Clean, % Undefended, % Row-certified, % Images" in words
+    assert "Certified, % Clean, % Undefended, % Row-certified, % Classifications per image Images" in words
     assert "Row-certified proves the same under a weaker condition" in words
 
 
@@ -140,6 +142,11 @@ def test_an_unfinished_run_says_so_and_a_finished_one_does_not(make_run: MakeRun
     words = Page(reported(tmp_path / "out", run)).text
     assert "This run is not finished: 1 of 3 batches are missing (8 of 24 images)" in words
     assert "Go on with: patchcleanser certify …" in words
+    order = (
+        "Images are done in the dataset's order, 3 of 3 classes so far, so shares and intervals are not those of the"
+    )
+    assert order in words
+    assert "treat the images as a random sample; those done so far are not one." in words
     assert re.search(r"^ *Unfinished \(16 of 24 images\): [\d.]+% of the images certified", words), (
         "the headline says it, too"
     )
@@ -443,8 +450,11 @@ def test_a_short_run_has_no_seconds_per_image_and_the_page_says_why(make_run: Ma
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({}, "no contradiction; 3 rows computed again, 1 certified image attacked"),
-        ({"contradictions": ["row 1 …"]}, "1 contradiction; 3 rows computed again, 1 certified image attacked"),
+        ({}, "3 rows computed again, 1 certified image attacked, none fooled, no contradiction"),
+        (
+            {"contradictions": [{"patches": []}]},
+            "3 rows computed again, 1 certified image attacked, 1 fooled, 1 contradiction",
+        ),
         ({"digest": "another"}, "is of other rows; run it again"),
     ],
 )
@@ -453,7 +463,7 @@ def test_the_page_says_what_an_audit_found(
 ) -> None:
     run = make_run(table=False)
     before = Page(reported(tmp_path / "out", run, derived=False, pictures=False)).text
-    assert "patchcleanser audit RUN computes some rows again" in before
+    assert f"patchcleanser audit {os.path.relpath(run.folder)}" in before
     audit = {**dict.fromkeys(SIGNED, 0), "key": run.key, "digest": run.digest, "contradictions": []}
     audit |= {"derived": [0, 1, 2], "attacked": [0]} | change
     (run.folder / "audit").mkdir()
@@ -461,8 +471,10 @@ def test_the_page_says_what_an_audit_found(
     after = Page(reported(tmp_path / "out", run, derived=False, pictures=False)).text
     assert words in after
     assert words not in before
-    assert ("patchcleanser audit RUN" in after) == ("other rows" in words)
+    assert ("patchcleanser audit" in after) == ("other rows" in words)
     assert ("trust no number of this run" in after) == ("1 contradiction" in words)
+    assert (f"Audited : {words}." in after.split("zoo:tiny")[0]) == ("no contradiction" in words)
+    assert ("An audit does not show that other rows are right" in after) == ("other rows" not in words)
 
 
 def test_smaller_patches_that_change_nothing_are_a_sentence(make_run: MakeRun, tmp_path: Path) -> None:
@@ -470,7 +482,7 @@ def test_smaller_patches_that_change_nothing_are_a_sentence(make_run: MakeRun, t
     derived = derive(run)
     assert derived is not None
     same = replace(derived, smaller=[(side, Proportion(3, 4)) for side in (1, 2, 3)])
-    html = write_report([(run, same)], tmp_path / "out").read_text(encoding="utf-8")
+    html = unlinked(write_report([(run, same)], tmp_path / "out").read_text(encoding="utf-8"))
     assert "75.0% of the images are row-certified at every side from 1 to 3 px" in html
     assert not (tmp_path / "out" / "figures" / "smaller-patches.svg").exists()
 
@@ -484,6 +496,70 @@ def test_the_map_keeps_its_colours_on_a_dark_page(make_run: MakeRun) -> None:
     (scale,) = drawing.figure.axes[0].child_axes
     assert scale.get_ylim()[0] == 0
     assert "Light is strong" in drawing.caption
+
+
+def test_sections_of_a_single_run_go_from_the_proof_to_its_weak_places_and_end_with_what_next(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    html = reported(tmp_path / "out", make_run(metadata={"model": "zoo:tiny", "data": "cifar10"}))
+    sections = re.findall(r'<section id="([a-z]+)">', html)
+    assert sections == ["promise", "weak", "images", "classes", "cost", "provenance", "next", "words"]
+
+
+def test_published_numbers_beyond_five_rows_are_folded(make_run: MakeRun, tmp_path: Path) -> None:
+    html = reported(tmp_path / "out", make_run(threat=Threat.square(5), sizes=((32, 32),)), derived=False)
+    shown, folded = html.split('id="published"')[1].split("</section>")[0].split("<details>")
+    rows = len(table(tmp_path / "out", "published"))
+    assert (shown.count("<tr class"), folded.count("<tr class")) == (5, rows - 5)
+    assert f"{rows - 5} more rows" in folded
+
+
+def test_words_are_linked_where_they_first_occur_and_explained_at_the_end(make_run: MakeRun, tmp_path: Path) -> None:
+    html = reported(tmp_path / "out", make_run())
+    for word in ("double-masking", "challenger-masking", "minority-reports", "classification"):
+        assert html.count(f'href="#word-{word}"') == html.count(f'<dt id="word-{word}">') == 1
+    assert "word-auto-pgd" not in html
+    assert "disagreer" not in html.lower()
+    assert not re.search(r"\bJob\b", Page(html).text)
+
+
+def test_other_peoples_text_cannot_open_a_link() -> None:
+    content = Markup('<p title="classification">a &lt;a href="x"&gt; classification <code>run digest</code></p>')
+    assert linked(content) == str(content).replace(
+        " classification <", ' <a href="#word-classification">classification</a> <'
+    )
+
+
+def test_what_must_stay_the_same_is_what_the_soundness_page_lists(make_run: MakeRun, tmp_path: Path) -> None:
+    root = Path(__file__).parent.parent.parent
+    soundness = (root / "docs" / "internals" / "soundness.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"when certifying and predicting: ([^.]*)\.", soundness)
+    names = [re.sub(r"s\b", "", " ".join(name.split())).strip("`") for name in listed.split(",")]
+    assert len(names) == 7
+    words = Page(reported(tmp_path / "out", make_run(), derived=False)).text
+    readme = " ".join((root / "README.md").read_text(encoding="utf-8").split())
+    for text in (words.split("another setting")[1], readme.split("set up otherwise")[1]):
+        singular = re.sub(r"s\b", "", text)
+        assert [name for name in names if name not in singular] == []
+
+
+def test_a_table_of_images_shortens_ids_and_orders_what_it_filters_by(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(ids=lambda n: f"sample.parquet:{n}:test/{n:05}.png", table=False)
+    data = json.loads(Page(reported(tmp_path / "out", run)).scripts[0])
+    columns = {column["title"]: column for column in data["columns"]}
+    assert data["names"][3] == "test/00003.png"
+    assert columns["Image"]["cells"][3] == "sample.parquet:3:test/00003.png"
+    assert columns["Certified"]["texts"] == ["yes", "no"]
+    assert columns["Case"]["texts"] == sorted(columns["Case"]["texts"])
+    assert columns["True label"]["choose"]
+    same = make_run("same", ids=lambda n: f"{n}.parquet:{n}:same.png", table=False)
+    assert json.loads(Page(reported(tmp_path / "out", same)).scripts[0])["names"] is None
+
+
+def test_a_single_run_is_named_by_what_it_is(make_run: MakeRun, tmp_path: Path) -> None:
+    reported(tmp_path / "out", make_run("a"))
+    assert table(tmp_path / "out", "cost")[0]["run"] == "double-masking, 2×2 masks"
+    assert table(tmp_path / "out", "runs")[0]["run"] == "double-masking, 2×2 masks"
 
 
 def test_reports_never_need_torch() -> None:

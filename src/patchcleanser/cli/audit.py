@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -125,3 +126,5 @@ def _print_audit(result: Audit, run: Run, path: Path) -> None:
         image = f"image {entry['index']} ({entry['id']}, label {entry['label']})"
         print(f"  CONTRADICTION {image}: {entry['what']}: stored {entry['stored']}, found {entry['found']}")
     print(f"  {'no contradiction' if not result.contradictions else 'FAILED'}; all of it, signed, in {path}")
+    if run.kind == "certify":
+        print(f"  {shlex.join(['patchcleanser', 'report', str(run.folder)])} shows it")

@@ -36,6 +36,7 @@ def report(
     from patchcleanser.reports.page import require_report_folder
 
     stored, left_out = find_runs(runs)
+    stored = [run.snapshot() for run in stored]  # a run may go on meanwhile
     folder = out or default_folder([run.folder for run in stored])
     if out is None:
         require_inside(folder, folder.parent)

@@ -14,8 +14,10 @@ from patchcleanser.evaluation.dataset_jobs import DatasetJob
 from patchcleanser.records.atomic import require_inside, whole_file
 from patchcleanser.records.run import Row, Run
 
-EXAMPLES = 8
-"""Pictures of each kind."""
+EXAMPLES, SMALL_EXAMPLES = 8, 64
+"""Pictures of each kind, and of small images, which a report shows beside their rows."""
+SMALL_SIDE = 64
+"""Images up to this side are small, in pixels."""
 MAX_SIDE = 512
 """Larger pictures of clean images are shrunk to this side, in pixels."""
 ATTACKED = "-attacked"
@@ -69,9 +71,11 @@ def save_picture(run: Run, name: str, content: bytes) -> None:
 
 def save_examples(run: Run, job: DatasetJob, columns: Sequence[str], kinds: Iterable[Callable[[Row], bool]]) -> None:
     """Save the pictures of a few images of each kind of row. The same rows always give the same pictures."""
-    rows = run.read(["index", "skipped", *columns]).to_pylist()
+    rows = run.read(["index", "skipped", "height", "width", *columns]).to_pylist()
     rows = [row for row in rows if row["skipped"] is None]
-    for index in sorted({i for kind in kinds for i in _spread([row["index"] for row in rows if kind(row)])}):
+    small = all(max(row["height"], row["width"]) <= SMALL_SIDE for row in rows)
+    most = SMALL_EXAMPLES if small else EXAMPLES
+    for index in sorted({i for kind in kinds for i in _spread([row["index"] for row in rows if kind(row)], most)}):
         if not picture_path(run, index).is_file():
             image = job.dataset.image(index)
             if job.threat.grid == "input":
@@ -79,8 +83,8 @@ def save_examples(run: Run, job: DatasetJob, columns: Sequence[str], kinds: Iter
             save_picture(run, picture_name(index), as_png(image, MAX_SIDE))
 
 
-def _spread(indices: list[int]) -> list[int]:
-    """A few, spread evenly over the list."""
-    if len(indices) <= EXAMPLES:
+def _spread(indices: list[int], most: int) -> list[int]:
+    """At most so many, spread evenly over the list."""
+    if len(indices) <= most:
         return indices
-    return [indices[i] for i in np.linspace(0, len(indices) - 1, EXAMPLES).round().astype(int)]
+    return [indices[i] for i in np.linspace(0, len(indices) - 1, most).round().astype(int)]

@@ -62,6 +62,8 @@ class Derived:
     Corners count from the top left of the threat's region. Where images differ in size, relative positions are
     averaged. Of several patch shapes the first is meant.
     """
+    unproved: dict[int, float]
+    """Per image, by its index: the share of places where a patch is not covered by the proof, of every shape."""
     answers: dict[str, tuple[Proportion, float]]
     """Per recovery defense: clean accuracy, and classifications per image; empty for labels from one pass."""
     detection: list[Detection]
@@ -69,12 +71,13 @@ class Derived:
 
 @dataclass(frozen=True)
 class TableBatch:
-    """Stored tables of images of one size: `labels[n, u]` is the label of image n under union u.
+    """Stored tables of images of one size: `labels[n, u]` is the label of image n, number `index[n]`, under union u.
 
     `coarse_labels[n, i]` is its label under mask i of the coarse masks that were tried first, if there were any.
     """
 
     masks: MaskSet
+    index: list[int]
     truth: NDArray[np.int32]
     labels: NDArray[np.int32]
     coarse: MaskSet | None
@@ -103,7 +106,7 @@ def derive(run: Run) -> Derived | None:
     certified = {side: Proportion(0, 0) for side in threats}
     rounds = () if _in_one_pass(run) else (False, True) if run.coarse else (False,)
     counts = {(name, coarse): np.zeros(3, dtype=np.int64) for coarse in rounds for name in VERDICTS}
-    uncovered, images = np.zeros((1, 1)), 0
+    uncovered, unproved, images = np.zeros((1, 1)), dict[int, float](), 0
     for part in _tables(run):
         images += len(part.truth)
         for side, threat in threats.items():
@@ -111,9 +114,11 @@ def derive(run: Run) -> Derived | None:
         for name, coarse in counts:
             counts[name, coarse] += _count_answers(part, name, coarse=coarse)
         uncovered = uncovered + _count_uncovered(part, run.threat, common=len(sizes) > 1)
+        unproved |= zip(part.index, _share_uncovered(part, run.threat), strict=True)
     return Derived(
         smaller=list(certified.items()),
         weakness=uncovered / max(images, 1),
+        unproved=unproved,
         answers={
             f"{name} after a coarse round" if coarse else name: _accuracy(count)
             for (name, coarse), count in counts.items()
@@ -136,13 +141,13 @@ def _require_masked_images(run: Run) -> None:
         )
 
 
-def _tables(run: Run) -> Iterator[TableBatch]:
-    """The stored tables, batch by batch and size by size, so that memory stays bounded."""
+def _tables(run: Run, index: int | None = None) -> Iterator[TableBatch]:
+    """The stored tables, or that of one image, batch by batch and size by size, so that memory stays bounded."""
     if not run.job["table"]:
         raise RecordError(f"{run.folder} holds no two-mask tables; certify with --table")
     mask_set = lru_cache(maxsize=CACHED_MASK_SETS)(run.mask_set)
     coarse_mask_set = lru_cache(maxsize=CACHED_MASK_SETS)(run.coarse_mask_set)
-    for batch in _batches(run, ["index", "label", "height", "width", "table", "coarse_labels"]):
+    for batch in _batches(run, ["index", "label", "height", "width", "table", "coarse_labels"], index):
         sizes = list(zip(batch["height"].to_pylist(), batch["width"].to_pylist(), strict=True))
         for size in dict.fromkeys(sizes):
             rows, masks = batch.filter(pa.array([s == size for s in sizes])), mask_set(size)
@@ -152,7 +157,8 @@ def _tables(run: Run) -> Iterator[TableBatch]:
                 for name in ("table", "coarse_labels")
             )
             coarse = coarse_mask_set(size)
-            yield TableBatch(masks, rows["label"].to_numpy(), tables, coarse, coarse_labels if coarse else None)
+            facts = rows["index"].to_pylist(), rows["label"].to_numpy(), tables
+            yield TableBatch(masks, *facts, coarse, coarse_labels if coarse else None)
 
 
 def _require_tables(run: Run, rows: pa.Table, unions: int) -> None:
@@ -167,12 +173,13 @@ def _require_tables(run: Run, rows: pa.Table, unions: int) -> None:
         )
 
 
-def _batches(run: Run, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The answered rows of each batch that is done."""
-    for batch in range(run.batches):
-        if run.shard(batch).is_file():
+def _batches(run: Run, columns: Sequence[str], index: int | None = None) -> Iterator[pa.Table]:
+    """The answered rows of each batch that is done, or the row of one image."""
+    for batch in range(run.batches) if index is None else [index // run.batch]:
+        if run.has(batch):
             rows = run.read_batch(batch, ["skipped", *columns])
-            yield rows.filter(compute.is_null(rows["skipped"]))
+            rows = rows.filter(compute.is_null(rows["skipped"]))
+            yield rows if index is None else rows.filter(compute.equal(rows["index"], index))
 
 
 def _flat(column: pa.ChunkedArray) -> NDArray[np.generic]:
@@ -250,30 +257,80 @@ def _smaller_threats(run: Run, sizes: list[Size]) -> dict[int, Threat]:
     return threats | ({largest: run.threat} if shapes == {(largest, largest)} else {})
 
 
-def _count_uncovered(part: TableBatch, threat: Threat, *, common: bool) -> NDArray[np.float64]:
-    """[rows, columns]: the number of images whose good masks do not hide a patch with its corner there."""
-    room, shape = threat.room(part.masks.image), threat.shapes(part.masks.image)[0]
-    ends = np.cumsum([len(masks) for masks, _ in part.good_masks])[:-1]  # one array for all sets, cut at these
+@dataclass(frozen=True)
+class _Uncovered:
+    """Where the proofs of some images do not cover a patch of one shape."""
+
+    cells: Bools
+    """[patterns, rows, columns]: images of one pattern of good masks fail at the same places."""
+    heights: NDArray[np.intp]
+    """How many pixels of top left corners each row of cells stands for."""
+    widths: NDArray[np.intp]
+    pattern: NDArray[np.intp]
+    """The pattern of each image."""
+
+    def counts(self) -> NDArray[np.float64]:
+        """[rows, columns]: the number of images whose proof does not cover a patch with its corner at this pixel."""
+        images = np.bincount(self.pattern, minlength=len(self.cells))
+        counts = np.tensordot(images.astype(np.float64), self.cells, axes=1)
+        return np.repeat(np.repeat(counts, self.heights, axis=0), self.widths, axis=1)
+
+    def places(self) -> NDArray[np.float64]:
+        """[images]: the number of uncovered corners of each image."""
+        places = self.cells.astype(np.float64) @ self.widths @ self.heights
+        return np.asarray(places[self.pattern], dtype=np.float64)
+
+
+def _uncovered(part: TableBatch, threat: Threat, shape: Size) -> _Uncovered:
+    """Where good masks do not hide a patch of this shape; of K patches, wherever the others are."""
+    room = threat.room(part.masks.image)
     all_good = np.concatenate([good for _, good in part.good_masks], axis=1)
+    ends = np.cumsum([len(masks) for masks, _ in part.good_masks])[:-1]  # one array for all sets, cut at these
+    patterns, pattern = np.unique(all_good, axis=0, return_inverse=True)
+    heights: NDArray[np.intp]
+    widths: NDArray[np.intp]
     if threat.count > 1:
-        patterns, images = np.unique(all_good, axis=0, return_counts=True)
-        counts: NDArray[np.float64] = np.zeros(())
-        for pattern, number in zip(patterns, images.tolist(), strict=True):
-            goods = zip(part.good_masks, np.split(pattern, ends), strict=True)
-            hidden = np.all([masks.hidden_positions(threat, good)[shape] for (masks, _), good in goods], axis=0)
-            counts = counts + number * (~hidden).astype(np.float64)
+        cells = np.array([_hidden_by_several(part, threat, np.split(each, ends), shape) for each in patterns])
+        heights, widths = (np.ones(side, dtype=np.intp) for side in cells.shape[1:])
     else:
         tops, lefts, hides = positions([m for masks, _ in part.good_masks for m in masks.masks], shape, room)
-        by_set = zip(np.split(all_good, ends, axis=1), np.split(hides, ends, axis=2), strict=True)
+        by_set = zip(np.split(patterns, ends, axis=1), np.split(hides, ends, axis=2), strict=True)
         hidden = np.all([_covered(good, h.reshape(-1, h.shape[2])) for good, h in by_set], axis=0)
-        cells = (~hidden).sum(axis=0, dtype=np.float64)
+        cells = hidden.reshape(len(patterns), len(tops), len(lefts))
         heights = np.diff([*tops, room.bottom - shape[0] + 1])
         widths = np.diff([*lefts, room.right - shape[1] + 1])
-        counts = np.repeat(np.repeat(cells.reshape(len(tops), len(lefts)), heights, axis=0), widths, axis=1)
+    return _Uncovered(~cells, heights, widths, pattern.reshape(-1))
+
+
+def _hidden_by_several(part: TableBatch, threat: Threat, goods: Sequence[Bools], shape: Size) -> Bools:
+    maps = [m.hidden_positions(threat, good)[shape] for (m, _), good in zip(part.good_masks, goods, strict=True)]
+    return np.asarray(np.all(maps, axis=0))
+
+
+def _count_uncovered(part: TableBatch, threat: Threat, *, common: bool) -> NDArray[np.float64]:
+    """[rows, columns]: the number of images whose good masks do not hide a patch with its corner there."""
+    counts = _uncovered(part, threat, threat.shapes(part.masks.image)[0]).counts()
     if common:
         down, across = (np.arange(MAP_CELLS) * side // MAP_CELLS for side in counts.shape)
         counts = counts[down][:, across]
     return counts
+
+
+def _share_uncovered(part: TableBatch, threat: Threat) -> list[float]:
+    """Of each image, the share of places where its good masks do not hide a patch, of every shape."""
+    shapes = [_uncovered(part, threat, shape) for shape in threat.shapes(part.masks.image)]
+    total = sum(int(each.heights.sum() * each.widths.sum()) for each in shapes)
+    shares: list[float] = (np.sum([each.places() for each in shapes], axis=0) / total).tolist()
+    return shares
+
+
+def unproved_corners(run: Run, index: int) -> NDArray[np.bool_]:
+    """[rows, columns] of one image: whether its proof does not cover a patch with its top left corner at this pixel.
+
+    Corners count from the top left of the threat's region. Of several patch shapes the first is meant.
+    """
+    (part,) = _tables(run, index)
+    return _count_uncovered(part, run.threat, common=False) > 0
 
 
 def verdicts(run: Run, defense: str, *, coarse: bool = False) -> tuple[Proportion, float]:

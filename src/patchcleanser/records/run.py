@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -58,6 +58,8 @@ class Run:
     metadata: dict[str, Any]
     checked: bool = True
     """Whether manifest and rows have checksums; those of older versions do not."""
+    counted: frozenset[int] | None = field(default=None, repr=False, compare=False)
+    """The batches that count; None for all that are done."""
     _checksums: dict[int, tuple[Stamp, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By batch, for shards that were checked: which file it was, and its checksum."""
 
@@ -154,8 +156,16 @@ class Run:
         """Path of the rows of a batch."""
         return self.folder / f"rows-{batch:05d}.parquet"
 
+    def has(self, batch: int) -> bool:
+        """Whether a batch is done, and counts."""
+        return (self.counted is None or batch in self.counted) and self.shard(batch).is_file()
+
     def missing(self) -> list[int]:
-        return [batch for batch in range(self.batches) if not self.shard(batch).is_file()]
+        return [batch for batch in range(self.batches) if not self.has(batch)]
+
+    def snapshot(self) -> Run:
+        """The run as it is now: batches that another process writes from now on do not count."""
+        return replace(self, counted=frozenset(self._present()))
 
     @property
     def finished(self) -> bool:
@@ -294,7 +304,7 @@ class Run:
                     f"{path} belongs to no batch: {self.folder / MANIFEST} has {self.batches} batches, from 0; "
                     "delete it if it is a copy, or restore the manifest"
                 )
-        return [batch for batch in range(self.batches) if self.shard(batch).is_file()]
+        return [batch for batch in range(self.batches) if self.has(batch)]
 
     @contextmanager
     def locked(self) -> Iterator[None]:

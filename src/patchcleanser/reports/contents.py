@@ -14,14 +14,21 @@ from patchcleanser.reports import run_tables, wording
 from patchcleanser.reports.comparison import Comparison, compare
 from patchcleanser.reports.drawing import Drawing
 from patchcleanser.reports.figures import run_figures
-from patchcleanser.reports.gallery import BeforeAfter, Picture, attack_gallery, gallery, group_sizes
+from patchcleanser.reports.gallery import BeforeAfter, Picture, attack_gallery, gallery, group_sizes, thumbnails
 from patchcleanser.reports.image_tables import MAX_ROWS, ImageTable, images_table
 from patchcleanser.reports.run_results import RunResult, read_result
 from patchcleanser.reports.sweeps import sweep_figures
 from patchcleanser.reports.tables import Table
 
+MAX_THUMBNAILS = 1_500_000
+"""Characters of all pictures of small images beside their rows."""
 FIRST_PICTURES = 4
 """Pictures at the top of the page."""
+FIRST_GROUPS = (
+    *("certified-fooled", "certified", "detection-certified", "not-proved", "recovered", "wrong", "disagreer"),
+    *("majority", "alert", "detected", "fooled", "attack-failed", "clean-wrong"),
+)
+"""Their groups, the most telling first."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +74,21 @@ class ReportContents:
 
     @property
     def first_pictures(self) -> dict[str, Picture]:
-        """A picture of each of its first groups, by the name of the group; no image twice."""
-        section = self.pictured
-        if section is None:
+        """A picture of each of the first groups, by the name of the group; no image twice, right answers first.
+
+        Beside a single run that certifies, a rescue from an attack takes the place of decisions on clean images.
+        """
+        if self.pictured is None:
             return {}
-        groups = {**section.gallery}
-        groups |= {group: [pair.after for pair in pairs] for group, pairs in section.attack_gallery.items()}
+        groups = {**self.pictured.gallery}
+        attacks = self.attack_sections if len(self.leading) == 1 else [self.pictured]
+        for section in attacks:
+            groups |= {group: [pair.after for pair in pairs] for group, pairs in section.attack_gallery.items()}
         first: dict[str, Picture] = {}
-        for group, pictures in groups.items():
+        for group in (group for group in FIRST_GROUPS if group in groups):
             shown = {picture.id for picture in first.values()}
-            other = next((picture for picture in pictures if picture.id not in shown), None)
-            first |= {group: other} if other else {}
+            unshown = [picture for picture in groups[group] if picture.id not in shown]
+            first |= {group: max(unshown, key=lambda picture: picture.right)} if unshown else {}
         return dict(islice(first.items(), FIRST_PICTURES))
 
     @property
@@ -200,13 +211,16 @@ def _shared_tables(
 def _section(result: RunResult, name: str, slug: str, each: int, rows: int) -> RunSection:
     tables, sizes = {"cases": run_tables.cases_table(result)}, group_sizes(result) if each else {}
     table = images_table(result)
-    images = ImageTable(replace(table, name=f"{table.name}{slug}"), min(rows, len(table.rows)))
+    table, shown = replace(table, name=f"{table.name}{slug}"), min(rows, len(table.rows))
     if result.attacked:
         pairs = attack_gallery(result, each)
-        return RunSection(result, name, slug, _existing(tables, slug), {}, {}, pairs, sizes, images)
+        return RunSection(result, name, slug, _existing(tables, slug), {}, {}, pairs, sizes, ImageTable(table, shown))
     tables |= {"classes": run_tables.classes_table(result), **run_tables.derived_tables(result)}
-    figures = run_figures(result, slug)
-    return RunSection(result, name, slug, _existing(tables, slug), figures, gallery(result, each), {}, sizes, images)
+    figures, groups = run_figures(result, slug), gallery(result, each)
+    pictured = {picture.id for pictures in groups.values() for picture in pictures}
+    budget = MAX_THUMBNAILS * rows // MAX_ROWS if each else 0
+    images = ImageTable(table, shown, thumbnails(result, pictured, budget))
+    return RunSection(result, name, slug, _existing(tables, slug), figures, groups, {}, sizes, images)
 
 
 def _existing(tables: Mapping[str, Table | None], slug: str = "") -> dict[str, Table]:

@@ -177,7 +177,7 @@ def weakness(result: RunResult) -> Drawing | None:
     axes.set_xlabel(f"centre of the patch, {unit} from the left")
     axes.set_ylabel(f"{unit} from the top")
     _colour_scale(axes.inset_axes((1.04, 0.0, 0.045, 1.0)), scale)
-    extremes = f"{highest:.1f}% at the weakest place, {lowest:.1f}% at the strongest"
+    extremes = f"at most {highest:.1f}% and at least {lowest:.1f}% of the images"
     caption = f"{_caption(result)} Light is strong, dark is weak: {extremes}; the colours start at 0."
     return Drawing("weakness", "Where images are weak", caption, f"Heat map of uncovered places: {extremes}", figure)
 

@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
+from numpy.typing import NDArray
 from PIL import Image
 
 from patchcleanser.core.geometry import Window
+from patchcleanser.records.derive import unproved_corners
 from patchcleanser.records.run import Row, Run
+from patchcleanser.reports import wording
 from patchcleanser.reports.run_results import CASES, RunResult
 
 MAX_SIDE = 320
 """The longest side of a picture on the page, in px; about twice its displayed size, for high-resolution screens."""
 MAX_PNG_BYTES = 60_000
 """A larger PNG goes onto the page as a JPEG."""
-MAX_ID_LENGTH = 44
-"""Characters of an id below a picture."""
 PIXELATED_SIDE = 128
 """Pictures up to this side are enlarged without smoothing."""
+SMALL_SIDE = 64
+"""Images up to this side have a picture beside their row, also if no group shows them."""
 
 _SHARED = ["index", "id", "label", "skipped", "height", "width"]
 _SHARED += ["undefended", "answer", "alert", "certified", "row_certified", "detection_certified"]
@@ -58,19 +62,20 @@ class Picture:
     margin: float | None = None
     """Of certified images only: how firm the certificate is."""
     patches: list[Window] = field(default_factory=list)
-    """Patches that the proof does not cover; the picture does not show them."""
+    """Patches at one of the places where the proof fails; the picture does not show them."""
+    unproved: list[Window] = field(default_factory=list)
+    """Instead of these: every pixel that may be the centre of such a patch."""
     masks: list[Window] = field(default_factory=list)
     """The mask that decided, or that raised the alert; after an attack, one that hides the patch."""
+    mask_use: str = ""
+    """What that mask did."""
     outlined: list[Window] = field(default_factory=list)
     """Patches that the picture shows."""
 
     @property
     def short_id(self) -> str:
-        """The end of the id, where files of a folder differ; from the start of a name, if it has several."""
-        if len(self.id) <= MAX_ID_LENGTH:
-            return self.id
-        end = self.id[2 - MAX_ID_LENGTH :]
-        return f"…/{end.partition('/')[2] or end}" if "/" in end else f"…{end}"
+        """What a reader needs of the id."""
+        return wording.short_id(self.id)
 
 
 @dataclass(frozen=True)
@@ -107,13 +112,13 @@ Groups = dict[str, Callable[[Row], bool]]
 """By the name of a group (gallery.html.jinja has its title and explanation): which rows belong to it."""
 
 GROUPS: Groups = {
-    "certified": lambda row: bool(row["certified"]),
-    "detection-certified": lambda row: bool(row["detection_certified"]),
     "not-proved": lambda row: row["answer"] == row["label"] and _not_certified(row),
     "wrong": lambda row: row["answer"] != row["label"] and not row["alert"],
     "disagreer": lambda row: row["case"] == "disagreer",
     "majority": lambda row: row["case"] == "majority",
     "alert": lambda row: bool(row["alert"]),
+    "certified": lambda row: bool(row["certified"]),
+    "detection-certified": lambda row: bool(row["detection_certified"]),
 }
 ATTACK_GROUPS: Groups = {
     "certified-fooled": lambda row: row["fooled"] and _certified(row),
@@ -159,15 +164,34 @@ def _groups(
     columns: Sequence[str],
     make: Callable[[RunResult, Row, str], Shown | None],
 ) -> dict[str, list[Shown]]:
-    """The groups that are not empty, made from rows whose picture was saved and can be read."""
+    """The groups that are not empty, made from rows whose picture was saved and can be read; weak images first."""
     rows = saved_rows(result.run, columns) if each else []
+    unproved = {} if result.derived is None else result.derived.unproved
+    rows.sort(key=lambda row: (not GROUPS["not-proved"](row), unproved.get(row["index"], 0)))
     shown = {}
     for group, matches in groups.items():
-        matching = [row for row in rows if matches(row)][:each]
-        pictures = [picture for row in matching if (picture := make(result, row, group)) is not None]
+        matching = [row for row in rows if matches(row)]
+        if unproved and group == "not-proved" and len(matching) > each:  # from few places to many
+            matching = [matching[at] for at in np.linspace(0, len(matching) - 1, each).round().astype(int)]
+        pictures = [picture for row in matching[:each] if (picture := make(result, row, group)) is not None]
         if pictures:
             shown[group] = pictures
     return shown
+
+
+def thumbnails(result: RunResult, shown: set[str], budget: int) -> dict[str, Picture]:
+    """Pictures of small images beyond those shown, by id: weak images first, within this number of characters."""
+    rows = saved_rows(result.run, COLUMNS) if budget and not result.attacked else []
+    small: dict[str, Picture] = {}
+    for row in sorted(rows, key=lambda row: not GROUPS["not-proved"](row)):
+        if row["id"] in shown or max(row["height"], row["width"]) > SMALL_SIDE:
+            continue
+        picture = _picture(result, row, "")
+        budget -= len(picture.uri) if picture else 0
+        if budget < 0:
+            break
+        small |= {row["id"]: picture} if picture else {}
+    return small
 
 
 def saved_rows(run: Run, columns: Sequence[str]) -> list[Row]:
@@ -175,7 +199,7 @@ def saved_rows(run: Run, columns: Sequence[str]) -> list[Row]:
     indices = sorted(int(path.stem) for path in (run.folder / "gallery").glob("*.png") if path.stem.isdecimal())
     rows: list[Row] = []
     for batch in sorted({index // run.batch for index in indices}):
-        if batch < run.batches and run.shard(batch).is_file():
+        if batch < run.batches and run.has(batch):
             table = run.read_batch(batch, columns)
             rows += table.filter(compute.is_in(table["index"], pa.array(indices))).to_pylist()
     return [row for row in rows if row["skipped"] is None]
@@ -187,12 +211,32 @@ def _picture(result: RunResult, row: Row, group: str, saved: tuple[Run, int] | N
     uri = saved_picture(run, f"{index}.png")
     if uri is None:
         return None
+    picture = _clean_picture(result, row, uri)
     return replace(
-        _clean_picture(result, row, uri),
+        _with_failures(result, row, picture) if group == "not-proved" else picture,
         margin=row["margin"] if row["certified"] or row["detection_certified"] else None,
-        patches=_windows(row["weakest"]) if group == "not-proved" else [],
         masks=_deciding_mask(result, row, group),
+        mask_use="raised the alert" if group == "alert" else "decided (Case II)",
     )
+
+
+def _with_failures(result: RunResult, row: Row, picture: Picture) -> Picture:
+    """With all places where the proof fails, from stored tables; without these with the one that the row names."""
+    if result.derived is None or not _not_certified(row):
+        return replace(picture, patches=_windows(row["weakest"]))
+    size, threat = (row["height"], row["width"]), result.run.threat
+    (height, width), room = threat.shapes(size)[0], threat.room(size)
+    corners = unproved_corners(result.run, row["index"])
+    return replace(picture, unproved=list(_blocks(corners, room.top + height // 2, room.left + width // 2)))
+
+
+def _blocks(pixels: NDArray[np.bool_], top: int, left: int) -> Iterator[Window]:
+    """Windows that together are these pixels, moved down and to the right."""
+    edges = [0, *(np.flatnonzero((pixels[1:] != pixels[:-1]).any(axis=1)) + 1).tolist(), len(pixels)]
+    for start, stop in pairwise(edges):
+        turns = np.flatnonzero(np.diff(np.concatenate([[False], pixels[start], [False]]))).tolist()
+        for first, last in zip(turns[::2], turns[1::2], strict=True):
+            yield Window(top + start, left + first, stop - start, last - first)
 
 
 def pictures_by_id(result: RunResult, other: RunResult, ids: set[str], each: int) -> list[Picture]:
@@ -226,6 +270,7 @@ def _before_after(result: RunResult, row: Row, group: str) -> BeforeAfter | None
         uri=attacked,
         outlined=patches,
         masks=_hiding_mask(result, row, patches) if group == "recovered" else [],
+        mask_use="hides the patch",
         undefended=result.answer_name(row["attacked_undefended"]),
         answer="an alert" if row["attacked_alert"] else result.answer_name(row["attacked_answer"]),
         right=row["attacked_answer"] == row["label"] or bool(row["attacked_alert"]),

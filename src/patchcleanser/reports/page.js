@@ -2,7 +2,6 @@
 "use strict";
 (() => {
   const ROWS = matchMedia("(max-width: 40rem)").matches ? 12 : 50; // of a table at a time
-  const MOST_CHOICES = 4; // a column with more different texts is searched, not chosen from
   const collator = new Intl.Collator("en", { numeric: true });
 
   function make(tag, properties = {}, ...children) {
@@ -30,6 +29,13 @@
     stage.replaceChildren(copy);
   }
 
+  function drawing(uri, width, height) {
+    const box = make("div", { innerHTML: "<svg class=pixelated><image/></svg>" }).firstChild;
+    box.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    for (const [name, value] of Object.entries({ href: uri, width, height })) box.firstChild.setAttribute(name, value);
+    return box;
+  }
+
   function thumbnail(figure, picture) {
     return button(picture, () => {
       figures = [...figure.parentElement.querySelectorAll(":scope > figure")];
@@ -48,9 +54,18 @@
   for (const figure of document.querySelectorAll(".gallery > figure")) figure.prepend(thumbnail(figure, figure.firstElementChild));
 
   function list(place) {
-    const { caption, columns } = JSON.parse(place.firstElementChild.textContent);
+    const { caption, columns, names, pictures: small } = JSON.parse(place.firstElementChild.textContent);
     const all = [...columns[0].cells.keys()];
     const pictures = new Map([...place.closest("section").querySelectorAll("[data-image]")].map((figure) => [figure.dataset.image, figure]));
+    const name = (row) => names?.[row] ?? columns[0].cells[row];
+    const others = make("div", { hidden: true }); // the pictures that only rows have
+    place.append(others);
+    for (const [row, picture] of Object.entries(small)) {
+      const id = columns[0].cells[row];
+      others.append(make("figure", {}, drawing(...picture), make("figcaption", { textContent: name(row) })));
+      others.lastChild.dataset.image = id;
+      pictures.set(id, others.lastChild);
+    }
     const value = ({ texts, cells }, row) => (texts ? texts[cells[row]] : cells[row]);
     const text = (column, row) => value(column, row)?.toFixed?.(column.digits) ?? value(column, row) ?? "–";
     let [rows, first] = [all, 0];
@@ -59,13 +74,16 @@
     const breakable = (id) => id.split(/(?<=[/:])/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));
 
     function line(row) {
-      const cells = columns.map((column, i) => make(i ? "td" : "th", { className: "digits" in column ? "num" : "" }, ...breakable(text(column, row))));
+      const cells = columns.map((column, i) => make(i ? "td" : "th", { className: "digits" in column ? "num" : "" }, ...breakable(i ? text(column, row) : name(row))));
+      cells[0].title = text(columns[0], row);
       cells.forEach((cell, i) => { cell.dataset.title = columns[i].title; });
       cells[0].scope = "row";
       const figure = pictures.get(value(columns[0], row));
       const picture = figure ? thumbnail(figure, figure.querySelector("svg").cloneNode(true)) : make("span");
       if (pictures.size) cells[0].replaceChildren(make("div", { className: "pictured" }, picture, ...cells[0].childNodes));
-      return make("tr", {}, ...cells);
+      for (const cell of cells.slice(1)) cell.classList.toggle("none", cell.textContent === "–");
+      const numbers = cells.slice(1).filter((cell) => !cell.matches(".none")).length;
+      return make("tr", { className: numbers % 3 === 1 ? "by-four" : "" }, ...cells);
     }
 
     function draw(from) {
@@ -98,7 +116,7 @@
     }
 
     const search = make("input", { type: "search" });
-    const choosers = columns.filter(({ texts }) => texts?.length > 1 && texts.length <= MOST_CHOICES).map((column) => {
+    const choosers = columns.filter(({ choose, texts }) => choose && texts.length > 1).map((column) => {
       const options = column.texts.map((name, code) => make("option", { value: code, textContent: name }));
       return [column, make("select", {}, make("option", { value: "", textContent: "all" }), ...options)];
     });

@@ -20,10 +20,11 @@ from patchcleanser.records.derive import Derived
 from patchcleanser.records.leftovers import require_only
 from patchcleanser.records.metrics import Proportion
 from patchcleanser.records.run import Run
-from patchcleanser.reports import run_tables, wording
+from patchcleanser.reports import page_words, run_tables, wording
 from patchcleanser.reports.comparison import MEASURES, Comparison
 from patchcleanser.reports.contents import ReportContents, gather
 from patchcleanser.reports.drawing import inline, save
+from patchcleanser.reports.next_steps import go_on, next_steps
 from patchcleanser.reports.published import comparable
 from patchcleanser.reports.run_results import RunResult, audit_outcome
 from patchcleanser.reports.tables import interval_of, text_of, write_tables
@@ -97,6 +98,8 @@ def page(report: ReportContents) -> str:
         report=report,
         wording=wording,
         run_tables=run_tables,
+        page_words=page_words,
+        go_on=go_on,
         script=Markup(script),
         script_hash=f"sha256-{digest}",
         **_facts(report),
@@ -112,6 +115,10 @@ def _facts(report: ReportContents) -> dict[str, Any]:
         "contradicted": [result for result in audits if audits[result].contradictions],
         "lead": lead,
         "single": len(report.leading) == 1,
+        "show_results": shows_results(report),
+        "next_steps": next_steps(
+            report.leading, [result for result in audits if audits[result].counts], attacked=bool(report.attacks)
+        ),
         "headline": state + (report.title or headline(report)),
         "result_line": headline(report) if report.title else None,
         "unfinished": [result for result in results if result.missing],
@@ -121,6 +128,14 @@ def _facts(report: ReportContents) -> dict[str, Any]:
         "manifest": manifest,
         "bars": bars(lead),
     }
+
+
+def shows_results(report: ReportContents) -> bool:
+    """Whether the table of results says more than the bars of a single run."""
+    if len(report.leading) != 1:
+        return bool(report.sections)
+    keys = {column.key for column in report.tables["runs"].shown().columns} if "runs" in report.tables else set()
+    return bool(report.detection) or "row_certified" in keys
 
 
 def unfinished_prefix(report: ReportContents) -> str:

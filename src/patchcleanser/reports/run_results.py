@@ -25,7 +25,7 @@ from patchcleanser.records.run import Run
 CASES = {
     "coarse": "coarse round: all agree",
     "agreed": "I: all agree",
-    "disagreer": "II: a disagreer decides",
+    "disagreer": "II: one mask decides",
     "majority": "III: the majority decides",
 }
 
@@ -97,6 +97,12 @@ class RunResult:
     def metadata(self, name: str) -> Any:
         return self.run.metadata.get(name)
 
+    def options(self, command: str) -> dict[str, Any]:
+        """The options with which this command made the run; none if it was made otherwise."""
+        stored = self.metadata("options")
+        options = stored.get(command) if isinstance(stored, dict) else None
+        return options if isinstance(options, dict) else {}
+
     @property
     def per_image(self) -> tuple[float, float]:
         """Classifications and seconds per image."""
@@ -124,8 +130,9 @@ def audit_outcome(run: Run) -> AuditOutcome | None:
         return AuditOutcome(str(error), counts=False)
     contradictions, rows = len(audit["contradictions"]), counted(len(audit["derived"]), "row")
     outcome = counted(contradictions, "contradiction") if contradictions else "no contradiction"
-    attacked = counted(len(audit["attacked"]), "certified image")
-    return AuditOutcome(f"{outcome}; {rows} computed again, {attacked} attacked", contradictions)
+    fooled = sum("patches" in entry for entry in audit["contradictions"])
+    attacked = f"{counted(len(audit['attacked']), 'certified image')} attacked, {fooled or 'none'} fooled"
+    return AuditOutcome(f"{rows} computed again, {attacked}, {outcome}", contradictions)
 
 
 def read_result(run: Run, derived: Derived | None) -> RunResult | None:

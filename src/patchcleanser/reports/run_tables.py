@@ -27,6 +27,8 @@ from patchcleanser.reports.tables import (
 
 SHOWN_ENDS = 15
 """Of many classes, the page shows this many of the best and of the worst."""
+SHOWN_PUBLISHED = 5
+"""Of many published numbers, the page shows a table of this many rows, and folds the others."""
 SHOWN_ALL = 40
 """Up to this many classes, the page shows all."""
 
@@ -59,7 +61,7 @@ def runs_table(results: Sequence[RunResult]) -> Table:
     facets = [Column(facet.lower(), facet, page=facet in differs) for facet in wording.facets(results[0])]
     run = Column("run", "Run", page=not (differs and _facets_identify(results)))
     first = (*facets, run) if differs else (run, *facets)
-    columns = (*first, *shares, Column("images", "Images"), *_files_only(CLASSIFICATIONS, SECONDS))
+    columns = (*first, *shares, CLASSIFICATIONS, Column("images", "Images"), *_files_only(SECONDS))
     return Table(name, caption, columns, _rows(results), stacks=True).without_copy("row_certified", "certified")
 
 
@@ -97,13 +99,14 @@ def _facets_identify(results: Sequence[RunResult]) -> bool:
 
 
 def _rows(results: Sequence[RunResult]) -> list[Cells]:
-    return [_row(result, folder) for result, folder in zip(results, wording.folders(results), strict=True)]
+    names = wording.run_names(results) if len(results) == 1 else wording.folders(results)
+    return [_row(result, name) for result, name in zip(results, names, strict=True)]
 
 
-def _row(result: RunResult, folder: str) -> Cells:
+def _row(result: RunResult, name: str) -> Cells:
     classifications, seconds = result.per_image
     row: Cells = {
-        "run": folder,
+        "run": name,
         **{facet.lower(): value for facet, value in wording.facets(result).items()},
         "images": result.summary.images,
         **result.summary.shares,
@@ -176,8 +179,8 @@ def published_table(results: Sequence[RunResult]) -> Table | None:
     return Table("published", caption, columns, rows, stacks=True).without_empty() if rows else None
 
 
-def split_by_patch(table: Table) -> list[Table]:
-    """The published numbers as the page shows them: a table for each dataset and patch."""
+def split_by_patch(table: Table) -> list[tuple[Table, Table]]:
+    """The published numbers as the page shows them: for each dataset and patch the first few rows, and the rest."""
     groups: dict[Cell, list[Cells]] = {}
     for row in table.rows:
         groups.setdefault(row["group"], []).append(row)
@@ -186,8 +189,17 @@ def split_by_patch(table: Table) -> list[Table]:
         ours, published = rows[0], rows[-1]
         patch = wording.with_noun("Patch", str(published["patch"]))
         caption = f"{published['data']}, {patch}; here: {ours['data']}, {ours['patch']}"
-        tables.append(replace(table, caption=caption, rows=rows).without_empty())
+        part, shown = (
+            replace(table, caption=caption, rows=rows).without_empty(),
+            max(SHOWN_PUBLISHED, ours_in(rows) + 1),
+        )
+        tables.append((replace(part, rows=rows[:shown]), replace(part, caption=f"{caption}, more", rows=rows[shown:])))
     return tables
+
+
+def ours_in(rows: Sequence[Cells]) -> int:
+    """How many rows are runs of this report."""
+    return sum(bool(row.get("ours")) for row in rows)
 
 
 def _our_rows(results: Sequence[RunResult]) -> list[Cells]:

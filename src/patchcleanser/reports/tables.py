@@ -19,6 +19,8 @@ from patchcleanser.records.metrics import Proportion
 Cell = str | int | float | Proportion | None
 Cells = dict[str, Cell]
 """Cells by column key."""
+WIDE = {"data", "patch", "masks", "defense", "labels", "attack", "run", "grid", "source"}
+"""Columns of words, which have a line of their own where a row is stacked."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,10 @@ class Table:
         """Without a column on the page if it equals another one in every row; CSV keeps it."""
         copies = all(row.get(key) == row.get(of) for row in self.rows)
         return replace(self, columns=tuple(replace(c, page=not copies) if c.key == key else c for c in self.columns))
+
+    def numbers_in(self, row: Cells) -> int:
+        """How many cells of a row stand side by side where it is stacked."""
+        return sum(row.get(c.key) is not None for c in self.shown().columns[1:] if c.key not in WIDE)
 
     def is_number(self, column: Column) -> bool:
         """Whether a column holds numbers, which are aligned to the right."""

@@ -167,6 +167,27 @@ def attack_with_budget(result: RunResult) -> str:
     return f"{attack_name(result)} ({', '.join(parts)})"
 
 
+WAYS = {"random": ", drawn at random from the data", "first": ", the first of the data"}
+WAYS |= {"authors": ", chosen as the paper's code does"}
+"""How --subset chooses images."""
+
+
+def chosen_images(result: RunResult) -> str:
+    """How the images of an attack were chosen, and which of them have pictures."""
+    options = result.options("attack")
+    way = WAYS.get(str(options.get("subset")), "") if options.get("limit") else ", all of the data" if options else ""
+    images = counted(result.run.images, "image")
+    return f"Attacked: {images}{way}, certified or not. Pictures are of the first ones, and of all that were fooled."
+
+
+def classes_so_far(result: RunResult) -> str:
+    """How many classes the images of an unfinished run have: "3 of 10 classes so far"."""
+    names, classes = result.metadata("classes"), len(result.classes)
+    if isinstance(names, list) and len(names) >= classes:
+        return f"{classes:,} of {counted(len(names), 'class')} so far"
+    return f"{counted(classes, 'class')} so far"
+
+
 def model(result: RunResult) -> str:
     """The name of the model, or the start of its hash."""
     return shorten_paths(str(result.metadata("model") or f"classifier {str(result.run.job.get('classifier'))[:10]}"))
@@ -198,6 +219,25 @@ def shorten_paths(text: str) -> str:
     ['folder:photos', 'hf-hub:timm/vit', 'certify --data b --out runs/c']
     """
     return PATHS.sub(r"\1", text)
+
+
+MAX_ID_LENGTH = 44
+"""Characters of an id on the page."""
+PARQUET_ROW = re.compile(r"^[^/:]*:\d+:(?=.)")
+"""What precedes the name of an image in the id of a row of a Parquet file."""
+
+
+def short_id(name: str) -> str:
+    """What a reader needs of an id: no file and row before the image's own name, and only the end of a long path.
+
+    >>> short_id("sample.parquet:5:test/05765.png"), short_id("train.parquet:5:"), short_id("folder/" * 9 + "a.png")
+    ('test/05765.png', 'train.parquet:5:', '…/folder/folder/folder/folder/folder/a.png')
+    """
+    name = PARQUET_ROW.sub("", name)
+    if len(name) <= MAX_ID_LENGTH:
+        return name
+    end = name[2 - MAX_ID_LENGTH :]
+    return f"…/{end.partition('/')[2] or end}" if "/" in end else f"…{end}"
 
 
 def facets(result: RunResult) -> dict[str, str]:
@@ -245,13 +285,26 @@ def overview(results: Sequence[RunResult]) -> str:
         for name, plural in plurals.items()
         if name in values
     ]
-    return " ".join([f"{len(results)} runs{detection_only} of {model} on {data}, {many}.", *lists])
+    sentences = [f"{len(results)} runs{detection_only} of {model} on {data}, {many}.", *lists, cost_in_words(results)]
+    return " ".join(filter(None, sentences))
+
+
+def cost_in_words(results: Sequence[RunResult]) -> str:
+    """What certifying costs where it differs: "Certified at 105 instead of 443 classifications an image."."""
+    costs = [f"{result.per_image[0]:,.0f}" for result in results if not result.attacked]
+    if len({*costs}) < 2 or len({result.detects for result in results}) > 1:
+        return ""
+    ends = sorted(costs, key=lambda cost: int(cost.replace(",", "")))
+    many = f"{costs[0]} instead of {costs[1]}" if len(costs) == 2 else f"{ends[0]} to {ends[-1]}"
+    return f"Certified at {many} classifications an image."
 
 
 def run_names(results: Sequence[RunResult]) -> list[str]:
     """A short name for each run: the facets that differ, and the folder where these are equal."""
     if len(results) == 1:
-        return [results[0].run.folder.resolve().name]
+        (result,) = results
+        masked = f", {with_noun('Masks', masks(result))}" if result.has_masks else ""
+        return [attack_with_budget(result) if result.attacked else f"{defense(result)}{masked}"]
     differs = varying(results)
     names = [" · ".join(with_noun(name, facets(result)[name]) for name in differs) for result in results]
     return [
