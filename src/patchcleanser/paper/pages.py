@@ -21,9 +21,12 @@ from patchcleanser.records.atomic import whole_file
 from patchcleanser.reports import page as report_page
 from patchcleanser.reports import tables, wording
 from patchcleanser.reports.drawing import ACCENT, INK, MUTED, SOFT, Drawing, blank, inline, save, style
+from patchcleanser.reports.sweeps import add_legend
 from patchcleanser.reports.tables import Cell, Column, Table
 
 LOOKS = ((ACCENT, "o"), (INK, "s"), (MUTED, "^"), (SOFT, "D"))
+DASHES = ("-", "--", "-.", ":")
+"""How the lines of one model are drawn."""
 FACETS = ("defense", "model", "data", "patch", "masks")
 _TITLES = {"device": "Device", "precision": "Labels", "seed": "Seed", "run": "Run", "command": "Command"}
 PROVENANCE = tuple(Column(key, title, page=False) for key, title in _TITLES.items())
@@ -102,10 +105,10 @@ class Section:
             figure, axes = blank(height=3.1)
             for number, ((group, measure), points) in enumerate(lines.items()):
                 colour, marker = LOOKS[axis.measures.index(measure) % len(LOOKS)]
-                alpha = 1 - 0.5 * (number // len(axis.measures)) / max(1, len(lines) // len(axis.measures))
+                dashes = DASHES[number // len(axis.measures) % len(DASHES)]
                 x, y = zip(*points, strict=True)
                 label = f"{measure.replace('_', ' ')}, {group}"
-                axes.plot(x, y, marker=marker, color=colour, alpha=alpha, label=label, markersize=4.5, clip_on=False)
+                axes.plot(x, y, dashes, marker=marker, color=colour, label=label, markersize=4.5, clip_on=False)
             if axis.log:
                 axes.set_xscale("log")
             elif all(x.is_integer() for points in lines.values() for x, _ in points):
@@ -113,9 +116,7 @@ class Section:
             axes.set_ylim(0, 100)
             axes.set_xlabel(axis.title)
             axes.set_ylabel("percent of the images")
-            columns = 2 if len(lines) > 2 else 1
-            figure.legend(loc="outside upper left", ncols=columns)
-            figure.set_figheight(3.1 + 0.19 * -(-len(lines) // columns))
+            add_legend(figure, axes, [str(line.get_label()) for line in axes.get_lines()])
             name, title = self.experiment.name, self.experiment.title
             caption = f"{self.experiment.paper} of the paper, on our data: {self.experiment.takeaway}"
             return Drawing(name, title, caption, f"{title} against {axis.title}", figure)

@@ -179,7 +179,7 @@ def _draw(
     axes.set_ylabel("certified, %")
     axes.set_ylim(max(0.0, axes.get_ylim()[0] - 3), min(100.0, axes.get_ylim()[1] + 3))
     if len(lines) > 1:
-        _add_legend(figure, axes, list(lines))
+        add_legend(figure, axes, list(lines))
     ticks = spaced_ticks(axes, {at for points in lines.values() for at, _ in points})
     if len(ticks) <= 7:
         axes.xaxis.set_major_locator(FixedLocator(ticks))
@@ -199,7 +199,7 @@ def spaced_ticks(axes: Axes, places: set[float]) -> list[float]:
     return [ticks[at] for at in chosen]
 
 
-def _add_legend(figure: Figure, axes: Axes, labels: Sequence[str]) -> None:
+def add_legend(figure: Figure, axes: Axes, labels: Sequence[str]) -> None:
     """A legend above the lines: labels at the ends of the lines could overlap."""
     longest = max(map(len, labels))
     columns = 3 if longest <= 15 else 2 if longest <= 26 else 1
