@@ -143,7 +143,7 @@ def test_an_unfinished_run_says_so_and_a_finished_one_does_not(make_run: MakeRun
     assert "This run is not finished: 1 of 3 batches are missing (8 of 24 images)" in words
     assert "Go on with: patchcleanser certify …" in words
     order = (
-        "Images are done in the dataset's order, 3 of 3 classes so far, so shares and intervals are not those of the"
+        "Images are done in the dataset's order, 3 of 3 classes so far: shares and intervals are those of the images"
     )
     assert order in words
     assert "treat the images as a random sample; those done so far are not one." in words
@@ -565,3 +565,13 @@ def test_a_single_run_is_named_by_what_it_is(make_run: MakeRun, tmp_path: Path) 
 def test_reports_never_need_torch() -> None:
     code = "import patchcleanser.reports, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_page_promises_no_proof_where_labels_were_fast(make_run: MakeRun, tmp_path: Path) -> None:
+    exact = make_run()
+    fast = changed(exact, lambda row: row.update(unconfirmed=3 * row["row_certified"]), precision="fast")
+    for run, proved in ((exact, True), (fast, False)):
+        page = unlinked(write_report([(run, None)], tmp_path / "report").read_text(encoding="utf-8"))
+        assert ("That is proved, not only tested." in page) == proved
+        assert ("certificates are statistical, not proofs" in page.partition("<h2>What is proved")[0]) != proved
+        assert ("a certificate that rests on such labels is statistical" in page) != proved

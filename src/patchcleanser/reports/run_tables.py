@@ -361,8 +361,8 @@ def smaller_note(result: RunResult) -> str | None:
         return None
     return (
         f"The same masks prove no more against a smaller patch: {share.percent:.1f}% of the images are row-certified "
-        f"at every side from {first} to {last} px. So the other images fail because the masks hide too much of them, "
-        "not because of the size of the patch."
+        f"at every side from {first} to {last} px. Masks made for a smaller patch are smaller, and may prove more: "
+        "certify with a smaller --patch."
     )
 
 
